@@ -383,7 +383,7 @@ def second_writers(ground: Ground, _random: Random) -> Iterator[Fault]:
             yield Fault("two jobs leave nothing that loads", what)
         if not is_other_saved and said != "killed":
             yield Fault("a save beside another one fails", what)
-        if not is_saved and "was removed by somebody else" not in at_last:
+        if not is_saved and "was removed by another process" not in at_last:
             yield Fault("a save that another one overtakes fails", what)
         if said != "killed":
             break

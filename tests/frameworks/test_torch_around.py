@@ -224,7 +224,7 @@ def misuse(here: Here, folder: str) -> None:
         (shared,) = Path(path).rglob("shared.json")
         shared.write_text(json.dumps({**json.loads(shared.read_text()), "token": "another"}))
     mt.barrier()
-    with pytest.raises(ArgumentError, match="shared belongs to another one"):
+    with pytest.raises(ArgumentError, match="shared belongs to another save"):
         mt.load(path)
     mt.barrier()
     if here.rank == 0:

@@ -71,18 +71,18 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
     [
         ("", {"format": 3}, "is not of format 1 or 2; was it saved by a newer version"),
         ("", {"format": True}, "is not of format"),
-        ("", {"saver": "another"}, "is no checkpoint's: it lacks 'multiring checkpoint'"),
+        ("", {"saver": "another"}, "does not belong to a checkpoint: it lacks 'multiring checkpoint'"),
         ("", {"token": None}, "is damaged: it lacks a token, or the number of ranks"),
         ("", {"token": "../../../etc"}, "is damaged: it lacks a token"),
-        ("", {"token": "0" * 16}, "is damaged: data-0000000000000000, which has its data, is not there"),
+        ("", {"token": "0" * 16}, "is damaged: its data folder data-0000000000000000 is missing"),
         ("", {"ranks": 0}, "is damaged: it lacks a token, or the number of ranks"),
-        (NAME, {"token": "another"}, "all belongs to another one; want files of one save"),
+        (NAME, {"token": "another"}, "all belongs to another save; want files of one save"),
         (NAME, {"tree": None}, r"all\.json is damaged: it has no tree"),
         (NAME, {"tree": {"value": 1}}, "damaged: it has arrays that no value names"),
         (
             NAME,
             {"arrays": None, "tree": {"value": {"$array": ["all.x", "int8", [1]]}}},
-            "the checkpoint's array 'all.x' is named, and not there",
+            "the checkpoint's array 'all.x' is missing",
         ),
         (
             NAME,
@@ -117,9 +117,9 @@ def test_arrays_that_were_cut_short(tmp_path: Path) -> None:
 
 def test_a_file_in_a_checkpoints_place(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"")
-    with pytest.raises(ArgumentError, match="is a file, which a checkpoint, a folder, would replace"):
+    with pytest.raises(ArgumentError, match="is a file, and the folder of a checkpoint would replace it"):
         require_ours(tmp_path / "c")
-    with pytest.raises(ArgumentError, match="is a file, and a checkpoint of multiring's is a folder"):
+    with pytest.raises(ArgumentError, match="is a file, and a checkpoint of multiring is a folder"):
         find(tmp_path / "c")
 
 
@@ -147,7 +147,7 @@ def test_a_folder_of_others_is_refused_and_left_alone(what: str, tmp_path: Path)
         (tmp_path / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "c" / name).write_text(text)
     before = files_in(tmp_path)
-    with pytest.raises(ArgumentError, match="want another path, an empty folder, or a checkpoint of multiring's"):
+    with pytest.raises(ArgumentError, match="want another path, an empty folder, or a checkpoint of multiring"):
         saved(tmp_path / "c", 1)
     assert files_in(tmp_path) == before
 
@@ -172,7 +172,7 @@ def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
     saved(tmp_path / "link", 2)
     assert loaded(tmp_path / "real") == 2
     assert (tmp_path / "link").is_symlink()
-    with pytest.raises(ArgumentError, match="is a link to nothing, which is not there"):
+    with pytest.raises(ArgumentError, match="is a link to nothing, which does not exist"):
         saved(tmp_path / "gone", 1)
 
 

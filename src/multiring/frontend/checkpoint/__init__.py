@@ -1,1 +1,1 @@
-"""Checkpoints: what a training script keeps on disk of itself, to go on from on any number of ranks."""
+"""Checkpoints: the state of a training on disk, from which any number of ranks can resume."""

@@ -1,4 +1,4 @@
-"""Ranks that do a thing with files together: it succeeds on all of them, or fails on all."""
+"""File operations of all ranks, which succeed on all ranks or fail on all."""
 
 import os
 from collections.abc import Iterator
@@ -15,15 +15,17 @@ NAME = "checkpoint"
 
 @contextmanager
 def agreed(what: str) -> Iterator[None]:
-    """Have all ranks leave the block together: where it failed with that error, the others with one that says so.
+    """Wait at the end of the block for all ranks, and raise on all of them if the block failed on one.
+
+    The failed rank raises its own error, and the other ranks raise a MismatchError that quotes it.
 
     Args:
-        what: is done, for the error.
+        what: the operation, for the error.
     """
     failure: Exception | None = None
     try:
         yield
-    except HorovodInternalError:  # the others have it, too, or nobody can be told any more
+    except HorovodInternalError:  # the other ranks raise it as well, or cannot be reached any more
         raise
     except Exception as error:  # noqa: BLE001 -- it is raised below
         failure = error
@@ -36,12 +38,12 @@ def agreed(what: str) -> Iterator[None]:
 
 
 def shown_path(path: Any) -> str:
-    """Return the path of a checkpoint as errors have it, whatever it is."""
+    """Return the path of a checkpoint as text for errors; `path` may be invalid."""
     return repr(os.fspath(path) if isinstance(path, os.PathLike) else path)
 
 
 def target_of(path: str | os.PathLike[str], what: str) -> Path:
-    """Return the path of a checkpoint, absolute; raise ArgumentError where it names nothing."""
+    """Return the absolute path of a checkpoint; raise ArgumentError if `path` is not a usable path."""
     try:
         told: Any = os.fspath(path)
     except TypeError:

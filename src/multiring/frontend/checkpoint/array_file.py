@@ -1,7 +1,7 @@
-"""Named arrays in a file, as safetensors has them: streamed to it and from it, without a copy of the whole.
+"""Read and write files of named arrays in the format of safetensors, without a copy of the arrays.
 
-The package safetensors takes a copy of each array to write, and maps files to read them, which kills a process whose
-file is taken away on another host. So the format, which is a header in JSON and the bytes, is read and written here.
+The package safetensors copies each array to write it. It maps files to read them, and a mapping kills the process if
+another host removes the file. This module therefore implements the format: a header in JSON, followed by the bytes.
 """
 
 import json
@@ -25,7 +25,7 @@ _SIZES = {
 
 
 class Entry(NamedTuple):
-    """An array in a file: its type and shape as the file has them, and where its bytes begin and end."""
+    """An array in a file: its stored type and shape, and the offsets of its first byte and of the end of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,19 +34,19 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the type's name, as NumPy and torch have it."""
+        """Return the type's name in NumPy and torch."""
         return _KINDS.get(self.dtype, self.dtype)
 
 
 def described(array: Outgoing) -> tuple[str, tuple[int, ...]]:
-    """Return the type and shape under which an array is stored; of types that safetensors lacks, its bytes."""
+    """Return the type and shape with which an array is stored. Types that safetensors lacks are stored as bytes."""
     if isinstance(array.kind, str) and array.kind in SAFETENSORS:
         return SAFETENSORS[array.kind], array.shape
     return BYTES, (*array.shape, array.itemsize)
 
 
 def header_of(arrays: Mapping[str, Outgoing]) -> bytes:
-    """Return what comes before the bytes of these arrays."""
+    """Return the header of a file with these arrays, including the header's length."""
     told, begin = {}, 0
     for name, array in arrays.items():
         dtype, shape = described(array)
@@ -59,7 +59,7 @@ def header_of(arrays: Mapping[str, Outgoing]) -> bytes:
 
 
 def write(file: Path, data: Iterable[Iterable[Buffer]]) -> None:
-    """Write a file; it is on the disk when this returns."""
+    """Write a file, and wait until it is on the disk."""
     with file.open("wb", buffering=0) as opened:
         for each in data:
             for piece in each:
@@ -70,34 +70,34 @@ def write(file: Path, data: Iterable[Iterable[Buffer]]) -> None:
 
 
 class ArrayFile:
-    """A file of arrays that is open, so that it can be read also when its name has gone."""
+    """An open file of arrays. It stays readable after the file was removed."""
 
     def __init__(self, opened: BinaryIO, what: str) -> None:
         """Read the header.
 
         Args:
             opened: the file.
-            what: what errors call it.
+            what: the file's name for errors.
 
         Raises:
-            ArgumentError: it is damaged.
-            OSError: it cannot be read.
+            ArgumentError: the file is damaged.
+            OSError: the file cannot be read.
         """
         self._opened = opened
         self.what = what
         size_bytes = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_MOST_HEADER_BYTES, size_bytes - 8):
-            raise ArgumentError(f"{what} is damaged: its header is said to have {length} bytes, of {size_bytes} in all")
+            raise ArgumentError(f"{what} is damaged: its header claims {length} bytes, and the file has {size_bytes}")
         self._start = 8 + length
         self.header = opened.read(length)
         self.entries = entries_in(self.header, size_bytes - self._start, what)
 
     def read_into(self, entry: Entry, at: int, piece: memoryview) -> None:
-        """Read bytes of an array from `at` on.
+        """Fill `piece` with bytes of an array, from byte `at` on.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
         """
         self._opened.seek(self._start + entry.begin + at)
         done = 0
@@ -113,7 +113,7 @@ class ArrayFile:
 
 
 def entries_in(header: bytes, data_bytes: int | None, what: str) -> dict[str, Entry]:
-    """Return the arrays of a header, in the order of their bytes; raise ArgumentError where it is damaged."""
+    """Return the arrays of a header, in the order of their bytes; raise ArgumentError if the header is damaged."""
     try:
         told: dict[str, Any] = json.loads(header.decode())
         told.pop("__metadata__", None)
@@ -129,7 +129,7 @@ def entries_in(header: bytes, data_bytes: int | None, what: str) -> dict[str, En
             raise ArgumentError(f"{what} is damaged: {name!r} has another number of bytes than its shape says")
         end = entry.end
     if data_bytes is not None and end != data_bytes:
-        raise ArgumentError(f"{what} is damaged: it has {data_bytes} bytes of arrays, and its header tells of {end}")
+        raise ArgumentError(f"{what} is damaged: it has {data_bytes} bytes of arrays, but its header describes {end}")
     return entries
 
 

@@ -1,7 +1,7 @@
-"""Arrays on their way into a checkpoint and out of it: their types by name, and their bytes row by row.
+"""Convert arrays to names of types and bytes for a checkpoint, and back.
 
-A type is told by its name, by NumPy's description where that says more than the name (byte order, fields, units), and
-by nothing else. An array whose type or kind cannot come back as it was is refused when it is saved.
+A type is stored as its name. If the name is incomplete (byte order, fields, units), NumPy's description is stored
+instead. Saving rejects an array whose type or class could not be restored exactly.
 """
 
 import json
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
 
-# A copy of an array that does not lie row by row is made in blocks of this size.
+# An array that is not row-major in memory is copied in blocks of this size.
 BLOCK_BYTES = 4 << 20
 _PAGE_WORDS = 512
 
-# What safetensors calls the types that it has. Arrays of other types are stored as bytes.
+# The names of types in safetensors. Arrays of other types are stored as bytes.
 SAFETENSORS = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -35,19 +35,19 @@ SAFETENSORS = {
 }
 BYTES = "U8"
 
-# What describes a type: a name, or NumPy's description of fields.
+# The description of a type: a name, or NumPy's list of fields.
 Kind: TypeAlias = "str | list[Any]"
 Buffer: TypeAlias = "bytes | memoryview"
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """An array that is to be written.
+    """An array to write.
 
-    kind: its type.
-    itemsize: bytes of an element.
-    pieces: yields its bytes row by row, from the array's own memory where that is possible.
-    gathers: whether `pieces` is a collective, which every rank has to call.
+    kind: the description of its type.
+    itemsize: the size of an element, in bytes.
+    pieces: yields the array's bytes in row-major order, without a copy if possible.
+    gathers: whether `pieces` is a collective, which every rank must call.
     """
 
     kind: Kind
@@ -63,50 +63,50 @@ class Outgoing:
 
 
 class Arrays(Protocol):
-    """What an adapter knows of its framework's arrays."""
+    """Access to the arrays of a framework; each adapter implements it."""
 
     def is_array(self, value: Any) -> bool:
-        """Return whether `value` is one of them, also one that cannot be saved."""
+        """Return whether `value` is an array of the framework, even if it cannot be saved."""
 
     def outgoing(self, array: Any, name: str) -> Outgoing:
-        """Return what is to be written of an array; raise ArgumentError, with `name`, where it could not come back."""
+        """Return the array to write; raise ArgumentError, with `name`, if the array could not be restored exactly."""
 
     def empty(self, kind: Kind, shape: tuple[int, ...]) -> Any:
-        """Return a new array of undefined contents; raise ArgumentError where there is no such type."""
+        """Return a new array with undefined contents; raise ArgumentError if the type is unknown."""
 
     def itemsize(self, array: Any) -> int:
-        """Return how many bytes an element takes."""
+        """Return the size of an element, in bytes."""
 
     def windows(self, array: Any) -> Iterator[memoryview]:
-        """Yield memory for the bytes of an array, row by row; the caller fills each before it takes the next."""
+        """Yield buffers for the array's bytes in row-major order. The caller fills each before it asks for the next."""
 
 
 class NumpyArrays:
-    """NumPy's own, which every adapter has beside its framework's."""
+    """Access to NumPy's arrays, which every adapter supports besides its framework's arrays."""
 
     def is_array(self, value: Any) -> bool:
-        """Return whether `value` is one of them."""
+        """Return whether `value` is a NumPy array."""
         return isinstance(value, np.ndarray)
 
     def outgoing(self, array: NDArray[Any], name: str) -> Outgoing:
-        """Return what is to be written of an array."""
+        """Return the array to write; raise ArgumentError if it could not be restored exactly."""
         if type(array) is not np.ndarray and type(array) is not np.memmap:
             raise ArgumentError(
-                f"{shown(name)} is a {type(array).__name__}, which would come back as a plain array: want "
-                "np.asarray(value), and what it knows besides as a value of its own"
+                f"{shown(name)} is a {type(array).__name__}, which would be loaded as a plain array: want "
+                "np.asarray(value), and its additional attributes as separate values"
             )
         return Outgoing(numpy_kind(array.dtype, name), array.shape, array.dtype.itemsize, lambda: _pieces(array))
 
     def empty(self, kind: Kind, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return a new array of undefined contents."""
+        """Return a new array with undefined contents; raise ArgumentError if the type is unknown."""
         return np.empty(shape, numpy_dtype(kind))
 
     def itemsize(self, array: NDArray[Any]) -> int:
-        """Return how many bytes an element takes."""
+        """Return the size of an element, in bytes."""
         return array.dtype.itemsize
 
     def windows(self, array: NDArray[Any]) -> Iterator[memoryview]:
-        """Yield the memory of an array that `empty` has made."""
+        """Yield the memory of an array made by `empty`."""
         yield _bytes_of(array)
 
 
@@ -114,7 +114,7 @@ NUMPY = NumpyArrays()
 
 
 def numpy_kind(dtype: np.dtype[Any], name: str) -> Kind:
-    """Return what describes a type of NumPy's or ml_dtypes'; raise ArgumentError where it could not come back."""
+    """Return the description of a type of NumPy or ml_dtypes; raise ArgumentError if it could not be restored."""
     if dtype.hasobject or dtype.kind == "T":
         raise ArgumentError(
             f"{shown(name)} is an array of {'objects' if dtype.kind != 'T' else 'strings of any length'}, whose memory "
@@ -122,7 +122,7 @@ def numpy_kind(dtype: np.dtype[Any], name: str) -> Kind:
         )
     if dtype.type in {np.longdouble, np.clongdouble}:
         raise ArgumentError(
-            f"{shown(name)} is of type {dtype.name}, which has other bits on other processors: want "
+            f"{shown(name)} is of type {dtype.name}, whose bits differ between processors: want "
             f"{'float64' if dtype.kind == 'f' else 'complex128'}"
         )
     kind: Kind = dtype.name
@@ -140,14 +140,14 @@ def numpy_kind(dtype: np.dtype[Any], name: str) -> Kind:
 
 
 def _is_named(dtype: np.dtype[Any]) -> bool:
-    """Return whether the type's name tells everything of it."""
+    """Return whether the type's name describes the type completely."""
     if isinstance(getattr(ml_dtypes, dtype.name, None), type):
         return bool(_of_ml_dtypes(dtype.name) == dtype)
     return dtype.kind in "biufc" and dtype.isnative
 
 
 def numpy_dtype(kind: Kind) -> np.dtype[Any]:
-    """Return the type that `numpy_kind` describes so; raise ArgumentError where this version has none."""
+    """Return the type for a description made by `numpy_kind`; raise ArgumentError if this NumPy version lacks it."""
     try:
         if isinstance(kind, str) and isinstance(getattr(ml_dtypes, kind, None), type):
             return _of_ml_dtypes(kind)
@@ -168,7 +168,7 @@ def _of_ml_dtypes(kind: str) -> np.dtype[Any]:
 
 
 def _fields(told: Any) -> Any:
-    """Return NumPy's description of fields, of which JSON has made lists."""
+    """Return NumPy's description of fields, with the tuples that JSON has turned into lists."""
     if isinstance(told, str):
         return told
     fields = []
@@ -179,7 +179,7 @@ def _fields(told: Any) -> Any:
 
 
 def blocks_of(array: Any, itemsize: int) -> Iterator[Any]:
-    """Yield parts of an array, in the order of its rows, of at most BLOCK_BYTES; of NumPy's arrays or torch's."""
+    """Yield parts, of at most BLOCK_BYTES, of a NumPy or torch array in row-major order."""
     shape = tuple(array.shape)
     size_bytes = math.prod(shape) * itemsize
     if not size_bytes:
@@ -202,7 +202,7 @@ def _pieces(array: NDArray[Any]) -> Iterator[Buffer]:
         if array.nbytes:
             yield _bytes_of(array)
         return
-    # One memory for all: new memory for each leaves holes, which may add up to all blocks.
+    # All blocks share one buffer. A new buffer per block would fragment the memory, at worst by the size of the array.
     scratch = np.empty(0, array.dtype)
     for block in blocks_of(array, array.dtype.itemsize):
         if scratch.size < block.size:
@@ -219,12 +219,12 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def scalar_bytes(value: np.generic) -> bytes:
-    """Return the bytes of a scalar of NumPy's."""
+    """Return the bytes of a NumPy scalar."""
     return np.asarray(value, value.dtype).tobytes()
 
 
 def scalar_of(kind: Kind, data: bytes) -> Any:
-    """Return a scalar of NumPy's; raise ValueError where these are not its bytes."""
+    """Return a NumPy scalar made of `data`; raise ValueError if the number of bytes is wrong."""
     array = np.empty(1, numpy_dtype(kind))
     if array.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes of a {kind}")
@@ -234,24 +234,25 @@ def scalar_of(kind: Kind, data: bytes) -> Any:
 
 
 def shown(name: str) -> str:
-    """Return a name as errors have it: not too long, and of printable letters."""
+    """Return a name for errors: shortened, and with printable characters only."""
     cut = name if len(name) <= 120 else f"{name[:80]}...{name[-30:]}"
     return cut if cut.isprintable() else ascii(cut)
 
 
 class WordSum:
-    """A sum of bytes as little-endian words of 64 bits, each times its page's odd number, at the speed of memory.
+    """A checksum of bytes that runs at the speed of memory.
 
-    It changes with any one word, and with the order of pages of 4 KiB; not with that of the words in a page.
+    It sums little-endian words of 64 bits, each multiplied by the odd number of its page of 4 KiB. The sum changes if
+    any single word changes, or if pages are swapped. It does not depend on the order of the words within a page.
     """
 
     def __init__(self) -> None:
         self._total = 0
-        self._words = 0  # so far
-        self._left = b""  # less than a word
+        self._words = 0  # the number of words added
+        self._left = b""  # the bytes of an incomplete word
 
     def add(self, data: Buffer) -> None:
-        """Go on with these bytes."""
+        """Add the next bytes to the sum."""
         view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
         if self._left:
             taken = min(8 - len(self._left), len(view))
@@ -266,7 +267,7 @@ class WordSum:
         self._left = bytes(view[whole:])
 
     def _add(self, words: NDArray[np.uint64]) -> None:
-        begun = min(-self._words % _PAGE_WORDS, len(words))  # the rest of a page
+        begun = min(-self._words % _PAGE_WORDS, len(words))  # the words that complete a page
         pages = (len(words) - begun) // _PAGE_WORDS
         end = begun + pages * _PAGE_WORDS
         if begun:
@@ -274,7 +275,7 @@ class WordSum:
         if pages:
             sums = words[begun:end].reshape(pages, _PAGE_WORDS).sum(axis=1, dtype=np.uint64)
             numbers = self._factor() + 2 * np.arange(pages, dtype=np.uint64)
-            self._total += int((sums * numbers).sum(dtype=np.uint64))  # both wrap around, as the whole sum does
+            self._total += int((sums * numbers).sum(dtype=np.uint64))  # both wrap around, like the total
             self._words += pages * _PAGE_WORDS
         if end < len(words):
             self._add_to_page(words[end:])
@@ -284,7 +285,7 @@ class WordSum:
         self._words += len(words)
 
     def _factor(self) -> int:
-        """Return the factor of the page that the next word belongs to: an odd number, another one for each page."""
+        """Return the factor of the next word's page: an odd number that differs between pages."""
         return 2 * (self._words // _PAGE_WORDS) + 1
 
     def value(self) -> str:
@@ -294,13 +295,13 @@ class WordSum:
 
 
 def pieces_of(view: memoryview, size_bytes: int) -> Iterator[memoryview]:
-    """Yield a buffer in pieces."""
+    """Yield a buffer in pieces of at most `size_bytes`."""
     for first in range(0, len(view), size_bytes):
         yield view[first : first + size_bytes]
 
 
 def shape_of(told: Sequence[Any]) -> tuple[int, ...]:
-    """Return a shape from JSON; raise ValueError where it is none."""
+    """Return a shape from JSON; raise ValueError if it is not a shape."""
     if any(type(each) is not int or each < 0 for each in told):
         raise ValueError(f"shape {told!r}")
     return tuple(told)

@@ -1,4 +1,4 @@
-"""A checkpoint's parts, each of a file in JSON and one of arrays; folder.py says where they lie."""
+"""The parts of a checkpoint: each has a JSON file and a file of arrays. folder.py describes the folder."""
 
 import errno
 import hashlib
@@ -29,24 +29,24 @@ _PAUSE_S = 0.01
 
 
 class VanishedError(ArgumentError):
-    """A save is not there any more, as the next one has replaced it; or never was, on this disk."""
+    """The files of a save are missing: the next save has replaced them, or they never were on this disk."""
 
 
 def shared_name() -> str:
-    """Return the name, without its ending, of the files of what all ranks share."""
+    """Return the name, without the extension, of the files with values that all ranks share."""
     return "shared"
 
 
 def own_name(rank: int) -> str:
-    """Return the name, without its ending, of the files of what is one rank's own."""
+    """Return the name, without the extension, of the files with a rank's own values."""
     return f"rank-{rank:05d}"
 
 
 def write_part(path: Path, name: str, token: str, part: Part) -> None:
-    """Write a part of a save to `path`; it is on the disk when this returns.
+    """Write a part of a save to `path`, and wait until it is on the disk.
 
     Raises:
-        OSError: it cannot be written. Arrays that all ranks gather were gathered all the same.
+        OSError: the part cannot be written. Arrays that all ranks gather were gathered nevertheless.
     """
     tree, arrays = part
     folder = data_folder(path, token)
@@ -71,7 +71,7 @@ def write_part(path: Path, name: str, token: str, part: Part) -> None:
 
 
 def gather(waiting: Iterable[Outgoing]) -> None:
-    """Take part in gathering these arrays, for a rank that does not write them."""
+    """Take part in gathering these arrays on a rank that does not write them."""
     for array in list(waiting):
         for _ in array.pieces():
             pass
@@ -87,48 +87,48 @@ def _summed(array: Outgoing, total: WordSum, waiting: list[Outgoing]) -> Iterato
 
 
 def finish(path: Path, token: str, ranks: int, parts: list[str]) -> None:
-    """Have a save count that is written, in place of the one that did.
+    """Make a completely written save the current save of the checkpoint, in place of the previous one.
 
     Raises:
-        OSError: that is not possible.
+        OSError: the manifest cannot be replaced.
     """
     told = {"format": FORMAT, "saver": SAVER, "token": token, "ranks": ranks, "parts": parts}
     publish(path, told, _write)
 
 
 def find(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return where the files of the last complete save to `path` are, and its manifest.
+    """Return the folder of the last complete save to `path`, and its manifest.
 
     Raises:
-        ArgumentError: there is none, or it is of a newer version.
+        ArgumentError: there is no complete save, it is damaged, or a newer version wrote it.
     """
     if _is_file(path):
         raise ArgumentError(
-            f"{path} is a file, and a checkpoint of multiring's is a folder; if torch.save wrote it, torch.load reads "
-            "it, and mt.save to another path makes a checkpoint of it"
+            f"{path} is a file, and a checkpoint of multiring is a folder; if torch.save wrote the file, read it with "
+            "torch.load, and make a checkpoint with mt.save to another path"
         )
     token = None
     while True:
         found = _found(path)
         if found is None:
             raise ArgumentError(
-                f"no finished checkpoint at {path}: want the path that `save` was given; on a first run there is none "
-                "yet, which `is_saved(path)` tells"
+                f"no finished checkpoint at {path}: want the path that was passed to `save`; on a first run there is "
+                "none yet, and `is_saved(path)` returns False"
             )
         place, manifest = found
         if manifest["format"] == BEFORE or place.is_dir():
             return place, manifest
         if manifest["token"] == token:
-            raise ArgumentError(f"checkpoint {path} is damaged: {place.name}, which has its data, is not there")
-        token = manifest["token"]  # replaced just now, so that the manifest names the next one; or damaged
+            raise ArgumentError(f"checkpoint {path} is damaged: its data folder {place.name} is missing")
+        token = manifest["token"]  # retry: if a save has just replaced this one, the manifest has a new token
         time.sleep(_PAUSE_S)
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError as error:  # its name is too long, or its folder is not this user's to look into
-        raise ArgumentError(f"checkpoint {path} cannot be looked for: {error.strerror}") from error
+    except OSError as error:  # for example, the name is too long, or this user may not read the folder
+        raise ArgumentError(f"checkpoint {path} cannot be accessed: {error.strerror}") from error
 
 
 def _found(path: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -147,10 +147,10 @@ def _found(path: Path) -> tuple[Path, dict[str, Any]] | None:
 class OpenPart:
     """A part of a checkpoint whose files are open.
 
-    tree: what it says.
-    entries: its arrays, in the order of their bytes.
-    header: as bytes, for a rank that has not got the file.
-    total: the sum of the arrays' bytes, "" where it is not known.
+    tree: the part's values.
+    entries: the part's arrays, in the order of their bytes.
+    header: the header of the file of arrays, as bytes; it serves ranks that do not have the file.
+    total: the checksum of the arrays' bytes; "" if it is not known.
     """
 
     def __init__(self, tree: Any, total: str, file: ArrayFile | None, header: bytes = b"", what: str = "") -> None:
@@ -172,11 +172,11 @@ class OpenPart:
 
 
 def open_part(place: Path, name: str, token: str) -> OpenPart:
-    """Return a part of the checkpoint whose files are at `place`.
+    """Open and return a part of the checkpoint whose files are in `place`.
 
     Raises:
-        VanishedError: it is not there, or was replaced by the next save's.
-        ArgumentError: it is damaged.
+        VanishedError: the part is missing, or the next save has replaced it.
+        ArgumentError: the part is damaged.
     """
     try:
         told = _part_in(place, name, token)
@@ -198,38 +198,38 @@ def open_part(place: Path, name: str, token: str) -> OpenPart:
 
 
 def _part_in(place: Path, name: str, token: str) -> dict[str, Any]:
-    """Return what a part's file in JSON says."""
+    """Return the contents of a part's JSON file."""
     told = json.loads((place / f"{name}.json").read_text("utf-8"))
     if not isinstance(told, dict) or not isinstance(told.get("tree"), dict):
         raise ArgumentError(f"checkpoint {place}: {name}.json is damaged: it has no tree")
     if told.get("token") != token:
-        raise VanishedError(f"checkpoint {place}: {name} belongs to another one; want files of one save")
+        raise VanishedError(f"checkpoint {place}: {name} belongs to another save; want files of one save")
     if "digest" in told and told["digest"] != _digest(told["tree"]):
         raise ArgumentError(f"checkpoint {place}: {name}.json is damaged: its values are not those that were saved")
     return told
 
 
 def _resolved(tree: Any, file: ArrayFile) -> Any:
-    """Return a tree of multiring 0.2 with the types and shapes of its arrays."""
+    """Return a tree of multiring 0.2, completed by the types and shapes of its arrays."""
 
     def described(name: Any) -> tuple[str, tuple[int, ...]]:
         if not isinstance(name, str) or name not in file.entries:
-            raise ArgumentError(f"the checkpoint's array {name!r} is named, and not there; want all of its files")
+            raise ArgumentError(f"the checkpoint's array {name!r} is missing; want all files of the checkpoint")
         return file.entries[name].kind, file.entries[name].shape
 
     return resolved(tree, described)
 
 
 def is_vanished(error: BaseException) -> bool:
-    """Return whether a file was removed, here or by another host of a shared file system."""
+    """Return whether an error says that a file was removed, by this host or by another host of the file system."""
     return isinstance(error, OSError) and error.errno in {errno.ENOENT, errno.ESTALE}
 
 
 def has_part(place: Path, name: str) -> bool:
-    """Return whether a part is there."""
+    """Return whether a part exists."""
     return (place / f"{name}.json").exists()
 
 
 def _digest(tree: Any) -> str:
-    """Return a digest of a tree: of all keys, values and their order, and of its arrays' names, types and shapes."""
+    """Return a digest of a tree's keys and values, in their order, and of its arrays' names, types and shapes."""
     return hashlib.sha256(json.dumps(tree, allow_nan=False).encode()).hexdigest()

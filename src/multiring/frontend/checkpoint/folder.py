@@ -1,14 +1,14 @@
-"""A checkpoint's folder: which saves it has, which of them counts, and what may be removed.
+"""A checkpoint's folder: its saves, the current save, and the files that may be removed.
 
-    manifest.json                    which save counts, and how many ranks made it; replaced by renaming
-    data-0123456789abcdef/           a save, whose files nobody changes once the manifest names it
-        save.json                    who makes it; locked by that process until the save has ended
-        shared.json, .safetensors    what is the same on all ranks, by rank 0
-        rank-00000.json, ...         what is each rank's own
+    manifest.json                    names the current save and the number of its ranks; replaced by renaming
+    data-0123456789abcdef/           a save; its files do not change after the manifest names it
+        save.json                    names the process that makes the save, which locks this file until the save ends
+        shared.json, .safetensors    the values that are the same on all ranks; rank 0 writes them
+        rank-00000.json, ...         each rank's own values
 
-Each save writes to a folder of its own and then has the manifest name it. So a reader, another writer, or whoever
-comes after any number of kills and power cuts finds the one that was there or the new one. Only what is known as
-multiring's by its content is ever replaced or removed, and nothing that the manifest names.
+Each save writes to its own folder, and then the manifest is replaced to name that folder. Every reader and writer
+therefore finds the old save or the new save, even after kills and power cuts. A file is replaced or removed only if its
+content shows that multiring wrote it, and never if it belongs to the save that the manifest names.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from multiring.errors import ArgumentError
 from multiring.runtime.bootstrap.addresses import boot_id
 
 FORMAT = 2
-BEFORE = 1  # the format of multiring 0.2: all files lie in the folder itself, which was replaced as a whole
+BEFORE = 1  # the format of multiring 0.2: all files are in the folder itself, which was replaced as a whole
 MANIFEST, MARK = "manifest.json", "save.json"
 SAVER = "multiring checkpoint"
-# A save of another host, whose lock says nothing here, is given up for lost when nothing of it changed for this long.
+# Locks of another host may not be visible here. Its save counts as abandoned if no file of it changed for this long.
 LOST_AFTER_S = 3600.0
 _DATA = re.compile(r"data-([0-9a-f]{16})")
 _NEW = re.compile(r"manifest-([0-9a-f]{16})\.new")
 _PARTS = re.compile(r"(shared|rank-\d{5,})\.(json|safetensors)")
-_UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # of file systems that sync no folders
+_UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # errors of file systems that cannot sync folders
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
 
 def data_folder(path: Path, token: str) -> Path:
-    """Return where the files of a save to `path` lie."""
+    """Return the folder of the files of a save to `path`."""
     return path / f"data-{token}"
 
 
@@ -46,8 +46,8 @@ def manifest_in(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint of this version or of 0.2.
 
     Raises:
-        FileNotFoundError: there is none.
-        ArgumentError: it cannot be read, is of a newer version, or is none of multiring's.
+        FileNotFoundError: there is no manifest.
+        ArgumentError: the manifest cannot be read, is of a newer version, or was not written by multiring.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
@@ -66,12 +66,12 @@ def manifest_in(folder: Path) -> dict[str, Any]:
     if not isinstance(token, str) or not re.fullmatch(r"[0-9a-f]{16}", token) or type(ranks) is not int or ranks < 1:
         raise ArgumentError(f"checkpoint {folder}: {MANIFEST} is damaged: it lacks a token, or the number of ranks")
     if manifest["format"] == FORMAT and manifest.get("saver") != SAVER:
-        raise ArgumentError(f"checkpoint {folder}: {MANIFEST} is no checkpoint's: it lacks {SAVER!r}")
+        raise ArgumentError(f"checkpoint {folder}: {MANIFEST} does not belong to a checkpoint: it lacks {SAVER!r}")
     return manifest
 
 
 def token_in(folder: Path) -> str | None:
-    """Return the token of the save that counts, or None where there is none."""
+    """Return the token of the current save, or None if there is no current save."""
     try:
         token: str = manifest_in(folder)["token"]
     except (FileNotFoundError, ArgumentError):
@@ -80,41 +80,41 @@ def token_in(folder: Path) -> str | None:
 
 
 def require_ours(path: Path) -> None:
-    """Raise ArgumentError unless `path` is free, an empty folder, or a folder with multiring's checkpoint."""
-    wanted = "want another path, an empty folder, or a checkpoint of multiring's"
+    """Raise ArgumentError unless `path` is free, an empty folder, or a folder with a checkpoint of multiring."""
+    wanted = "want another path, an empty folder, or a checkpoint of multiring"
     if not path.exists():
         if path.is_symlink():
-            raise ArgumentError(f"save: {path} is a link to {path.readlink()}, which is not there: {wanted}")
+            raise ArgumentError(f"save: {path} is a link to {path.readlink()}, which does not exist: {wanted}")
         return
     if not path.is_dir():
-        raise ArgumentError(f"{path} is a file, which a checkpoint, a folder, would replace: {wanted}")
+        raise ArgumentError(f"{path} is a file, and the folder of a checkpoint would replace it: {wanted}")
     names = sorted(each.name for each in path.iterdir())
     if MANIFEST in names:
         try:
             manifest_in(path)
         except ArgumentError as error:
             raise ArgumentError(
-                f"save: nothing was saved, as what is there would be replaced: {error}; {wanted}"
+                f"save: nothing was saved, because the save would replace other files: {error}; {wanted}"
             ) from error
         return
     strangers = [each for each in names if not _DATA.fullmatch(each) and not _NEW.fullmatch(each)]
     if strangers:
         more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
         raise ArgumentError(
-            f"save: {path} is a folder with {', '.join(map(repr, strangers[:3]))}{more}, and no checkpoint of "
-            f"multiring's: {wanted}"
+            f"save: {path} is a folder with {', '.join(map(repr, strangers[:3]))}{more}, and not a checkpoint of "
+            f"multiring: {wanted}"
         )
 
 
 class Attempt:
-    """A save that this process makes the folder for; leaving the block without `publish` removes it."""
+    """A save whose folder this process makes. If the block fails before `publish`, the folder is removed."""
 
     def __init__(self, path: Path, token: str) -> None:
         self._path, self._token = path, token
         self._mark: IO[str] | None = None
         self._made_path = False
 
-    def __enter__(self) -> "Attempt":  # noqa: PYI034 -- nobody derives from it, and Python 3.10 has no Self
+    def __enter__(self) -> "Attempt":  # noqa: PYI034 -- no class derives from it, and Python 3.10 has no Self
         return self
 
     @property
@@ -123,10 +123,10 @@ class Attempt:
         return self._mark is not None
 
     def begin(self) -> None:
-        """Make the folder, so that every process knows it for one of multiring's.
+        """Make the folder, with a file that identifies it as multiring's.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be made.
         """
         made = [each for each in (self._path, *self._path.parents) if not each.exists()]
         self._made_path = self._path in made
@@ -134,7 +134,7 @@ class Attempt:
         self._path.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir()
-        except FileNotFoundError:  # another job's save failed, and took the empty folder with it
+        except FileNotFoundError:  # another job's save failed and removed the empty parent folder
             self._path.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
         self._mark = (folder / MARK).open("x", encoding="utf-8")
@@ -155,7 +155,7 @@ class Attempt:
             _remove(self._path, self._token)
             if self._made_path:
                 with contextlib.suppress(OSError):
-                    self._path.rmdir()  # which takes none that has anything in it
+                    self._path.rmdir()  # fails if the folder is not empty
         self._mark.close()
 
     def _may_count(self) -> bool:
@@ -169,15 +169,15 @@ class Attempt:
 
 
 def publish(path: Path, manifest: dict[str, Any], write: Any) -> None:
-    """Have the manifest name a save, all of whose files are on the disk; then remove what it replaces.
+    """Make the manifest name a save whose files are all on the disk, and remove the save that it replaces.
 
     Args:
-        path: of the checkpoint.
-        manifest: with its token.
-        write: writes a file, and has it on the disk.
+        path: the path of the checkpoint.
+        manifest: the new manifest, with the save's token.
+        write: a function that writes a file and waits until it is on the disk.
 
     Raises:
-        OSError: that was not possible; the save that counted still does, or this one.
+        OSError: the operation failed. The manifest names either the previous save or this one.
     """
     token = manifest["token"]
     folder = data_folder(path, token)
@@ -189,10 +189,10 @@ def publish(path: Path, manifest: dict[str, Any], write: Any) -> None:
         before = manifest_in(path)
     if not (folder / MARK).exists():
         new.unlink(missing_ok=True)
-        raise FileNotFoundError(f"save to {path}: {folder} was removed by somebody else while it was written")
+        raise FileNotFoundError(f"save to {path}: {folder} was removed by another process while it was written")
     try:
         new.replace(path / MANIFEST)
-    except FileNotFoundError:  # over NFS a renaming that is sent twice is told to have failed
+    except FileNotFoundError:  # NFS may send a rename twice, and report that the second one failed
         if token_in(path) != token:
             raise
     sync(path)
@@ -200,7 +200,7 @@ def publish(path: Path, manifest: dict[str, Any], write: Any) -> None:
 
 
 def _clean(path: Path, before: dict[str, Any] | None) -> None:
-    """Remove what no longer counts: the save before, and those that were not finished."""
+    """Remove the previous save, and unfinished saves that nobody writes any more."""
     if before is not None and before["format"] == FORMAT and before["token"] != token_in(path):
         _remove(path, before["token"])
     if before is not None and before["format"] == BEFORE:
@@ -221,7 +221,7 @@ def _clean(path: Path, before: dict[str, Any] | None) -> None:
 
 
 def _is_lost(path: Path, token: str) -> bool:
-    """Return whether a save does not count, and nobody makes it any more."""
+    """Return whether a save is not the current one, and no process is writing it."""
     folder = data_folder(path, token)
     try:
         with (folder / MARK).open("r+", encoding="utf-8") as mark:
@@ -232,14 +232,14 @@ def _is_lost(path: Path, token: str) -> bool:
             latest = max(each.stat().st_mtime for each in folder.iterdir())
             age_s = (path / MANIFEST).stat().st_mtime - latest
             is_over = lock == "ours" and told.get("host") == boot_id()
-            # Whose lock is free has been published, or never will be: so the manifest is looked at last.
+            # A save whose lock is free is either published or will never be. So the manifest is read last.
             return (is_over or age_s > LOST_AFTER_S) and token_in(path) not in {token, None}
     except (OSError, ValueError, AttributeError):
         return False
 
 
 def _remove(path: Path, token: str) -> None:
-    """Remove the files of a save that does not count; the mark, by which they are known, last."""
+    """Remove the files of a save that is not current. The mark file, which identifies the save, is removed last."""
     folder = data_folder(path, token)
     _remove_parts(folder)
     with contextlib.suppress(OSError):
@@ -257,12 +257,15 @@ def _remove_parts(folder: Path) -> None:
 
 
 def places_of_before(path: Path) -> list[Path]:
-    """Return where multiring 0.2 may have left a checkpoint of `path`: the last two after a kill between renamings."""
+    """Return the folders where multiring 0.2 may have left a checkpoint of `path`.
+
+    The last two can only exist if a save was killed between two renames.
+    """
     return [path, path.with_name(f".{path.name}.old"), path.with_name(f".{path.name}.new")]
 
 
 def _is_all_of_before(folder: Path) -> bool:
-    """Return whether a folder has nothing but a checkpoint of multiring 0.2."""
+    """Return whether a folder contains only a checkpoint of multiring 0.2."""
     if folder.is_symlink() or any(each != MANIFEST and not _PARTS.fullmatch(each) for each in _listed(folder)):
         return False
     try:
@@ -279,7 +282,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _lock(file: IO[str]) -> str:
-    """Lock a file for as long as it is open; return whose lock it is, "ours" or "another's", or "unknown"."""
+    """Try to lock a file until it is closed; return the owner of the lock: "ours", "another's" or "unknown"."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -288,7 +291,7 @@ def _lock(file: IO[str]) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Wait until the directory entries of a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What saving and loading need to know of a framework."""
+"""The interface of a framework for saving and loading."""
 
 import random
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from multiring.frontend.checkpoint.tree import Special
 
 
 class State(NamedTuple):
-    """What is saved of an object.
+    """The saved state of an object.
 
-    shared: its state, equal on all ranks: rank 0's is saved.
-    own: what is this rank's own; None for nothing.
-    beside: what belongs to it and is not in its state_dict; rank 0's, None for nothing.
+    shared: the state that is equal on all ranks; rank 0 saves it.
+    own: this rank's own state; None if there is none.
+    beside: additional state that is not in the object's state_dict; rank 0 saves it. None if there is none.
     """
 
     shared: Any
@@ -24,41 +24,41 @@ class State(NamedTuple):
 
 
 class Framework:
-    """What a checkpoint needs to know of a framework; this one is NumPy."""
+    """The operations that a checkpoint needs of a framework. This base class supports NumPy only."""
 
     arrays: Arrays = NumpyArrays()
     special: Mapping[type, Special] = {}
 
-    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- for errors of others
-        """Return what is to be saved of an object that has a state_dict; every rank calls it.
+    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- subclasses use it in errors
+        """Return the state to save of an object that has a state_dict. Every rank calls it.
 
         Raises:
-            ArgumentError: it cannot be saved.
+            ArgumentError: the object cannot be saved.
         """
         return State(value.state_dict())
 
-    def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:  # noqa: ARG002 -- there are none
-        """Return arrays of an object that the file's may be read into at once, by their names in the file.
+    def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:  # noqa: ARG002 -- subclasses use them
+        """Return arrays of an object that the file's arrays can be read into directly, by their names in the file.
 
         Args:
-            name: of the part.
+            name: the name of the part.
             value: an object with load_state_dict.
-            tree: what the file has as its state.
+            tree: the object's state in the file.
 
         Raises:
-            ArgumentError: the file has the state of another object.
+            ArgumentError: the state in the file does not fit the object.
         """
         return {}
 
-    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- for errors of others
-        """Load a state into an object; `own` and `beside` are None where there is nothing for this rank."""
+    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- subclasses use it in errors
+        """Load a state into an object. `own` and `beside` are None if the file has no such state for this rank."""
         value.load_state_dict(state.shared)
 
     def random_state(self) -> dict[str, Any]:
-        """Return the states of the generators of random numbers."""
+        """Return the states of the random number generators."""
         return {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002 -- programs use it
 
     def set_random_state(self, state: Mapping[str, Any]) -> None:
-        """Set the generators to what `random_state` returned."""
+        """Restore the states that `random_state` returned."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])  # noqa: NPY002 -- as above

@@ -1,4 +1,4 @@
-"""Loading: what all ranks share by each of them, what is a rank's own by that rank."""
+"""Loading a checkpoint: every rank reads the values that all ranks share, and its own values."""
 
 import logging
 import math
@@ -32,13 +32,13 @@ from multiring.frontend.object_collectives import allgather_object, broadcast_ob
 
 _log = logging.getLogger("multiring")
 OWN, RANDOM, PARTS, BESIDE = "own", "$random", "parts", "beside"
-# For how long a load beside saves looks for one that stays until its files are open.
+# If saves keep replacing the checkpoint, a load retries for this time.
 _TRIES_FOR_S = 60.0
 _SENT_BYTES = 16 << 20
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
-    """Return whether there is a complete checkpoint at `path`, as rank 0 sees it; every rank calls it."""
+    """Return whether rank 0 finds a complete checkpoint at `path`. Every rank calls it, and gets the same result."""
     with agreed(f"is_saved of {shown_path(path)}"):
         target = target_of(path, "is_saved")
     found = _found(target) if rank() == 0 else None
@@ -46,12 +46,12 @@ def is_saved(path: str | os.PathLike[str]) -> bool:
 
 
 class _Found(NamedTuple):
-    """What a checkpoint has.
+    """The contents of a checkpoint.
 
-    parts, beside: trees, by the names of parts.
-    build: makes values of them.
+    parts, beside: trees by the names of the parts.
+    build: turns a tree into values.
     own: this rank's own values.
-    ranks: how many saved it.
+    ranks: the number of ranks that saved the checkpoint.
     """
 
     parts: dict[str, Any]
@@ -62,11 +62,12 @@ class _Found(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """The checkpoint as this rank has it.
+    """An open checkpoint on this rank.
 
-    place: where its files are.
-    shared: what all ranks share, perhaps only as rank 0 will tell it.
-    is_here: whether this rank has the file.
+    place: the folder of its files.
+    shared: the part that all ranks share. If this rank lacks the file, rank 0 will send the arrays.
+    is_here: whether this rank has the file of the shared part.
+    own: this rank's own part; None if there is none.
     """
 
     manifest: dict[str, Any]
@@ -79,24 +80,24 @@ class _Opened(NamedTuple):
 def load(
     path: str | os.PathLike[str], framework: Framework, parts: Mapping[str, Any], *, randomness: bool = True
 ) -> dict[str, Any]:
-    """Load the last complete checkpoint of `path` into `parts`; return the other values. Every rank calls it.
+    """Load the last complete checkpoint of `path` into `parts`, and return its other values. Every rank calls it.
 
-    On another number of ranks than saved it, what is a rank's own is dropped, and the log says so: what it owed of its
-    gradients, its random numbers, its `own`. Nothing is unpickled.
+    If the number of ranks has changed since the save, the ranks' own values are dropped, and a warning is logged. These
+    values are compression residuals, states of random number generators, and `own`. Nothing is unpickled.
 
     Args:
-        path: what `save` was given.
-        framework: whose arrays there are.
+        path: the path that was passed to `save`.
+        framework: the framework of the arrays in `parts`.
         parts: objects with load_state_dict, by the names under which they were saved.
-        randomness: whether the generators of random numbers go on from where they were.
+        randomness: whether to restore the states of the random number generators.
 
     Returns:
-        What is not among `parts`, by name; and under "own" what this rank saved as its own, or None.
+        The values that are not in `parts`, by name. The value of "own" is this rank's `own` value, or None.
 
     Raises:
-        ArgumentError: on every rank: there is no checkpoint, or a part is not in it. On this one: it is damaged, or of
-            another model, whose first difference is named.
-        MismatchError: on the other ranks: one could not load.
+        ArgumentError: on every rank: there is no checkpoint, or it lacks a part. On this rank: the checkpoint is
+            damaged, or belongs to another model; the message has the first difference.
+        MismatchError: on the other ranks: a rank could not load.
     """
     doing = f"load of {shown_path(path)}"
     with agreed(doing):
@@ -117,8 +118,8 @@ def load(
         values = {name: found.build(each) for name, each in found.parts.items() if name not in parts}
     if found.ranks != size() and rank() == 0:
         _log.warning(
-            "load: %s was saved by %d ranks, there are %d: what was each rank's own is dropped (random numbers, "
-            "what was owed of gradients, `own`)",
+            "load: %s was saved by %d ranks, there are %d: each rank's own values are dropped (random numbers, "
+            "compression residuals, `own`)",
             *(target, found.ranks, size()),
         )
     with agreed(doing):
@@ -132,13 +133,13 @@ def _set_random_state(framework: Framework, state: Any) -> None:
         framework.set_random_state(state)
     except (KeyError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
         raise ArgumentError(
-            f"load: the checkpoint's states of random numbers are none of this version's ({error}); all else was "
-            "loaded, and randomness=False leaves them out"
+            f"load: the checkpoint's states of random number generators do not fit this version ({error}); everything "
+            "else was loaded; pass randomness=False to skip them"
         ) from error
 
 
 def _found(target: Path) -> dict[str, Any] | str:
-    """Return the manifest of the checkpoint, or why there is none."""
+    """Return the manifest of the checkpoint, or the reason why there is none."""
     try:
         return find(target)[1]
     except MultiringError as error:
@@ -146,13 +147,13 @@ def _found(target: Path) -> dict[str, Any] | str:
 
 
 def _open(target: Path, files: ExitStack) -> _Opened | str:
-    """Open the save that counts; return why not where it was replaced before all ranks had opened it."""
+    """Open the current save. If it was replaced before all ranks had opened it, return the reason as text."""
     manifest: Any = broadcast_object(_found(target) if rank() == 0 else None, name=f"{NAME}.manifest")
     if isinstance(manifest, str):
         raise ArgumentError(manifest)
     with agreed(f"load of {str(target)!r}"):
         place, shared, own, why = _files(target, manifest, files)
-    # Whether it counts yet: then a rank that has not got it has a disk of its own, and rank 0's file is damaged.
+    # If the save is still current, a rank without it has its own disk. If rank 0 lacks the file, the save is damaged.
     now = _found(target) if rank() == 0 else None
     told = (shared is not None, isinstance(now, dict) and now["token"] == manifest["token"], why)
     is_open, counts, reason = broadcast_object(told, name=f"{NAME}.counts")
@@ -175,7 +176,7 @@ def _open(target: Path, files: ExitStack) -> _Opened | str:
 def _files(
     target: Path, manifest: Mapping[str, Any], files: ExitStack
 ) -> tuple[Path, OpenPart | None, OpenPart | None, str]:
-    """Open this rank's files of a save; return where they are, what is shared, its own, and why there is nothing."""
+    """Open this rank's files of a save; return their folder, the shared and own parts, and why a part is missing."""
     shared = own = None
     try:
         place, here = find(target)
@@ -193,14 +194,14 @@ def _files(
             elif find(target)[1]["token"] != manifest["token"]:
                 return place, None, None, f"checkpoint {target} was replaced by another save"
             else:
-                _log.warning("load: %s has nothing of rank %d's own: it goes on without", target, rank())
+                _log.warning("load: %s has no own values of rank %d: it continues without them", target, rank())
     except VanishedError as error:
         return place, None, None, str(error)
     return place, shared, own, ""
 
 
 def _trees(opened: _Opened, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the checkpoint has of each part, and beside it."""
+    """Return the tree of each part, and the trees of additional state."""
     tree = opened.shared.tree
     if opened.manifest["format"] == BEFORE:
         return tree, {}
@@ -210,7 +211,7 @@ def _trees(opened: _Opened, target: Path) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _places(framework: Framework, parts: Mapping[str, Any], trees: Mapping[str, Any], target: Path) -> dict[str, Any]:
-    """Return the arrays that the file's may be read into, by their names in the file, after all parts were compared."""
+    """Check all parts; return the arrays that the file's arrays can be read into, by their names in the file."""
     places: dict[str, Any] = {}
     for name, value in parts.items():
         if name not in trees:
@@ -227,7 +228,7 @@ def _places(framework: Framework, parts: Mapping[str, Any], trees: Mapping[str, 
 def _read_all(
     doing: str, framework: Framework, parts: Mapping[str, Any], target: Path, opened: _Opened
 ) -> _Found | str:
-    """Read what the checkpoint has; return why not where it was replaced meanwhile, and its files removed."""
+    """Read the checkpoint. If another save has removed its files meanwhile, return the reason as text."""
     with agreed(doing):
         trees, beside = _trees(opened, target)
         places = _places(framework, parts, trees, target)
@@ -254,19 +255,19 @@ def _read_all(
 
 
 class Reading:
-    """The arrays of a part, which are read into the memory where they are to be.
+    """The arrays of a part. They are read directly into their final memory.
 
-    made: by name; their contents are defined after `read`.
+    made: the arrays by name; their contents are defined after `read`.
     """
 
     def __init__(self, framework: Framework, part: OpenPart, tree: Any, places: Mapping[str, Any]) -> None:
-        """Find the memory of each array.
+        """Find or allocate the memory of each array.
 
         Args:
-            framework: whose arrays they are.
-            part: where they are read from.
-            tree: what names them.
-            places: arrays whose memory is written to in place of new ones.
+            framework: the framework of the arrays.
+            part: the part to read from.
+            tree: the tree that names the arrays.
+            places: existing arrays by name, to read into instead of new arrays.
 
         Raises:
             ArgumentError: the part is damaged.
@@ -278,9 +279,7 @@ class Reading:
         for ref in refs_in(tree):
             entry = part.entries.get(ref.name)
             if entry is None:
-                raise ArgumentError(
-                    f"the checkpoint's array {ref.name!r} is named, and not there; want all of its files"
-                )
+                raise ArgumentError(f"the checkpoint's array {ref.name!r} is missing; want all files of the checkpoint")
             if ref.name in self.made:
                 raise ArgumentError(
                     f"the checkpoint has two values under the name {ref.name!r}, of which multiring 0.2 kept one: the "
@@ -292,11 +291,11 @@ class Reading:
             raise ArgumentError(f"{part.what} is damaged: it has arrays that no value names")
 
     def read(self, *, sends: bool) -> None:
-        """Read the bytes; with `sends` rank 0 does, and sends them to all ranks.
+        """Read the bytes of all arrays. With `sends`, rank 0 reads them and sends them to all ranks.
 
         Raises:
             VanishedError: the file was removed.
-            ArgumentError: they cannot be read, or are damaged.
+            ArgumentError: the bytes cannot be read, or are damaged.
         """
         total = WordSum()
         for name, entry in self._part.entries.items():
@@ -307,7 +306,7 @@ class Reading:
                     total.add(piece)
                     done += len(piece)
         if self._part.total and self._part.total != total.value():
-            read_into = "; what they were read into has them now: load another checkpoint, or make it anew"
+            read_into = "; they have overwritten the arrays of `parts`: load another checkpoint, or create these again"
             raise ArgumentError(
                 f"{self._part.what} is damaged: its arrays are not those that were saved"
                 f"{read_into if self._has_places else ''}"
@@ -315,7 +314,7 @@ class Reading:
 
 
 def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
-    """Return an array for an entry of the file: that place, or a new one."""
+    """Return an array for an entry of the file: `place`, or a new array if `place` is None."""
     native = isinstance(ref.kind, str) and ref.kind in SAFETENSORS
     stored = (SAFETENSORS[str(ref.kind)], ref.shape) if native else (BYTES, (*ref.shape, *entry.shape[-1:]))
     if stored != (entry.dtype, entry.shape):
@@ -330,7 +329,7 @@ def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
 
 
 def _fill(part: OpenPart, entry: Entry, done: int, piece: memoryview, *, sends: bool) -> None:
-    """Read a piece of an array, or get it from rank 0."""
+    """Read a piece of an array from the file, or receive it from rank 0."""
     failure: Exception | None = None
     if part.file is not None and (not sends or rank() == 0):
         try:
@@ -354,4 +353,4 @@ def _load_part(framework: Framework, name: str, value: Any, state: State) -> Non
     except ArgumentError:
         raise
     except (KeyError, ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
-        raise ArgumentError(f"load: {name} does not take what the checkpoint has of it: {error}") from error
+        raise ArgumentError(f"load: {name} does not accept its state in the checkpoint: {error}") from error

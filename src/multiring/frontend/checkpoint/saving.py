@@ -1,4 +1,4 @@
-"""Saving: what is equal on all ranks once, what is a rank's own by each."""
+"""Saving a checkpoint: rank 0 writes the values that are equal on all ranks, and each rank writes its own values."""
 
 import os
 import secrets
@@ -31,20 +31,22 @@ def save(
     own: Any = None,
     randomness: bool = True,
 ) -> None:
-    """Save `parts` to the folder `path`, in place of what it had; every rank calls it, and has saved when it returns.
+    """Save `parts` to the folder `path`, and replace the checkpoint that was there. Every rank calls it.
+
+    The checkpoint is complete when the function returns.
 
     Args:
-        path: the same on all ranks; a file system that they share, or one of each host's own.
-        framework: whose arrays there are.
-        parts: by name: objects with state_dict and load_state_dict, or plain values; rank 0's are saved, but what an
-            optimizer owes of its gradients is each rank's own.
-        own: a plain value of this rank's own, such as its place in the data.
-        randomness: whether the states of the generators of random numbers are saved, which are each rank's own.
+        path: the same on all ranks, in a file system that all ranks share or in each host's own.
+        framework: the framework of the arrays in `parts`.
+        parts: by name: objects with state_dict and load_state_dict, or plain values. Rank 0's parts are saved, except
+            the compression residuals of an optimizer: each rank saves its own.
+        own: a plain value that each rank saves for itself, such as its position in the data.
+        randomness: whether to save the states of the random number generators of each rank.
 
     Raises:
-        ArgumentError: something cannot be saved, or something else is at `path`; nothing was saved, and what was there
-            is there.
-        MismatchError: on the other ranks: one could not save.
+        ArgumentError: a value cannot be saved, or `path` has other files. Nothing was saved, and an earlier checkpoint
+            is unchanged.
+        MismatchError: on the other ranks: a rank could not save.
         OSError: this rank could not write.
     """
     token: str = broadcast_object(secrets.token_hex(8), name=f"{NAME}.token")
@@ -77,7 +79,7 @@ def save(
                 gather(gathered)
             else:
                 write_part(target, shared_name(), token, shared)
-        # By rank 0, and then on hosts that have a file system of their own.
+        # Rank 0 finishes first, and then one rank of each host that has its own file system.
         for turn in (rank() == 0, rank() != 0 and attempt.has_begun):
             with agreed(doing):
                 if turn:
@@ -86,7 +88,7 @@ def save(
 
 
 def _begin(doing: str, attempt: Attempt, target: Path, token: str) -> None:
-    """Make the folder of a save: by rank 0, and by a rank of each host that does not see it."""
+    """Make the folder of a save on rank 0, and on one rank of each host that does not see rank 0's folder."""
     mark = data_folder(target, token) / MARK
     for turn in (rank() == 0, rank() != 0 and local_rank() == 0):
         with agreed(doing):
@@ -97,18 +99,18 @@ def _begin(doing: str, attempt: Attempt, target: Path, token: str) -> None:
         if not mark.exists():
             raise FileNotFoundError(
                 f"save: rank {rank()} does not see {mark.parent}, which local rank 0 of its host has made: want a path "
-                "that all ranks of a host share; an absolute one means the same folder whatever the working folder is"
+                "that all ranks of a host share; an absolute path does not depend on the working folder"
             )
 
 
 def _require_alike(path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
-    """Raise MismatchError, on every rank, where they save to different paths, or different parts."""
+    """Raise MismatchError on every rank if the ranks save to different paths, or save different parts."""
     told = allgather_object(f"path {shown_path(path)}, parts {', '.join(map(str, parts))}", name=NAME)
     if len(set(told)) > 1:
         apart = told_apart(dict(enumerate(told)))
         raise MismatchError(
-            f"save: the ranks save different paths or parts: {apart}. Want one path on all; what is a rank's own goes "
-            "in own="
+            f"save: the ranks save different paths or parts: {apart}. Want one path on all ranks; pass a rank's own "
+            "values as own="
         )
 
 
@@ -119,7 +121,7 @@ def _state(framework: Framework, name: str, value: Any) -> State:
 
 
 def _shared(states: Mapping[str, State], framework: Framework) -> Part:
-    """Return what rank 0 saves of all ranks' parts."""
+    """Return the tree and the arrays that rank 0 saves for all ranks."""
     made = Flattener(framework.arrays, framework.special)
     parts = {name: made.tree(each.shared, name) for name, each in states.items()}
     beside = {name: made.tree(each.beside, name) for name, each in states.items() if each.beside is not None}
@@ -132,7 +134,7 @@ def _flat(value: Any, name: str, framework: Framework) -> Part:
 
 
 def _gathered(states: Mapping[str, State], framework: Framework) -> Iterator[Outgoing]:
-    """Yield the arrays that rank 0 writes of all ranks' parts and that lie on several, in the order of writing."""
+    """Yield the arrays that are distributed over several ranks, in the order in which rank 0 writes them."""
     for name, state in states.items():
         yield from _gathered_in(state.shared, name, framework)
     for name, state in states.items():

@@ -1,8 +1,9 @@
-"""Nested values as JSON and named arrays, and back; nothing of it is code that loading would run.
+"""Convert nested values to JSON and named arrays, and back. Loading never runs code from the file.
 
-In the JSON an object with one key that begins with "$" stands for what JSON has not: an array by the name under which
-it is stored, with its type and shape; a tuple; a dict whose keys are no strings. Names of arrays are for people: what
-belongs where, the tree alone says, so that no two keys can meet. What would come back as something else is refused.
+In the JSON, an object with a single key that begins with "$" represents a value that JSON lacks. Examples are an array
+(its stored name, type and shape), a tuple, and a dict whose keys are not strings. The names of arrays serve human
+readers only; the tree refers to them, so different keys cannot collide. Saving rejects values that could not be
+restored exactly.
 """
 
 import math
@@ -51,14 +52,14 @@ _WANTED = (
 
 
 class Special(NamedTuple):
-    """Values of one type of a framework's, as plain ones."""
+    """Converts values of one type of a framework to plain values, and back."""
 
     plain: Callable[[Any], Any]
     value: Callable[[Any], Any]
 
 
 class Ref(NamedTuple):
-    """Where a tree names an array."""
+    """A tree's reference to an array."""
 
     name: str
     is_numpy: bool
@@ -67,7 +68,7 @@ class Ref(NamedTuple):
 
 
 class Flattener:
-    """Makes trees, and keeps the arrays that they name."""
+    """Turns values into trees, and collects their arrays in `arrays`, by name."""
 
     def __init__(self, arrays: Arrays, special: Mapping[type, Special] | None = None) -> None:
         self.arrays: dict[str, Outgoing] = {}
@@ -75,18 +76,20 @@ class Flattener:
         self._special = special or {}
 
     def tree(self, value: Any, name: str, depth: int = 0) -> Any:
-        """Return `value` as JSON has it, and keep its arrays.
+        """Return `value` in a form for JSON, and collect its arrays.
 
         Args:
-            value: made of dicts, lists, tuples, arrays, numbers, strings, booleans and None.
-            name: what it is called in names and errors.
-            depth: how deep it lies.
+            value: consists of dicts, lists, tuples, arrays, numbers, strings, booleans and None.
+            name: the value's name, for names of arrays and for errors.
+            depth: the number of containers around the value.
 
         Raises:
-            ArgumentError: something in it could not come back as it is.
+            ArgumentError: a value inside could not be restored exactly.
         """
         if depth > MOST_DEEP:
-            raise ArgumentError(f"{shown(name)} lies deeper than {MOST_DEEP} levels, or contains itself: want less")
+            raise ArgumentError(
+                f"{shown(name)} is nested deeper than {MOST_DEEP} levels, or contains itself: want less"
+            )
         if isinstance(value, np.generic):
             return {SCALAR: [numpy_kind(value.dtype, name), scalar_bytes(value).hex()]}
         for known, tag in ((self._arrays, ARRAY), (NUMPY, NUMPY_ARRAY)):
@@ -103,7 +106,7 @@ class Flattener:
         near = next((each for each in (*_CONTAINERS, *_PLAIN) if isinstance(value, each)), None)
         if near is not None or isinstance(value, Mapping):
             raise ArgumentError(
-                f"{shown(name)} is a {kind.__name__}, which would come back as a {(near or dict).__name__}: want "
+                f"{shown(name)} is a {kind.__name__}, which would be loaded as a {(near or dict).__name__}: want "
                 f"{(near or dict).__name__}(value)"
             )
         raise ArgumentError(f"{shown(name)} is a {kind.__name__}; {_WANTED}")
@@ -121,7 +124,7 @@ class Flattener:
         return [self.tree(each, f"{name}.{number}", depth + 1) for number, each in enumerate(values)]
 
     def pairs(self, value: Mapping[Any, Any], name: str, depth: int) -> Any:
-        """Return a mapping as an object where its keys are plain strings, or else as a list of pairs."""
+        """Return a mapping as a JSON object if all keys are plain strings, and otherwise as a list of pairs."""
         if all(type(key) is str and not key.startswith("$") and not _has_surrogates(key) for key in value):
             return {key: self.tree(each, f"{name}.{key}", depth + 1) for key, each in value.items()}
         return [
@@ -136,12 +139,12 @@ class Flattener:
         return self.tree(key, f"{name}'s key {_said(key)}", depth)
 
     def dict(self, value: dict[Any, Any], name: str, depth: int) -> Any:
-        """Return a dict."""
+        """Return the tree of a dict."""
         pairs = self.pairs(value, name, depth)
         return pairs if isinstance(pairs, dict) else {ITEMS: pairs}
 
     def ordered(self, value: "OrderedDict[Any, Any]", name: str, depth: int) -> Any:
-        """Return an OrderedDict, with the metadata that state_dicts of torch's modules carry."""
+        """Return the tree of an OrderedDict, with the metadata that state_dicts of torch's modules have."""
         pairs = self.pairs(value, name, depth)
         metadata = getattr(value, "_metadata", None)
         if metadata is None:
@@ -149,20 +152,22 @@ class Flattener:
         return {STATE: [pairs, self.tree(dict(metadata), f"{name}._metadata", depth + 1)]}
 
     def defaults(self, value: "defaultdict[Any, Any]", name: str, depth: int) -> Any:
-        """Return a defaultdict of a built-in type."""
+        """Return the tree of a defaultdict whose factory is a built-in type or None."""
         factory = next((key for key, each in _FACTORIES.items() if each is value.default_factory), None)
         if factory is None:
-            raise ArgumentError(f"{shown(name)} is a defaultdict that calls {value.default_factory}: want dict(value)")
+            raise ArgumentError(
+                f"{shown(name)} is a defaultdict with factory {value.default_factory}: want dict(value)"
+            )
         return {DEFAULT: [factory, self.pairs(value, name, depth)]}
 
     def deque(self, value: "deque[Any]", name: str, depth: int) -> Any:
-        """Return a deque."""
+        """Return the tree of a deque."""
         return {DEQUE: [value.maxlen, self._each(value, name, depth)]}
 
 
 _CONTAINERS: dict[type, Callable[[Flattener, Any, str, int], Any]] = {
     dict: Flattener.dict,
-    list: Flattener._each,  # noqa: SLF001 -- of this module
+    list: Flattener._each,  # noqa: SLF001 -- private to this module
     tuple: lambda made, value, name, depth: {TUPLE: made._each(value, name, depth)},  # noqa: SLF001
     OrderedDict: Flattener.ordered,
     Counter: lambda made, value, name, depth: {COUNTER: made.pairs(value, name, depth)},
@@ -173,7 +178,7 @@ _CONTAINERS: dict[type, Callable[[Flattener, Any, str, int], Any]] = {
 
 def _flat_float(value: float) -> Any:
     if math.isnan(value):
-        return {FLOAT: struct.pack("<d", value).hex()}  # with its bits
+        return {FLOAT: struct.pack("<d", value).hex()}  # hexadecimal, to keep the bits of the NaN
     return value if math.isfinite(value) else {FLOAT: str(value)}
 
 
@@ -189,7 +194,7 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 
 
 def _has_surrogates(text: str) -> bool:
-    """Return whether a text has halves of characters, two of which JSON would make one of."""
+    """Return whether a text has surrogates; JSON would merge a pair of them into one character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -202,14 +207,14 @@ def _said(key: Any) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Return the name for an array, without what other readers of the file may not take."""
+    """Return the name of an array, shortened and with printable characters only, as other readers may require."""
     if len(name) > _NAME_LENGTH:
         name = f"{name[: _NAME_LENGTH - 40]}...{name[-37:]}"
     return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
 
 
 def refs_in(tree: Any, depth: int = 0) -> Iterator[Ref]:
-    """Yield where a tree names arrays, in its order.
+    """Yield a tree's references to arrays, in the order of the tree.
 
     Raises:
         ArgumentError: the tree is damaged.
@@ -232,18 +237,18 @@ def refs_in(tree: Any, depth: int = 0) -> Iterator[Ref]:
 
 
 def ref_of(tag: str, body: Any) -> Ref:
-    """Return where a tree names an array, of what comes behind its tag; raise ArgumentError where it is damaged."""
+    """Return the reference to an array from the value of its tag; raise ArgumentError if it is damaged."""
     try:
         name, kind, shape = body
         if not isinstance(name, str) or not isinstance(kind, str | list):
-            raise TypeError(f"{name!r} of type {kind!r}")  # noqa: TRY301 -- as the lines around it
+            raise TypeError(f"{name!r} of type {kind!r}")  # noqa: TRY301 -- handled below, like other errors here
         return Ref(name, tag == NUMPY_ARRAY, kind, shape_of(shape))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"the checkpoint is damaged: {tag} of {str(body)[:40]}: {error}") from error
 
 
 def resolved(tree: Any, described: Callable[[Any], tuple[Kind, tuple[int, ...]]]) -> Any:
-    """Return a tree of multiring 0.2, whose arrays have only names, with their types and shapes."""
+    """Add types and shapes to a tree of multiring 0.2, which has only the names of its arrays."""
     if isinstance(tree, list):
         return [resolved(each, described) for each in tree]
     if not isinstance(tree, dict):
@@ -256,7 +261,7 @@ def resolved(tree: Any, described: Callable[[Any], tuple[Kind, tuple[int, ...]]]
 
 
 def entries_of(tree: Any) -> dict[Any, Any]:
-    """Return what a tree that stands for a mapping with plain strings as keys has under each; else nothing."""
+    """Return the entries of a tree that represents a mapping with plain strings as keys; otherwise an empty dict."""
     if not isinstance(tree, dict):
         return {}
     if len(tree) == 1:
@@ -271,11 +276,11 @@ def entries_of(tree: Any) -> dict[Any, Any]:
 
 
 class Builder:
-    """Makes values of trees again.
+    """Turns trees back into values.
 
     Args:
         made: the arrays by name.
-        special: types of the framework's.
+        special: conversions of the framework's types.
     """
 
     def __init__(self, made: Mapping[str, Any], special: Mapping[type, Special] | None = None) -> None:
@@ -283,11 +288,10 @@ class Builder:
         self._special = {kind.__name__: each for kind, each in (special or {}).items()}
 
     def value(self, tree: Any) -> Any:
-        """Return what the tree was made of.
+        """Return the value that the tree was made of.
 
         Raises:
-            ArgumentError: the tree names an array that is not there, or says something that this version does not
-                know; or it is damaged.
+            ArgumentError: the tree refers to a missing array, has a tag that this version does not know, or is damaged.
         """
         if isinstance(tree, list):
             return [self.value(each) for each in tree]
@@ -307,9 +311,7 @@ class Builder:
         if tag in {ARRAY, NUMPY_ARRAY}:
             ref = ref_of(tag, body)
             if ref.name not in self._made:
-                raise ArgumentError(
-                    f"the checkpoint's array {ref.name!r} is named, and not there; want all of its files"
-                )
+                raise ArgumentError(f"the checkpoint's array {ref.name!r} is missing; want all files of the checkpoint")
             return self._made[ref.name]
         if tag == SPECIAL:
             name, plain = body
@@ -334,7 +336,7 @@ class Builder:
         """Return a state_dict with its metadata."""
         pairs, metadata = body
         found: OrderedDict[Any, Any] = OrderedDict(self.pairs(pairs))
-        vars(found)["_metadata"] = OrderedDict(self.value(metadata))  # torch's own place for it
+        vars(found)["_metadata"] = OrderedDict(self.value(metadata))  # where torch stores it
         return found
 
 
@@ -356,12 +358,12 @@ _READ: dict[str, Callable[[Builder, Any], Any]] = {
 
 
 def _float_of(text: str) -> float:
-    if len(text) == 16:  # the bits of one that is not a number
+    if len(text) == 16:  # the bits of a NaN
         (value,) = struct.unpack("<d", bytes.fromhex(text))
         return float(value)
     return float(text)
 
 
 def _hashable(key: Any) -> Any:
-    """Return a key of a checkpoint of multiring 0.2, whose tuples may have been lists."""
+    """Return a key with lists turned into tuples: multiring 0.2 saved tuples as lists."""
     return tuple(map(_hashable, key)) if isinstance(key, list) else key
