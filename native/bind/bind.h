@@ -10,10 +10,10 @@ struct Rounds {
   std::shared_ptr<const std::vector<Round>> list;
 };
 
-// Lets go of the GIL, as nb::gil_scoped_release does, but for how a thread ends that wants it back while the
-// interpreter is ending. Before Python 3.14 that thread is unwound there and then, by force; on its way stand functions
-// that may not be left so, and the process ends with "terminate called without an active exception", whatever the
-// program's own exit status. It sleeps instead, until the process is gone
+// Releases the GIL like nb::gil_scoped_release, but is safe while the interpreter shuts down. Before Python 3.14, a
+// thread that reacquires the GIL during shutdown is unwound by force. The unwinding reaches functions that do not
+// permit it, and the process ends with "terminate called without an active exception" instead of the program's exit
+// status. With this class, such a thread sleeps until the process has ended
 // (https://github.com/python/cpython/issues/87135).
 class WithoutGil {
  public:
@@ -27,8 +27,8 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-// True once the operation has ended; false after `timeout_s`. Lets go of the GIL; raises what a signal's handler
-// raises.
+// Waits for an operation without holding the GIL. Returns true once the operation has ended, and false after
+// `timeout_s` seconds. Throws the exception of a Python signal handler.
 bool wait_for(Context& context, const std::shared_ptr<Operation>& operation, double timeout_s);
 
 void bind_faults(nanobind::module_& m);

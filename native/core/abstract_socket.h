@@ -1,4 +1,4 @@
-// Addresses of abstract Unix sockets: scoped to the network namespace, gone with their owner.
+// Addresses of abstract Unix sockets. They are scoped to the network namespace and vanish with their owner.
 #pragma once
 
 #include <sys/socket.h>

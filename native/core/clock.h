@@ -1,4 +1,4 @@
-// The clock of everything that waits.
+// The clock that all deadlines and time stamps of the core use.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@ namespace multiring {
 
 using Clock = std::chrono::steady_clock;
 
-inline int64_t nanoseconds(Clock::time_point at) {  // 0: the time point that stands for never
+// Returns the nanoseconds since the clock's epoch; 0 for the default time point, which means "never".
+inline int64_t nanoseconds(Clock::time_point at) {
   return at == Clock::time_point{}
              ? 0
              : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();

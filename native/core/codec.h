@@ -1,7 +1,7 @@
-// What float32 elements become while they travel: the codecs of lossy wires.
+// The codecs of lossy wires: they encode float32 elements for transport and decode them.
 //
-// The formats, and what they do to NaN, infinities and small numbers, are those of schedule/wire.py; the results are
-// the same bits for every instruction set. Encodings begin at the start of a block, and no pointer needs to be aligned.
+// schedule/wire.py defines the formats, and how they treat NaN, infinities and small numbers. The results are
+// bit-identical for every instruction set. Encodings begin at the start of a block. No pointer needs to be aligned.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,10 @@ namespace multiring {
 
 enum class Wire : std::uint8_t { none, fp16, bf16, int8 };
 
-inline constexpr std::size_t kScaledElements = 256;  // int8: elements that share a scale
+inline constexpr std::size_t kScaledElements = 256;  // int8: number of elements that share a scale
 
-// The least that can be decoded by itself: its elements, and its bytes. Only the last one of a message may be shorter.
+// The size of a block in elements and in encoded bytes. A block is the smallest unit that can be decoded. Only the last
+// block of a message may be shorter.
 constexpr std::size_t block_elements(Wire wire) { return wire == Wire::int8 ? kScaledElements : 1; }
 constexpr std::size_t block_bytes(Wire wire) {
     switch (wire) {
@@ -30,9 +31,9 @@ constexpr std::size_t encoded_bytes(Wire wire, std::size_t elements) {
     return elements + (elements + kScaledElements - 1) / kScaledElements * sizeof(float);
 }
 
-// Writes encoded_bytes(wire, elements) bytes to `to`; the memories do not overlap.
+// Encodes `elements` float32 values: writes encoded_bytes(wire, elements) bytes to `to`. The memories must not overlap.
 void encode(Wire wire, void* to, const void* from, std::size_t elements);
-// Writes `elements` float32 to `to`.
+// Decodes `elements` values: writes that many float32 values to `to`.
 void decode(Wire wire, void* to, const void* from, std::size_t elements);
 
 }  // namespace multiring

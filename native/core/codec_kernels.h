@@ -1,7 +1,6 @@
-// The codecs of wire types, written once on the compiler's vector types and compiled once per instruction set.
+// The codecs of wire types, written with the compiler's vector types and compiled once per instruction set.
 //
-// Included by codec_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from
-// that.
+// Only codec_<variant>.cc includes this file, after defining MULTIRING_VECTOR_BYTES; see vectors.h.
 #include "codec_variants.h"
 #include "vectors.h"
 
@@ -15,7 +14,7 @@ struct NarrowOf {
     typedef T type __attribute__((vector_size(lanes * sizeof(T))));
 };
 template <class T>
-using Narrow = typename NarrowOf<T>::type;  // as many elements as Floats has
+using Narrow = typename NarrowOf<T>::type;  // a vector with as many elements as Floats
 
 // ---- 16-bit floats: a vector of elements at a time ------------------------------------------------------------------
 
@@ -79,7 +78,7 @@ struct Int8 {
     static constexpr std::size_t block_floats = 4 * kScaledElements;  // bytes
     static constexpr std::uint32_t infinity = 0x7f800000U;
     static constexpr std::uint32_t least = (127U - 119U) << 23;  // 2^-119
-    static constexpr std::uint32_t lost_bits = 0x7fU;            // of a scale, so that 127 times it is exact
+    static constexpr std::uint32_t lost_bits = 0x7fU;  // cleared bits of a scale, so that 127 * scale is exact
     static constexpr float nearest = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
 
     static void encode(char* to, const char* from, std::size_t elements) {
@@ -111,7 +110,8 @@ struct Int8 {
     }
 
   private:
-    // The bits of the largest magnitude: as integers, infinity is above all numbers, and NaN above that.
+    // Returns the bits of the largest magnitude. Compared as integers, infinity exceeds all numbers, and NaN exceeds
+    // infinity.
     MULTIRING_INLINE static std::uint32_t largest(const char* from) {
         Ints most[2] = {};
         for (std::size_t i = 0; i < block_floats; i += 2 * vector_bytes) {
@@ -140,7 +140,7 @@ struct Int8 {
         char* const values = to + sizeof scale;
         for (std::size_t i = 0; i < kScaledElements; i += lanes) {
             const Floats rounded = read<Floats>(from + 4 * i) * inverse + splat(nearest);
-            // The integer stands in the lowest bits of the sum; the constant's own are 0 there.
+            // The lowest bits of the sum hold the integer, because the constant's lowest bits are 0.
             write(values + i, __builtin_convertvector(reinterpret_cast<Ints>(rounded), Narrow<std::int8_t>));
         }
     }
@@ -150,7 +150,7 @@ struct Int8 {
         __builtin_memcpy(&scale, from, sizeof scale);
         const float factor = scale == scale ? scale : quiet_nan<float>;
         const char* const values = from + sizeof scale;
-        // A plain loop, because GCC 12 converts vectors of bytes one by one and takes six times as long.
+        // A plain loop: with vectors, GCC 12 converts bytes one by one and takes six times as long.
         for (std::size_t i = 0; i < kScaledElements; ++i) {
             const float value = static_cast<float>(static_cast<std::int8_t>(values[i])) * factor;
             __builtin_memcpy(to + 4 * i, &value, sizeof value);

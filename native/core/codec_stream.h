@@ -1,4 +1,4 @@
-// Whole blocks of a coded message, out of a stream whose pieces end anywhere.
+// Extracts whole blocks of an encoded message from a stream whose pieces may end anywhere.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@ namespace multiring {
 
 class CodedStream {
  public:
-  // How many elements of the message can be decoded now, at most `most`: whole blocks, or all of the `left` that the
-  // message still has. May take bytes out of the stream.
+  // Returns how many elements can be decoded now, at most `most`. They are whole blocks, or all `left` elements that
+  // remain of the message. May consume bytes of the stream.
   size_t ready(Wire wire, Link& link, const StreamKey& key, size_t left, size_t most);
-  // Where they lie, until the next call.
+  // Returns the encoded bytes of these elements; valid until the next call of a member function.
   const std::byte* data() const { return data_; }
-  // `elements` of what was ready were decoded.
+  // Consumes `elements` of the ready elements. Call it after decoding them.
   void consume(Wire wire, Link& link, const StreamKey& key, size_t elements);
 
  private:
-  std::array<std::byte, block_bytes(Wire::int8)> split_;  // a block that came in parts
-  size_t held_ = 0;                                       // bytes of it
+  std::array<std::byte, block_bytes(Wire::int8)> split_;  // a block that arrived in several pieces
+  size_t held_ = 0;                                       // number of valid bytes in split_
   const std::byte* data_ = nullptr;
 };
 

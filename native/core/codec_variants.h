@@ -1,4 +1,4 @@
-// Between codec.cc and the variants: one function per instruction set that names its kernels for a wire type.
+// The interface between codec.cc and its variants: one function per instruction set returns the kernels of a wire.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ struct Codec {
     CodecKernel decode;
 };
 
-// For a lossy wire.
+// `wire` must be a lossy wire.
 Codec baseline_codec(Wire wire);
 Codec avx2_codec(Wire wire);
 Codec avx512_codec(Wire wire);
 
-// Of the instruction set that combine_isa() names; see combine.h.
+// Returns the codec of the instruction set that combine_isa() names; see combine.h.
 Codec codec_in_use(Wire wire);
 
 }  // namespace multiring

@@ -1,7 +1,7 @@
-// The moves of an operation that have a lossy wire: what is sent is encoded into the lane's scratch, what comes is
-// decoded block by block and combined in float32.
+// The moves of an operation that use a lossy wire. A send encodes into the lane's scratch memory; a receive decodes
+// block by block and combines in float32.
 //
-// Guarded by RankState::mutex; whichever thread drives calls it.
+// RankState::mutex guards the state; the driving thread calls it.
 #pragma once
 
 #include <map>
@@ -23,8 +23,8 @@ class CodedMoves {
   void combine_some(const Lane& lane, const Move& move, std::byte* target, uint64_t elements);
 
   OperationRecord& operation_;
-  std::map<uint16_t, std::vector<CodedStream>> streams_;  // of each lane, by the place among the move's peers
-  std::vector<float> decoded_;                            // operands of a coded reduction, a little of each
+  std::map<uint16_t, std::vector<CodedStream>> streams_;  // by lane, then by position among the move's peers
+  std::vector<float> decoded_;                            // decoded blocks of the operands of a reduction
 };
 
 }  // namespace multiring

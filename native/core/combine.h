@@ -1,11 +1,11 @@
 // Element-wise reduction of several buffers into one: the arithmetic of every collective.
 //
-// The results are the same bits for every variant (instruction set), whatever the alignment and the length:
-//   * operands are combined left to right; nothing is contracted, reassociated or multiplied by a reciprocal;
-//   * f16 and bf16 are combined, and divided, in float32 and rounded once, to nearest even;
-//   * a NaN result is always the type's positive quiet NaN without payload, because which operand's payload
-//     survives an addition is left open by C++ and differs between processors;
-//   * min and max return NaN when any operand is NaN, and the later one of two equal operands (+0 and -0).
+// The results are bit-identical for every variant (instruction set), alignment and length:
+//   * Operands are combined from left to right, without contraction, reassociation or multiplication by a reciprocal.
+//   * f16 and bf16 are combined and divided in float32, and rounded once, to nearest even.
+//   * A NaN result is always the type's positive quiet NaN without payload. C++ does not define which operand's payload
+//     survives an addition, and processors differ.
+//   * min and max return NaN if any operand is NaN. Of two equal operands (+0 and -0) they return the later one.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +21,20 @@ std::size_t size_of(DType dtype);
 
 // dst[i] = (sources[0][i] op sources[1][i] op ...) / divisor for i < count.
 //
-// divisor is 1, or, for a sum that becomes an average, the number of ranks (at most 2^31 - 1). Integers wrap, but
-// the sum of an integer average does not; it is truncated. Booleans: sum and max are "or", product and
-// min are "and", a byte other than 0 is true, the result is 0 or 1, and there is no average.
+// divisor is 1, or the number of ranks (at most 2^31 - 1) for a sum that becomes an average. Integer results wrap. An
+// integer average does not wrap: its sum is computed exactly, and the quotient is truncated. For booleans, sum and max
+// are "or", product and min are "and", every byte except 0 is true, the result is 0 or 1, and there is no average.
 //
 // dst may be one of the sources; any other overlap is undefined. No pointer needs to be aligned.
-// Throws std::invalid_argument for a source_count below 1, or for a divisor that the above does not allow.
+// Throws std::invalid_argument for a source_count below 1 and for an invalid divisor.
 void combine(DType dtype, ReduceOp op, void* dst, const void* const* sources, int source_count, std::size_t count,
              std::uint64_t divisor);
 
-// The variant in use: "avx512", "avx2" or "baseline" on x86-64, "neon" on aarch64. The best one this processor runs.
+// Returns the variant in use: "avx512", "avx2" or "baseline" on x86-64, "neon" on aarch64. By default it is the fastest
+// variant that this processor supports.
 const char* combine_isa();
 
-// For tests: use the named variant from now on, in every thread.
-// Throws std::invalid_argument when this build or this processor lacks it.
+// For tests: selects a variant for all threads. Throws std::invalid_argument if this build or processor lacks it.
 void force_isa(const char* name);
 
 }  // namespace multiring

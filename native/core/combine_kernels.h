@@ -1,7 +1,6 @@
-// The reduction kernels, written once on the compiler's vector types and compiled once per instruction set.
+// The reduction kernels, written with the compiler's vector types and compiled once per instruction set.
 //
-// Included by combine_<variant>.cc only, after it has defined MULTIRING_VECTOR_BYTES; vectors.h says what follows from
-// that.
+// Only combine_<variant>.cc includes this file, after defining MULTIRING_VECTOR_BYTES; see vectors.h.
 
 #include "combine_variants.h"
 #include "vectors.h"
@@ -9,7 +8,7 @@
 namespace multiring {
 namespace {
 
-// With more than two sources, what is accumulated of this many bytes per source stays in the level-1 cache.
+// With more than two sources, a block of accumulated values of this size stays in the level-1 cache.
 constexpr std::size_t block_bytes = 4096;
 
 // ---- operations, on vectors of T -----------------------------------------------------------------------------------
@@ -52,9 +51,9 @@ struct And {
     MULTIRING_INLINE static Vector<T> apply(Vector<T> a, Vector<T> b) { return a & b; }
 };
 
-// ---- formats: vector_bytes of memory <-> what is accumulated -------------------------------------------------------
+// ---- formats: vector_bytes of memory <-> accumulator ---------------------------------------------------------------
 
-// The memory's type is the accumulation type.
+// The type in memory is also the accumulation type.
 template <class T>
 struct Plain {
     using Element = T;
@@ -84,7 +83,7 @@ struct Boolean {
     }
 };
 
-// Two float32 vectors: what one vector of 16-bit elements widens to. Which lane holds which element is the format's.
+// Two float32 vectors, widened from one vector of 16-bit elements. The format defines which lane holds which element.
 struct FloatPair {
     Floats first;
     Floats second;
@@ -103,7 +102,8 @@ struct Widened {
     }
 };
 
-// first: the even elements, second: the odd ones. Splitting 32-bit words so needs no shuffle on any processor.
+// `first` holds the even elements, `second` the odd elements. This split of 32-bit words needs no shuffle on any
+// processor.
 struct BFloat16 : Widened {
     MULTIRING_INLINE static FloatPair load(const char* from) {
         const Words words = read<Words>(from);
@@ -116,7 +116,7 @@ struct BFloat16 : Widened {
 
 #ifdef __F16C__
 
-// first: the lower half of the elements, second: the upper half.
+// `first` holds the lower half of the elements, `second` the upper half.
 struct Float16 : Widened {
     MULTIRING_INLINE static FloatPair load(const char* from) {
         return {widened_f16(read<Halves>(from)), widened_f16(read<Halves>(from + sizeof(Halves)))};
@@ -129,7 +129,7 @@ struct Float16 : Widened {
 
 #else
 
-// first: the even elements, second: the odd ones.
+// `first` holds the even elements, `second` the odd elements.
 struct Float16 : Widened {
     MULTIRING_INLINE static FloatPair load(const char* from) {
         const Words words = read<Words>(from);
@@ -185,7 +185,7 @@ struct Kernel {
         }
     }
 
-    // A block is written only when every source's share of it has been read, so dst may be any of the sources.
+    // A block is written only after the same block of every source has been read, so dst may be any of the sources.
     static void many(char* to, const void* const* sources, int source_count, std::size_t bytes, Element divisor) {
         Accumulator sums[block_bytes / vector_bytes];
         for (std::size_t begin = 0; begin < bytes; begin += block_bytes) {
@@ -208,7 +208,7 @@ struct Kernel {
         }
     }
 
-    // Less than a vector is left: the same arithmetic on copies padded with zeros.
+    // Handles the remaining bytes, fewer than a vector, with the same arithmetic on copies padded with zeros.
     static void tail(char* to, const void* const* sources, int source_count, std::size_t offset, std::size_t bytes,
                      Element divisor) {
         Accumulator value = padded(at(sources, 0, offset), bytes);
@@ -241,7 +241,7 @@ CombineKernel floating_kernel(ReduceOp op, bool average) {
     return nullptr;
 }
 
-// Sums and products are formed of unsigned numbers: the same bits, and they may wrap.
+// Sums and products use unsigned arithmetic: the bits are the same, and unsigned overflow is defined.
 template <class T, class Unsigned>
 CombineKernel integer_kernel(ReduceOp op, bool average) {
     if (average) return nullptr;

@@ -1,4 +1,5 @@
-// Between combine.cc and the variants: one function per instruction set that names its kernel for a type and operation.
+// The interface between combine.cc and its variants: one function per instruction set returns the kernel for a type and
+// an operation.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +9,11 @@
 
 namespace multiring {
 
-// Sizes are in bytes of one buffer. The divisor is read by averaging kernels only.
+// `bytes` is the size of one buffer. Only averaging kernels read the divisor.
 using CombineKernel = void (*)(void* dst, const void* const* sources, int source_count, std::size_t bytes,
                                std::uint64_t divisor);
 
-// Averages exist for the sum of floating-point types here; nullptr for anything else that was asked to average.
+// Averaging kernels exist for sums of floating-point types only. Other averages return nullptr.
 CombineKernel baseline_kernel(DType dtype, ReduceOp op, bool average);
 CombineKernel avx2_kernel(DType dtype, ReduceOp op, bool average);
 CombineKernel avx512_kernel(DType dtype, ReduceOp op, bool average);

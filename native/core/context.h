@@ -1,11 +1,11 @@
-// One rank of a job: what the parts of its core offer to those outside.
+// One rank of a job: the public interface of the core.
 //
-// The parts: Peers (who there is, and what carries bytes), PeerConnector with SegmentHandover and Listeners (how they
-// meet), OperationTable (what is in flight), OperationStarter and OperationDriver (how that begins and goes on),
-// ProgressLoop with Sleepers (on which thread), FailureDetector and OperationFailures (who is gone, and what fails for
-// it), FrameRouter (what links tell), ControlChannel, RailWatch, EventRecorder, Shutdown. All hang off one RankState,
-// whose mutex guards their state; every function here takes it, so that any thread may call any of them. Nothing is
-// global, so that tests can run ranks as threads.
+// Its parts: Peers (the other ranks and their links); PeerConnector with SegmentHandover and Listeners (connections);
+// OperationTable (operations in flight); OperationStarter and OperationDriver (they start and advance operations);
+// ProgressLoop with Sleepers (threads); FailureDetector and OperationFailures (lost ranks and failed operations);
+// FrameRouter (incoming frames); ControlChannel; RailWatch; EventRecorder; Shutdown. All parts share one RankState,
+// whose mutex guards their state. Every function here locks the mutex, so any thread may call any function. There is no
+// global state, so tests can run ranks as threads.
 #pragma once
 
 #include <functional>
@@ -43,24 +43,26 @@ class Context final : public OperationHost {
   explicit Context(ContextConfig config);
   ~Context() override;
 
-  // Names and addresses to tell the other ranks. Every call of `listen` makes one more rail.
+  // The name and the addresses that the other ranks need. Every call of `listen` adds a rail and returns its port.
   const std::string& handover_name() const { return handover_.name(); }
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port) {
     return connector_.listeners().listen(host, first_port, last_port);
   }
 
-  // Maps every rank of this host and connects to `neighbours`. `local_ranks` lists this host's ranks, own one
-  // included, the same on all of them. False: `interrupted` said to stop. Raises FaultKind::rendezvous.
+  // Maps the segments of all ranks of this host and connects to `neighbours`. `local_ranks` lists this host's ranks,
+  // including this rank, in the same order on all of them. Returns false if `interrupted` returned true. Throws
+  // FaultKind::rendezvous.
   bool connect(const std::vector<PeerAddress>& peers, const std::vector<int>& local_ranks,
                const std::vector<int>& neighbours, double timeout_s, const std::function<bool()>& interrupted);
 
-  // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
+  // Starts an operation. `caller_waits`: this thread calls `wait` next, so no other thread needs to be woken.
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits) {
     return starter_.post(std::move(spec), caller_waits);
   }
-  // The blocking call again that `model` describes, on `data`, under the group's next sequence number: where all ranks
-  // come within a few microseconds it is done when this returns. Else the operation, for `wait`; neither: nothing was
-  // begun, because somebody is at work here or the operation cannot meet.
+  // Repeats the blocking call that `model` describes on `data`, with the group's next sequence number. If all ranks
+  // arrive within a few microseconds, the call is done on return. Otherwise the result holds the operation to `wait`
+  // for. If it is neither done nor holds an operation, nothing was started: another thread holds the mutex, or the
+  // operation cannot run in the slots.
   using Attempt = OperationStarter::Attempt;
   Attempt meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data) {
     return starter_.meet(model, sequence, data);
@@ -70,54 +72,55 @@ class Context final : public OperationHost {
     return loop_.wait(operation, timeout_s);
   }
   bool has_ended(const Operation& operation);
-  // Fails an operation in flight on all its ranks, as if `silent` had been silent for too long.
+  // Fails an operation in flight on all its ranks, as if rank `silent` had been silent for too long.
   void give_up(const std::shared_ptr<Operation>& operation, int silent);
-  // The same, as rank `culprit` has aborted the group.
+  // Fails an operation in flight on all its ranks, because rank `culprit` has aborted the group.
   void abort(const std::shared_ptr<Operation>& operation, int culprit);
-  // Ranks the operation waits for and for how long nothing has moved.
+  // Returns the ranks that the operation waits for, and the seconds since anything moved.
   std::pair<std::vector<int>, double> stalled_on(const Operation& operation);
 
   std::vector<Event> take_events();
   uint64_t dropped_events();
-  // Events again, those of a timeline: with reductions, and many more of them between two calls of take_timeline.
+  // Starts or stops recording a timeline. Its events include reductions, and its buffer holds more events.
   void keep_timeline(bool keeps);
   std::vector<Event> take_timeline();
-  uint64_t dropped_from_timeline();  // since keep_timeline
+  uint64_t dropped_from_timeline();  // events dropped since keep_timeline
   std::map<int, Loss> losses();
-  bool has_failed();           // a rank died or fell silent, or this one cannot go on
-  std::vector<std::pair<int, uint64_t>> goodputs();  // bytes per second to ranks of other hosts, where known
+  bool has_failed();  // true if a rank died, a group was aborted or stalled, or this rank cannot communicate any more
+  std::vector<std::pair<int, uint64_t>> goodputs();  // (rank, bytes per second) for ranks of other hosts, if known
   std::vector<RailStatus> rails();
-  std::vector<RailLoss> take_rail_losses();  // since the last call
-  std::vector<int> read_by();  // ranks of this host that can read this rank's ordinary memory
+  std::vector<RailLoss> take_rail_losses();  // rails lost since the last call
+  std::vector<int> read_by();  // the ranks of this host that can read this rank's ordinary memory
   std::shared_ptr<Segment> own_segment() const { return state_.segment; }
 
-  size_t unexpected_frames();  // kept for operations that this rank has yet to post
+  size_t unexpected_frames();  // number of frames kept for operations that this rank has not posted yet
 
-  // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
+  // Waits until no operation is in flight and every frame has been sent. Returns false after `timeout_s` seconds.
   bool settled(double timeout_s) { return shutdown_.settled(timeout_s); }
 
-  // Opens the connections with these ranks that are not there yet; the others do the same.
+  // Opens the missing connections with these ranks. The ranks must make the matching call.
   void link_with(const std::vector<int>& ranks);
-  // Sends a short message to a rank, outside any operation; as ControlChannel::send.
+  // Sends a short message to a rank, outside any operation. See ControlChannel::send.
   bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload) {
     return channel_.send(rank, group, tag, payload);
   }
-  // What has come, and what is new here, as ControlChannel::take. For one thread.
+  // Waits for control messages. Only one thread may call this function. See ControlChannel::take.
   std::optional<std::vector<ControlMessage>> take_control_messages(double timeout_s) {
     return channel_.take(timeout_s);
   }
-  void wake_control();  // has take_control_messages return
+  void wake_control();  // makes take_control_messages return
 
-  // For the thread that calls MPI: work for it (see MpiProxy), what came of it, and peers MPI cannot reach any more.
+  // For the thread that calls MPI (see MpiProxy). `collect` returns its work, `carried` reports finished bounce
+  // buffers, and `cannot_reach` reports a peer that MPI cannot reach any more.
   MpiProxy::Work collect(std::chrono::nanoseconds pause) { return proxy_.collect(pause); }
   void carried(const std::vector<uint64_t>& numbers);
   void cannot_reach(int peer, const std::string& why);
 
-  // How long a blocked caller spins before it sleeps; 0, as at the start: not at all.
+  // Sets how many seconds a blocked caller spins before it sleeps. The default is 0.
   void allow_spin(double seconds);
 
-  // Lets operations in flight end for at most `grace_s`, and stops. `announce`: the other ranks are told that this one
-  // left; without it they take its end for a death. Idempotent.
+  // Waits at most `grace_s` seconds for operations in flight, then stops the rank. `announce`: informs the other ranks
+  // that this rank leaves; otherwise they treat its end as a death. Idempotent.
   void close(double grace_s, bool announce);
 
   // OperationHost
@@ -139,7 +142,7 @@ class Context final : public OperationHost {
   }
 
   RankState state_;
-  MpiProxy proxy_;  // empty but for the mpi engine
+  MpiProxy proxy_;  // used by the mpi engine only
   EventRecorder recorder_;
   ControlMessages control_;
   Sleepers sleepers_{state_};

@@ -1,7 +1,6 @@
-// Control messages to and from other ranks: sent over whatever link there is, taken by one thread that sleeps here.
+// Sends and receives control messages. One thread of the rank sleeps in `take`.
 //
-// Takes RankState::mutex itself, but for `on_frame`, which whichever thread drives calls with it. `send` is any
-// caller's; `take` is one thread's.
+// Each function locks RankState::mutex itself. Any thread may call `send`; only one thread may call `take`.
 #pragma once
 
 #include <optional>
@@ -22,10 +21,11 @@ class ControlChannel {
   ControlChannel(RankState& state, Peers& peers, PeerConnector& connector, ControlMessages& control, Sleepers& sleepers)
       : state_(state), peers_(peers), connector_(connector), control_(control), sleepers_(sleepers) {}
 
-  // False: the rank is gone, or of another host, lower and not linked with. FaultKind::state: it does not take what was
-  // sent to it.
+  // Sends a message to `rank`. Returns false if the rank is lost, or if there is no connection and only the other,
+  // lower rank can make it. Throws FaultKind::state if the rank has too many unacknowledged messages.
   bool send(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload);
-  // What has come, and what is new here, in order; empty after `timeout_s`, nothing at all once the rank has stopped.
+  // Waits for messages and returns them in order. The vector is empty after `timeout_s` seconds; the result is nullopt
+  // once the rank has stopped.
   std::optional<std::vector<ControlMessage>> take(double timeout_s);
 
  private:

@@ -1,9 +1,9 @@
-// Control messages: short messages between ranks outside any operation, and news of this rank's own for whoever listens
-// here.
+// Control messages: short messages between ranks outside any operation, and this rank's own notifications to its
+// listening thread.
 //
-// What waits is bounded on both sides by what a rank may have sent and not seen taken: each taking is acknowledged.
-// Guarded by RankState::mutex, which every caller holds: whichever thread drives or sends, and the one thread that
-// takes.
+// The receiver acknowledges the messages that it takes. A sender may have only a bounded amount of unacknowledged
+// messages, so the queues on both sides are bounded. RankState::mutex guards the state. Every caller holds the mutex:
+// the driving thread, callers that send, and the one thread that takes.
 #pragma once
 
 #include <condition_variable>
@@ -22,12 +22,12 @@ namespace multiring {
 
 struct ControlMessage {
   enum class Kind : uint8_t {
-    message = 0,   // `payload` of rank `rank`, to `group`, under `tag`
-    mismatch = 1,  // an operation of `group` that tells of it, sequence number `tag`: what each rank called it
-    loss = 2,      // rank `rank` is gone; `tag` is the LossKind, `payload` why
+    message = 0,   // rank `rank` sent `payload` to `group` with the tag `tag`
+    mismatch = 1,  // the operation with the sequence number `tag` of `group` mismatched; `titles` are the descriptions
+    loss = 2,      // rank `rank` is lost; `tag` is the LossKind, `payload` the reason
   };
   Kind kind;
-  int rank = 0;  // in the world
+  int rank = 0;  // a world rank
   uint64_t group = 0;
   uint64_t tag = 0;
   std::string payload;
@@ -40,26 +40,26 @@ class ControlMessages {
     uint64_t count = 0;
     uint64_t bytes = 0;
   };
-  static constexpr Amount kMostWaiting{4096, 4 << 20};  // between two ranks, one way
-  static constexpr size_t kMostOwn = 1 << 16;           // mismatches and losses
+  static constexpr Amount kMostWaiting{4096, 4 << 20};  // unacknowledged messages from one rank to another
+  static constexpr size_t kMostOwn = 1 << 16;           // queued mismatches and losses of this rank
 
-  // Sending. Whether one more of so many bytes may be sent to `peer`, and that it was, or was taken there.
+  // Sending: whether a message of `bytes` may be sent to `peer`, and notes that a message was sent or acknowledged.
   bool may_send(int peer, size_t bytes) const { return fits(waiting_there_, peer, bytes); }
   void note_sent(int peer, size_t bytes) { add(waiting_there_[peer], bytes); }
   void note_taken(int peer, Amount amount);
   Amount waiting_for(int peer) const;
 
-  // Receiving. False: the peer has sent more than may wait.
+  // Receiving. `receive` returns false if the peer exceeded the limit of unacknowledged messages.
   bool receive(int peer, const Frame& frame, std::span<const std::byte> payload);
-  void tell(ControlMessage own);  // of this rank; one too many is lost, and `has_lost` from then on
-  void wake(bool for_good = false);  // has `wait` return, once or always
-  // Until something has come, `wake` was called, or it is `deadline`.
+  void tell(ControlMessage own);  // queues a notification of this rank; beyond kMostOwn, drops it and sets `has_lost`
+  void wake(bool for_good = false);  // makes `wait` return, once or from now on
+  // Returns when a message is available, `wake` was called, or `deadline` has passed.
   void wait(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
   bool empty() const { return inbox_.empty(); }
   bool has_lost() const { return has_lost_; }
   struct Taken {
     std::vector<ControlMessage> messages;
-    std::map<int, Amount> by_peer;  // to be acknowledged
+    std::map<int, Amount> by_peer;  // the caller must acknowledge these
   };
   Taken take();
 

@@ -1,23 +1,23 @@
-// Owned file descriptors that a forked child closes by itself.
+// Owned file descriptors that a forked child closes automatically.
 //
-// Data-loader workers fork without exec: an inherited socket would keep a dead rank's connection
-// open, and its death unseen. Every descriptor of the core is therefore owned by a Descriptor, and
-// one handler, run in the child, closes them all. The table is global because fork is.
+// Data-loader workers fork without exec. An inherited socket would keep a dead rank's connection open, and the peers
+// would not detect the death. Therefore a Descriptor owns every descriptor of the core, and one fork handler closes all
+// of them in the child. The table is global because a fork affects the whole process.
 #pragma once
 
 #include <cstdint>
 
 namespace multiring {
 
-// Which process made an object: a child that was forked since has inherited it, and what it stands for is the parent's.
-// What the child makes itself is its own, like a rank's after its parent has left the job.
+// Records which process created an object. If the process forks later, the child's copy is inherited: the resource
+// behind the object belongs to the parent. Objects that the child creates itself are not inherited.
 class Origin {
  public:
   Origin();
   bool is_inherited() const;
 
  private:
-  uint64_t forks_;  // between this process and the first
+  uint64_t forks_;  // number of forks between the first process and the creating process
 };
 
 class Descriptor {

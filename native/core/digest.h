@@ -1,4 +1,4 @@
-// SHA-256 and HMAC-SHA256 (FIPS 180-4, RFC 2104), for proving that a connection comes from the job.
+// SHA-256 and HMAC-SHA256 (FIPS 180-4, RFC 2104). Handshakes use them to prove that both ends belong to the job.
 #pragma once
 
 #include <array>

@@ -1,9 +1,10 @@
-// An all_reduce whose moves send little: what each sends travels with the agreement, so that no agreement comes before.
+// An all_reduce with small messages: each send travels with its descriptor, so no agreement has to precede it.
 //
-// Whoever hears of a rank that does not come this way, or means something else, turns back to agreeing, and by its
-// rounds turns back others. Nobody can have written its buffer by then: what makes a part complete has come from all of
-// them, and on its way passed only ranks whose descriptors were equal. So whoever wrote one part can go on with the
-// others: nobody turns back any more. Guarded by RankState::mutex; whichever thread drives calls it.
+// A rank turns back to the ordinary agreement if it learns of a rank that uses another way or has another descriptor;
+// its agreement rounds make other ranks turn back, too. No rank can have written its buffer by then. A complete part
+// contains the contributions of all ranks, and these passed only ranks with equal descriptors. So once a rank has
+// written one part, no rank turns back, and the rank can write the other parts. RankState::mutex guards the state; the
+// driving thread calls it.
 #pragma once
 
 #include <compare>
@@ -32,7 +33,7 @@ class EagerExecution {
     Frame frame;
     std::vector<std::byte> payload;
   };
-  // Messages as moves have them: the n-th sent on a line is the n-th taken.
+  // Messages between two ranks on a channel. The receiver takes them in the order of sending.
   struct Line {
     int peer;
     uint16_t channel;
@@ -45,7 +46,7 @@ class EagerExecution {
   Agreement& agreement_;
   bool is_open_ = false;
   Lane lane_{.slot = 0, .segment = 0};
-  std::map<std::pair<Line, uint8_t>, Message> came_;  // by their place on their line
+  std::map<std::pair<Line, uint8_t>, Message> came_;  // received messages, by their index on their line
   std::map<Line, uint8_t> sent_;
   std::map<Line, uint8_t> taken_;
 };

@@ -1,6 +1,6 @@
-// What went on when, for whoever asks: the newest events, and all of them while a timeline is kept.
+// Records events: always the newest ones, and all events while a timeline is recorded.
 //
-// Guarded by RankState::mutex, which every caller holds: whichever thread drives records, callers take.
+// RankState::mutex guards it, and every caller holds the mutex. The driving thread records events; callers take them.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@
 
 namespace multiring {
 
-// A row of a timeline as it is: Python reads an array of them (trace/part.py has the same fields).
+// One row of a timeline. Python reads an array of these rows; trace/part.py must declare the same fields.
 struct Event {
   enum class Kind : uint32_t { operation, wait, rail, reduce };
   Kind kind;
-  uint32_t name;     // rail: which one was given up
-  OperationKey key;  // rail: sequence = the peer
+  uint32_t name;     // operation: the number of its name; rail: the index of the lost rail
+  OperationKey key;  // operation: its key; rail: `sequence` is the peer
   uint64_t bytes;
   int64_t start_ns;   // steady clock
-  int64_t agreed_ns;  // operation: when every rank had arrived; 0: never
+  int64_t agreed_ns;  // operation: when every rank had arrived; 0 if that did not happen
   int64_t end_ns;
-  // Of timelines only.
-  uint64_t digest = 0;   // operation: the first bytes of its descriptor's
-  int64_t busy_ns = 0;   // reduce: how much of its time was work
-  uint32_t thread = 0;   // wait: whose, as the kernel counts threads
-  FaultKind fault = FaultKind::none;  // operation
+  // The following fields are used by timelines only.
+  uint64_t digest = 0;   // operation: the first 8 bytes of its descriptor's digest
+  int64_t busy_ns = 0;   // reduce: the working time between start_ns and end_ns
+  uint32_t thread = 0;   // wait: the kernel's id of the waiting thread
+  FaultKind fault = FaultKind::none;  // operation: how it failed, or none
   uint8_t unused[3] = {};
 };
 static_assert(sizeof(Event) == 80 && std::is_trivially_copyable_v<Event>);
@@ -43,10 +43,10 @@ class EventRecorder {
     events_.push_back(event);
     keep(event);
   }
-  void keep(const Event& event) {  // for the timeline alone
+  void keep(const Event& event) {  // records an event in the timeline only
     if (!keeps_) return;
     if (timeline_.size() == kMostOfTimeline) {
-      ++dropped_from_timeline_;  // the newest: who reads on has the beginnings of all that he was told of
+      ++dropped_from_timeline_;  // drops the newest event, so a reader of the timeline misses only its end
       return;
     }
     timeline_.push_back(event);
@@ -68,18 +68,18 @@ class EventRecorder {
   }
   std::vector<Event> take_timeline() {
     std::vector<Event> next;
-    next.reserve(timeline_.size());  // it may need as much again, and whoever records is not to wait for that
+    next.reserve(timeline_.size());  // the next part may grow as long; the recording thread must not wait for memory
     return std::exchange(timeline_, std::move(next));
   }
-  uint64_t dropped_from_timeline() const { return dropped_from_timeline_; }  // since keep_timeline
-  uint32_t this_thread() const;  // the caller's, where a timeline is kept; else 0
+  uint64_t dropped_from_timeline() const { return dropped_from_timeline_; }  // events dropped since keep_timeline
+  uint32_t this_thread() const;  // the kernel's id of the calling thread; 0 unless a timeline is recorded
 
  private:
   static constexpr size_t kMostEvents = 1 << 16;
-  // 80 MB: what a group of one rank does in a second or so, and somebody drains it more often.
+  // 80 MB hold the events of about one second of a group with one rank. The reader drains the timeline more often.
   static constexpr size_t kMostOfTimeline = 1 << 20;
 
-  std::deque<Event> events_;  // the newest
+  std::deque<Event> events_;  // the newest events
   uint64_t dropped_ = 0;
   bool keeps_ = false;
   std::vector<Event> timeline_;

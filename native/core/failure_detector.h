@@ -1,8 +1,8 @@
-// Which ranks die, leave or fall silent, as this rank finds it or is told.
+// Detects ranks that die, leave or fall silent, from this rank's own connections and from reports of other ranks.
 //
-// What is found here, while links or operations are at work, becomes a loss (Peers::lose) only when those operations
-// are settled: OperationFailures::settle_losses. Guarded by RankState::mutex, which every caller holds: the progress
-// thread hears of ends over watched sockets, whichever thread drives hears frames.
+// A detected loss is queued here. It takes effect (Peers::lose) only in OperationFailures::settle_losses, after links
+// and operations have finished their current work. RankState::mutex guards the state, and every caller holds it. The
+// progress thread reads the watched sockets; the driving thread handles frames.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@
 
 namespace multiring {
 
-// What some member could not finish an operation for; `quiet_s` where that one is silent.
+// The reason why a member could not finish an operation: rank `rank` was lost, could not continue, aborted, or has been
+// silent for `quiet_s` seconds.
 struct FailureCause {
   int rank;
   LossKind kind;
@@ -35,22 +36,22 @@ class FailureDetector {
  public:
   FailureDetector(RankState& state, Peers& peers) : state_(state), peers_(peers) {}
 
-  void watch(int peer, Descriptor socket);  // whose end tells of the rank's death
-  void say_leaving();                       // over those
+  void watch(int peer, Descriptor socket);  // treats the end of the connection as the peer's death
+  void say_leaving();                       // announces over the watched connections that this rank leaves
   void drop_watches() { watches_.clear(); }
 
-  void on_loss(int peer, LossKind kind, const std::string& why);  // as a link found
+  void on_loss(int peer, LossKind kind, const std::string& why);  // a link has detected the loss of its peer
   void note_loss(int lost, LossKind kind, const std::string& why);
-  void on_lost(int peer, const Frame& frame);  // what `peer` tells of another's loss, or of this rank's own
-  // `peer` failed an operation for this rank's being cut off, or for another's loss.
+  void on_lost(int peer, const Frame& frame);  // `peer` reports that a rank, perhaps this one, is lost
+  // `on_exclusion`: `peer` treats this rank as cut off. `on_cause`: `peer` failed an operation because of a lost rank.
   void on_exclusion(int peer);
   void on_cause(int peer, const FailureCause& cause);
-  void believe_gossip(Clock::time_point now);
+  void believe_gossip(Clock::time_point now);  // accepts reports about ranks that left once they are old enough
 
   bool has_new() const { return !new_losses_.empty(); }
   bool waits_for_time() const { return !gossip_.empty() || has_new(); }
-  // How many of the new losses are to be settled now. Only once nothing moves any more is it sure that a lost rank's
-  // last words have been heard; but operations of others may keep moving for ever.
+  // Returns how many of the new losses to settle now. While nothing moves, all of them: the lost ranks' last messages
+  // have been handled. While other operations move, only losses that are old enough.
   size_t heard_out(bool anything_moves) const;
   std::vector<NewLoss> take(size_t count);
 
@@ -64,8 +65,8 @@ class FailureDetector {
   RankState& state_;
   Peers& peers_;
   std::map<int, Descriptor> watches_;  // by rank
-  std::map<int, Gossip> gossip_;       // of ranks that left, as others say
-  std::vector<NewLoss> new_losses_;    // in order
+  std::map<int, Gossip> gossip_;       // reports from other ranks about ranks that left
+  std::vector<NewLoss> new_losses_;    // in the order of their detection
 };
 
 }  // namespace multiring

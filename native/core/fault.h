@@ -18,7 +18,7 @@ class Fault : public std::runtime_error {
   FaultKind kind_;
 };
 
-// "CALL: reason (errno)" as a Fault of `kind`; reads errno first.
+// Throws a Fault of `kind` with the text "CALL: reason (errno N)". The caller must not change errno before this call.
 [[noreturn]] void throw_errno(FaultKind kind, const std::string& call);
 
 }  // namespace multiring

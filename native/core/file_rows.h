@@ -6,18 +6,18 @@
 
 namespace multiring {
 
-// Rows of open files, all of a size, each with what follows it.
+// A request for rows of equal size from open files. Each row may be followed by a tail.
 struct FileRows {
-  std::span<const int32_t> descriptors;  // of each row's file
-  std::span<const int64_t> begins;       // where each row begins in its file
-  size_t row_bytes = 0;                  // of each
-  std::byte* rows = nullptr;             // for all of them, one after the other
-  std::span<const int64_t> tail_bytes;   // how many bytes behind each row are wanted, too
-  std::byte* tails = nullptr;            // for those
+  std::span<const int32_t> descriptors;  // file descriptor of each row
+  std::span<const int64_t> begins;       // file offset of each row, in bytes
+  size_t row_bytes = 0;                  // size of a row
+  std::byte* rows = nullptr;             // memory for all rows, one after another
+  std::span<const int64_t> tail_bytes;   // number of bytes to read after each row
+  std::byte* tails = nullptr;            // memory for all tails, one after another
 };
 
-// Reads row after row, one system call each. Returns how many came whole: fewer than there are where a file ends
-// before, or cannot be read.
+// Reads the rows in order, with one system call each. Returns the number of complete rows; it stops at the first row
+// that is cut short by the end of its file or cannot be read.
 size_t read_rows(const FileRows& wanted);
 
 }  // namespace multiring

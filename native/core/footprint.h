@@ -1,6 +1,6 @@
-// Where many tensors lie, and whether they still lie there.
+// Records the memory layout of many tensors, and checks whether the layout is unchanged.
 //
-// Not thread-safe: whoever holds Python's lock calls it.
+// Not thread-safe: callers must hold Python's lock.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace multiring {
 
-// A tensor as DLPack describes it. Strides in elements; null: row by row.
+// A tensor as DLPack describes it. Strides are in elements; null strides mean row-major order.
 struct TensorView {
   uintptr_t address;
   int64_t type;  // code, bits and lanes in one word
@@ -19,17 +19,18 @@ struct TensorView {
   const int64_t* shape;
   const int64_t* strides;
 
-  bool is_dense() const;  // row by row, or without elements
+  bool is_dense() const;  // true if it is contiguous in row-major order, or has no elements
 };
 
 class Footprint {
  public:
   void reserve(size_t count);
-  bool add(const TensorView& tensor);  // false: not in host memory row by row, or of another type than the first
-  bool has(size_t index, const TensorView& tensor) const;  // whether the tensor at that place lies as it did
+  // Appends a tensor. Returns false if it is not dense in host memory, or its type differs from the first tensor's.
+  bool add(const TensorView& tensor);
+  bool has(size_t index, const TensorView& tensor) const;  // true if tensor `index` has the recorded layout
   size_t size() const { return addresses_.size(); }
   uintptr_t address() const { return addresses_.front(); }
-  // Equal for tensors that lie to each other alike, wherever the first of them is.
+  // Returns a key that is equal for tensors with equal types, shapes and offsets from the first tensor.
   std::vector<int64_t> form() const;
 
  private:
@@ -40,20 +41,21 @@ class Footprint {
   int64_t type_ = 0;
   std::vector<uintptr_t> addresses_;
   std::vector<int32_t> dims_;
-  std::vector<int64_t> sizes_;   // of all, one after the other
-  std::vector<size_t> sizes_at_;  // where each one's begin
+  std::vector<int64_t> sizes_;   // the shapes of all tensors, one after another
+  std::vector<size_t> sizes_at_;  // where each tensor's shape begins in sizes_
 };
 
-// Lines of the cache that a look at tensors is expected to fetch: hints and no more.
+// Cache lines to prefetch before the tensors are inspected. They are only hints.
 class LineHints {
  public:
   static constexpr size_t kLineBytes = 64;
-  static constexpr size_t kTensorBytes = 176;  // of torch 2.13's TensorImpl
+  static constexpr size_t kTensorBytes = 176;  // the size of TensorImpl in torch 2.13
 
-  // An object in memory whose words may point to where a tensor is described; read up to a line, or `bytes`.
+  // Prefetches the targets of the pointers in `object`, one of which may be the tensor's description. Skips `header`
+  // bytes and reads at most one line, or `bytes`.
   static void fetch_behind(const void* object, size_t header, size_t bytes);
   void note(uintptr_t address);
-  // A tensor's own description, which is longer than a line, and what its first words point to, which may be anything.
+  // Adds the lines of a tensor's description at `start`, and the targets of the pointers among its first words.
   void note_tensor(uintptr_t start);
   void fetch() const;
   bool empty() const { return lines_.empty(); }
@@ -64,7 +66,7 @@ class LineHints {
   static constexpr uintptr_t kMostAddress = uintptr_t{1} << 47;
 
   std::vector<uintptr_t> lines_;
-  std::array<uintptr_t, kLineBytes / sizeof(uintptr_t)> others_{};  // words of the tensor before
+  std::array<uintptr_t, kLineBytes / sizeof(uintptr_t)> others_{};  // the first words of the previous tensor
 };
 
 }  // namespace multiring

@@ -1,6 +1,6 @@
-// What links tell this rank, handed on to the part that it is for.
+// Dispatches the frames and events of links to the responsible parts of the rank.
 //
-// Guarded by RankState::mutex, which every caller holds: whichever thread drives, and callers that post.
+// Every caller holds RankState::mutex: the driving thread, and callers that post.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class FrameRouter final : public LinkEvents {
               OperationFailures& failures, ControlMessages& control)
       : state_(state), peers_(peers), detector_(detector), table_(table), failures_(failures), control_(control) {}
 
-  // It is in flight from now on; what came before it is handed on.
+  // Adds an operation to those in flight and delivers the frames that arrived for it earlier.
   void begin(const std::shared_ptr<Operation>& operation);
 
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;

@@ -1,11 +1,11 @@
-// What the kernel has seen a connection carry.
+// The throughput of a connection, as the kernel measured it.
 #pragma once
 
 #include <cstdint>
 
 namespace multiring {
 
-// Bytes per second that the connection's other side took lately, while it was given enough; 0: not known.
+// Returns the bytes per second that the peer recently acknowledged while this side had enough to send; 0 if unknown.
 uint64_t goodput_of(int socket);
 
 }  // namespace multiring

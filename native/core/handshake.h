@@ -1,10 +1,9 @@
-// Mutual proof, on a fresh tcp connection, that both ends know the job's secret.
+// Mutual authentication on a fresh TCP connection: both ends prove that they know the job's secret.
 //
-// The connecting rank says hello with a nonce; the other answers with its own nonce and an HMAC
-// over both; the first proves itself likewise, and is bid welcome. Nothing else is read before: a
-// caller gets at most a fixed number of bytes and seconds of attention. Frames after it are not
-// encrypted. A caller whose connection ends before the welcome was turned away, by whoever had too
-// many callers at the door, and may come again.
+// The calling rank sends a hello with a nonce. The called rank answers with its own nonce and an HMAC over both nonces.
+// The caller proves itself in the same way and receives a welcome. Before that, the called rank reads a fixed number of
+// bytes and waits a fixed number of seconds at most. Frames after the handshake are not encrypted. If a connection ends
+// before the welcome, the called rank had too many pending handshakes; the caller may try again.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +22,26 @@ class Handshake {
     int size;
     std::string job;
     std::string secret;
-    uint16_t rails = 1;  // how many every rank has
-    uint16_t rail = 0;   // caller: which of them this connection is to be
+    uint16_t rails = 1;  // number of rails, equal on all ranks
+    uint16_t rail = 0;   // caller: index of the rail that this connection becomes
   };
   static constexpr int kAnyone = -1;
 
-  // `peer` is the rank that is called, or kAnyone for an accepted connection.
+  // `peer`: the called rank, or kAnyone for an accepted connection.
   Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline);
 
-  Status advance();  // as far as the socket lets it; never blocks
+  Status advance();  // continues as far as possible without blocking
   bool wants_to_write() const { return !outgoing_.empty(); }
   int peer() const { return peer_; }
   uint16_t rail() const { return rail_; }
   int fd() const { return socket_.get(); }
   const std::string& why() const { return why_; }
-  bool was_turned_away() const { return turned_away_; }  // refused, and nothing was wrong with what was said
+  bool was_turned_away() const { return turned_away_; }  // the peer closed the connection; a new attempt may succeed
   Clock::time_point deadline() const { return deadline_; }
   Descriptor release() { return std::move(socket_); }
 
  private:
-  enum class Stage : uint8_t { hello, answer, proof, welcome };  // what is awaited
+  enum class Stage : uint8_t { hello, answer, proof, welcome };  // the message that this end waits for
 
   Status refuse(const std::string& why);
   Status broke(const std::string& why);

@@ -1,10 +1,10 @@
-// The transport contract: what carries frames and byte streams between this rank and one peer.
+// The transport interface: a Link carries frames and byte streams between this rank and one peer.
 //
-// Streams are named by (operation, channel), one in each direction, and deliver bytes in order.
-// `offer` never blocks: the memory must stay readable until `out(key).drained()`. `in(key).pieces`
-// are views of what has arrived; `consume` hands them back, which is what lets the sender go on.
-// No data is sent before every rank of the operation has agreed to it, so a receiver's memory for
-// operations it has not posted is bounded by frames, never by payload.
+// A stream is identified by (operation, channel) and delivers bytes in order; there is one in each direction. `offer`
+// never blocks: the memory must stay readable until `out(key).drained()`. `in(key).pieces` are views of the bytes that
+// have arrived. `consume` releases them, and only then can the sender send more. A rank sends data only after every
+// rank of the operation has agreed. Therefore a receiver buffers frames, but never payload, for operations that it has
+// not posted.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct StreamKey {
   auto operator<=>(const StreamKey&) const = default;
 };
 
-// Bytes offered to a peer and not yet handed on.
+// Bytes that were offered to a peer and are not sent yet.
 struct OutStream {
   struct Piece {
     const std::byte* data;
@@ -34,51 +34,52 @@ struct OutStream {
   };
   std::deque<Piece> pending;
   uint64_t offered = 0;  // bytes
-  uint64_t taken = 0;    // bytes the offered memory is no longer needed for
-  uint64_t sent = 0;     // bytes handed to the wire (tcp: bounded by credit)
-  uint32_t staged = 0;   // shm: staging slots it holds
-  uint64_t credit = 0;   // tcp: bytes the peer has room for, counted from the stream's start
+  uint64_t taken = 0;    // bytes whose source memory is no longer needed
+  uint64_t sent = 0;     // bytes given to the transport (tcp: bounded by credit)
+  uint32_t staged = 0;   // shm: number of staging slots that the stream holds
+  uint64_t credit = 0;   // tcp: bytes that the peer has room for, counted from the stream's start
   static constexpr uint16_t kNoCarrier = UINT16_MAX;
-  uint16_t rail = 0;              // tcp: the one it was offered on
-  uint16_t carrier = kNoCarrier;  // tcp: the one it travels on
+  uint16_t rail = 0;              // tcp: the rail requested by `offer`
+  uint16_t carrier = kNoCarrier;  // tcp: the rail that carries the stream
   bool drained() const { return offered == taken; }
 };
 
-// Bytes that arrived and are not yet consumed.
+// Bytes that have arrived and are not consumed yet.
 struct InStream {
   struct Piece {
-    const std::byte* data;  // here, or in the peer's own memory (kForeign)
+    const std::byte* data;  // an address of this process, or of the peer's ordinary memory (kForeign)
     size_t size;
-    size_t whole;   // size when it arrived
+    size_t whole;   // size of the piece when it arrived
     uint32_t slot;  // shm: the sender's staging slot, kNoSlot or kForeign
-    Payload owned;  // tcp; null: received where it belongs
+    Payload owned;  // tcp: owns the bytes; null if they were received at their final place
   };
   std::deque<Piece> pieces;
   std::unique_ptr<std::byte[]> fetched;  // the first bytes of a foreign piece
   const std::byte* fetched_from = nullptr;
   size_t fetched_size = 0;
-  uint64_t ungranted = 0;  // tcp: bytes consumed since the last credit
-  uint64_t arrived = 0;    // tcp: bytes, in whole frames
-  // tcp: where the bytes from `landing_from` up to `landing_to` of the stream belong; null: nowhere known yet
+  uint64_t ungranted = 0;  // tcp: bytes consumed since this rank last granted credit
+  uint64_t arrived = 0;    // tcp: bytes of completely received frames
+  // tcp: the final place of the stream's bytes [landing_from, landing_to); null if it is not known yet.
   std::byte* landing = nullptr;
   uint64_t landing_from = 0;
   uint64_t landing_to = 0;
 };
 
 inline constexpr size_t kNoteBytes = 64 * 1024;
-inline constexpr uint16_t kNoteChannel = UINT16_MAX;  // whose staging slots are handed back; no stream has it
-inline constexpr uint32_t kNoSlot = UINT32_MAX;       // bytes in the sender's segment
-inline constexpr uint32_t kForeign = UINT32_MAX - 1;  // bytes at an address of the sender's own memory
+inline constexpr uint16_t kNoteChannel = UINT16_MAX;  // channel of `taken` frames for notes; no stream uses it
+inline constexpr uint32_t kNoSlot = UINT32_MAX;       // the bytes lie in the sender's segment
+inline constexpr uint32_t kForeign = UINT32_MAX - 1;  // the bytes lie in the sender's ordinary memory
 
-// What a link tells the rank it belongs to.
+// Callbacks from a link to its rank.
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  // Every kind but data and taken; `payload` is what a note brought, and gone when this returns.
+  // Called for frames of every kind except `data` and `taken`. `payload` is a note's payload; it is valid only during
+  // the call.
   virtual void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) = 0;
-  virtual bool expects(const OperationKey& key) const = 0;  // whether the operation is in flight here
+  virtual bool expects(const OperationKey& key) const = 0;  // true if the operation is in flight on this rank
   virtual void on_loss(int peer, LossKind kind, const std::string& why) = 0;
-  // What an operation offered cannot be handed on. Said again as long as that is so.
+  // The link cannot send the bytes that an operation offered. The link repeats the call while this condition lasts.
   virtual void on_stuck(const OperationKey& key, const std::string& why) = 0;
 };
 
@@ -92,28 +93,29 @@ class Link {
   int peer() const { return peer_; }
   OutStream& out(const StreamKey& key);
   InStream& in(const StreamKey& key) { return in_[key]; }
-  // `rail`: which of several connections should carry the stream, counted from 0 and round again.
+  // Queues `size` bytes on a stream. `rail` selects a connection, modulo the number of connections.
   void offer(const StreamKey& key, const std::byte* data, size_t size, uint16_t rail = 0);
 
   virtual void send(const Frame& frame) = 0;
-  // A round's or a control message's frame and at most kNoteBytes with it; they are copied. Sets the frame's slot,
-  // offset and length.
+  // Sends the frame of a round or control message with a payload of at most kNoteBytes. Copies the payload, and sets
+  // the frame's slot, offset and length.
   virtual void send_note(const Frame& frame, std::span<const std::byte> payload) = 0;
-  // `size` bytes at `offset` of the peer's segment; null: none of it can be reached from here.
+  // Returns the address of `size` bytes at `offset` of the peer's segment; null if the segment is not mapped here.
   virtual std::byte* reach(uint64_t, uint64_t) const { return nullptr; }
-  // The stream's next bytes, at most `most`, readable in place until consumed; empty: nothing has arrived.
+  // Returns at most `most` of the stream's next bytes, readable in place until consumed. Empty if nothing has arrived.
   virtual std::span<const std::byte> peek(InStream& stream, size_t most);
-  // Copies at most `most` of the stream's next bytes to `target`; returns how many. They still are to be consumed.
-  // Until the operation is closed, what then arrives of them may be written there at any time.
+  // Copies at most `most` of the stream's next bytes to `target` and returns their number. The caller must still
+  // consume them. Until the operation is closed, the link may write bytes that arrive later directly to `target`.
   virtual size_t copy(InStream& stream, std::byte* target, size_t most);
   virtual void consume(const StreamKey& key, InStream& stream, size_t size) = 0;
-  virtual bool pump() = 0;  // hands on what can be handed on without blocking; true if anything was
-  bool drained(const OperationKey& key) const;  // every byte offered for the operation was taken
-  virtual bool congested() const { return false; }  // frames wait for room that nobody announces
-  // Whether the peer's memory may hold something else than what the operation put there, as the operation failed over
-  // there. Asked after its bytes were read, and before what was made of them is passed on.
+  virtual bool pump() = 0;  // sends as much as possible without blocking; true if anything was sent
+  bool drained(const OperationKey& key) const;  // true if the peer took every byte offered for the operation
+  // True if frames wait for room and no event will announce that room; the caller must poll.
+  virtual bool congested() const { return false; }
+  // Returns true if the operation has failed on the peer, so that the peer's memory may hold other data. Call this
+  // after reading the peer's bytes and before using the result.
   virtual bool has_failed(const OperationKey&) { return false; }
-  // Forgets the operation's streams; afterwards its memory is never touched again.
+  // Drops the operation's streams. The link does not touch the operation's memory afterwards.
   virtual void close(const OperationKey& key);
 
  protected:

@@ -1,7 +1,7 @@
-// Where ranks of other hosts call, and who has called and not yet proven itself.
+// The sockets that accept connections from ranks of other hosts, and the handshakes that are pending on them.
 //
-// Guarded by RankState::mutex, which `listen` takes itself and every other caller holds: the progress thread accepts
-// and hears pending handshakes, a caller listens and joins.
+// RankState::mutex guards the state. `listen` locks the mutex itself; callers of all other functions hold it. The
+// progress thread accepts connections and advances handshakes; the thread that joins the job listens.
 #pragma once
 
 #include <functional>
@@ -20,25 +20,25 @@ namespace multiring {
 
 class Listeners {
  public:
-  // `on_proven` is told of each rank that has called, and takes its connection if it wants it.
+  // `on_proven` is called with each completed handshake; it may take the connection out of it.
   Listeners(RankState& state, std::function<void(Handshake&)> on_proven)
       : state_(state), on_proven_(std::move(on_proven)) {}
 
-  // Every call makes one more rail. The port.
+  // Listens at a free port in the range and returns it. Every call adds a rail.
   uint16_t listen(const std::string& host, uint16_t first_port, uint16_t last_port);
-  void open() {  // ranks may call
+  void open() {  // starts to accept connections
     for (const auto& listener : listeners_) watch(listener);
   }
   size_t size() const { return listeners_.size(); }
   const std::string& host(size_t rail) const { return listeners_[rail].host; }
-  Handshake::Self self_on(uint16_t rail) const;  // what this rank says of itself
+  Handshake::Self self_on(uint16_t rail) const;  // this rank's identity for a handshake on `rail`
 
-  bool rests() const { return listens_again_.has_value(); }  // somebody has to call `tend`
+  bool rests() const { return listens_again_.has_value(); }  // true if it is paused, so that `tend` must be called
   bool waits_for_time() const { return rests() || !pending_handshakes_.empty(); }
   void tend() {
     if (listens_again_ && Clock::now() >= *listens_again_) listen_again();
   }
-  void expire_pending();  // handshakes that take too long
+  void expire_pending();  // drops handshakes that take too long
   void drop_pending() { pending_handshakes_.clear(); }
   void close() { listeners_.clear(); }
 
@@ -57,8 +57,8 @@ class Listeners {
 
   RankState& state_;
   const std::function<void(Handshake&)> on_proven_;
-  std::vector<Listener> listeners_;                 // by rail
-  std::optional<Clock::time_point> listens_again_;  // who comes until then stays in the kernel's queue
+  std::vector<Listener> listeners_;  // by rail
+  std::optional<Clock::time_point> listens_again_;  // end of a pause; callers wait in the kernel's queue until then
   std::map<int, std::unique_ptr<Handshake>> pending_handshakes_;
 };
 

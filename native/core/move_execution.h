@@ -1,6 +1,6 @@
-// A program run move by move, as its Schedule has it: several segments side by side, each on a lane of its own.
+// Runs a program move by move, in the order of its Schedule. Several segments run concurrently, each on its own lane.
 //
-// Guarded by RankState::mutex; whichever thread drives calls it.
+// RankState::mutex guards the state; the driving thread calls it.
 #pragma once
 
 #include <set>
@@ -16,8 +16,8 @@ class MoveExecution {
   explicit MoveExecution(OperationRecord& operation) : operation_(operation), coded_(operation) {}
 
   void open();
-  bool advance();                             // true if anything moved
-  bool is_done() const { return lanes_.empty(); }  // but for what peers have yet to take
+  bool advance();  // true if anything moved
+  bool is_done() const { return lanes_.empty(); }  // true even if peers have not yet taken all bytes
   std::set<int> waiting_for() const;
 
  private:
@@ -29,7 +29,7 @@ class MoveExecution {
   uint64_t ready_from(const Lane& lane, const Move& move, const void** sources, std::byte* target) const;
   uint64_t logged_bytes(const Lane& lane, const Move& move) const;
   const std::vector<Move>& moves_of(const Lane& lane) const;
-  std::vector<int> readers_of(const Lane& lane) const;  // peers that have not taken all that its streams offered them
+  std::vector<int> readers_of(const Lane& lane) const;  // peers that have not taken all bytes of the lane's streams
 
   OperationRecord& operation_;
   CodedMoves coded_;

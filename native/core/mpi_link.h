@@ -1,8 +1,8 @@
-// The mpi engine: frames and notes over one connection, as the tcp engine's, and streams as MPI messages.
+// The mpi engine: frames and notes use a TCP connection as in the tcp engine, and streams travel as MPI messages.
 //
-// What is said before a payload, and that a peer is gone, comes over the connection: MPI itself has no word for a
-// death. A frame announces each message, so that the receiver waits for exactly what is on its way: no wildcards,
-// nothing unexpected, nobody polls while nothing is announced. Credit bounds a stream as in the tcp engine.
+// The connection also reveals the loss of a peer, which MPI itself does not report. A frame announces each MPI message,
+// so the receiver posts exactly the receives that it needs. There are no wildcard receives and no unexpected messages,
+// and no thread polls while no message is announced. Credit bounds a stream as in the tcp engine.
 #pragma once
 
 #include <deque>
@@ -25,9 +25,9 @@ class MpiLink final : public Link, private LinkEvents {
   ~MpiLink() override;
 
   TcpLink& connection() { return connection_; }
-  void arrived(uint64_t number, MpiProxy::Memory memory);  // a bounce buffer for this rank
-  void break_off(const std::string& why);                  // what MPI says of the peer
-  uint64_t goodput() const;                                // bytes per second that landed there lately; 0: not known
+  void arrived(uint64_t number, MpiProxy::Memory memory);  // MPI has received bounce buffer `number`
+  void break_off(const std::string& why);                  // reports the peer as lost because of an MPI error
+  uint64_t goodput() const;  // bytes per second that arrived at the peer recently; 0 if unknown
 
   void send(const Frame& frame) override { connection_.send(frame); }
   void send_note(const Frame& frame, std::span<const std::byte> payload) override {
@@ -38,13 +38,13 @@ class MpiLink final : public Link, private LinkEvents {
   void close(const OperationKey& key) override;
 
  private:
-  static constexpr uint64_t kWindow = 2 << 20;  // bytes of a stream that may be on the way
-  static constexpr uint32_t kTags = 32768;      // MPI grants at least these
+  static constexpr uint64_t kWindow = 2 << 20;  // most bytes of a stream in transit
+  static constexpr uint32_t kTags = 32768;      // every MPI supports at least this many tags
 
   struct Expected {
     uint64_t number;
     size_t size;
-    MpiProxy::Memory memory;  // null: not here yet
+    MpiProxy::Memory memory;  // null until the message has arrived
   };
 
   OutStream fresh_out() const override {
@@ -52,9 +52,9 @@ class MpiLink final : public Link, private LinkEvents {
     stream.credit = kWindow;
     return stream;
   }
-  // LinkEvents, of the connection
+  // LinkEvents of the TCP connection
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
-  bool expects(const OperationKey&) const override { return false; }  // payload comes by MPI only
+  bool expects(const OperationKey&) const override { return false; }  // payload never arrives over the connection
   void on_loss(int peer, LossKind kind, const std::string& why) override;
   void on_stuck(const OperationKey& key, const std::string& why) override { events_.on_stuck(key, why); }
 
@@ -67,15 +67,15 @@ class MpiLink final : public Link, private LinkEvents {
   TcpLink connection_;
   bool is_gone_ = false;
   uint32_t next_tag_ = 0;
-  std::deque<size_t> aloft_;  // bytes of the bounce buffers sent that are not known to have landed
-  Clock::time_point aloft_from_{};                     // since then some have been, and
-  uint64_t aloft_landed_ = 0;                          // so many bytes of them landed
-  double goodput_bytes_ = 0;                           // of late, and the seconds they took
-  double goodput_s_ = 0;
-  std::map<StreamKey, std::deque<Expected>> expected_;  // in the order of the stream; arrivals are not
+  std::deque<size_t> aloft_;        // sizes of sent bounce buffers whose arrival is not confirmed
+  Clock::time_point aloft_from_{};  // start of the current goodput sample
+  uint64_t aloft_landed_ = 0;       // bytes confirmed in the current goodput sample
+  double goodput_bytes_ = 0;        // bytes of recent samples
+  double goodput_s_ = 0;            // seconds of recent samples
+  std::map<StreamKey, std::deque<Expected>> expected_;  // announced messages in stream order; they arrive in any order
   std::map<uint64_t, StreamKey> key_of_;                // bounce buffer number -> its stream, until it arrives
-  std::set<uint64_t> unwanted_;                         // bounce buffers on the way for operations that are over
-  uint64_t unsaid_ = 0;                                 // bounce buffers that landed since the peer was told
+  std::set<uint64_t> unwanted_;  // bounce buffers in transit whose operations have ended
+  uint64_t unsaid_ = 0;          // arrived bounce buffers that are not confirmed to the peer
 };
 
 }  // namespace multiring

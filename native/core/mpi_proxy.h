@@ -1,8 +1,8 @@
-// What waits to be carried by MPI, and what is on its way; for the one thread that calls MPI: a proxy thread's work.
+// The work queue between links and the carrier, the one thread that calls MPI.
 //
-// A bounce buffer is one MPI message, in memory of the proxy's own: MPI never sees an operation's memory, so that
-// nothing has to be cancelled before an operation may end or fail. Links hand buffers over with the rank's mutex held;
-// the carrier collects them without it.
+// A bounce buffer is one MPI message in memory of the proxy. MPI never accesses an operation's memory, so an operation
+// can end or fail without cancelling MPI requests. Links hand buffers over while they hold the rank's mutex; the
+// carrier collects them without it.
 #pragma once
 
 #include <chrono>
@@ -19,17 +19,17 @@
 namespace multiring {
 
 struct BounceBuffer {
-  uint64_t number;  // names it to the carrier
+  uint64_t number;  // identifies the buffer to the carrier
   int peer;
   uint32_t tag;
-  bool is_outgoing;  // else to be received
+  bool is_outgoing;  // true: to be sent; false: to be received
   std::byte* data;
   size_t size;  // bytes
 };
 
 class MpiProxy {
  public:
-  // Long enough that a message's cost does not count, short enough that several are on the way of a stream's window.
+  // Large enough that the cost per message is negligible, and small enough that several fit into a stream's window.
   static constexpr size_t kBounceBytes = 256 * 1024;
   using Memory = std::unique_ptr<std::byte[]>;
 
@@ -39,26 +39,29 @@ class MpiProxy {
   MpiProxy& operator=(const MpiProxy&) = delete;
 
   // For links.
-  Memory memory();  // kParcelBytes of it
+  Memory memory();  // returns kBounceBytes of memory
   void recycle(Memory memory);
+  // Queues a send or a receive of `size` bytes. Returns the number of the bounce buffer.
   uint64_t hand_over(int peer, uint32_t tag, bool is_outgoing, Memory memory, size_t size);
-  // Bounce buffers that left and are not known to have landed change by so many: until they have, MPI may need to be
-  // called for them although their sending is complete here.
+  // Changes the number of sent bounce buffers whose arrival is not confirmed. While there are any, the carrier keeps
+  // calling MPI, because MPI may need calls even after a send is complete on this side.
   void expect_landings(int64_t change);
-  void forget(int peer);  // it is gone: its bounce buffers are nobody's
-  bool is_quiet() const;  // nothing is to be sent, and what was sent has landed
+  void forget(int peer);  // drops all bounce buffers of a lost peer
+  bool is_quiet() const;  // true if nothing waits to be sent and every sent bounce buffer has arrived
   void close();
 
   // For the carrier.
   struct Work {
-    std::vector<BounceBuffer> bounces;  // not collected before
-    std::vector<int> gone;        // peers whose bounce buffers are to be given up; new since the last time
-    bool is_pending = false;      // anything is on its way: MPI is to be called again soon
+    std::vector<BounceBuffer> bounces;  // bounce buffers handed over since the last call
+    std::vector<int> gone;              // peers lost since the last call: abandon their bounce buffers
+    bool is_pending = false;            // messages are in transit, so the carrier must call MPI again soon
     bool is_closed = false;
   };
-  // New work at once, or after `pause` none; while nothing is on its way, waits until there is some.
+  // Returns new work at once. Without new work it waits: at most `pause` while messages are in transit, else until
+  // there is work.
   Work collect(std::chrono::nanoseconds pause);
-  // A bounce buffer was sent or received; empty: it was given up. Its memory.
+  // Reports that MPI has sent or received a bounce buffer. Returns it with its memory, or nullopt if the buffer was
+  // dropped.
   std::optional<std::pair<BounceBuffer, Memory>> finish(uint64_t number);
 
  private:

@@ -1,7 +1,6 @@
-// Has operations in flight do what they can do now, and looks after those that do not move.
+// Advances the operations in flight, and checks those that do not move.
 //
-// Guarded by RankState::mutex, which every caller holds: the progress thread, callers that wait or post, and the thread
-// that calls MPI.
+// Every caller holds RankState::mutex: the progress thread, callers that wait or post, and the thread that calls MPI.
 #pragma once
 
 #include <exception>
@@ -23,15 +22,15 @@ class OperationDriver {
                   OperationTable& table, OperationFailures& failures)
       : state_(state), peers_(peers), connector_(connector), detector_(detector), table_(table), failures_(failures) {}
 
-  bool drive();  // all of them; true if anything moved
-  // One that nobody waits for, on the thread that posts it, which costs less than to wake another one; false: the
-  // progress thread has to be woken.
+  bool drive();  // advances all operations; true if anything moved
+  // Advances an operation without a waiting caller on the posting thread; this costs less than waking another thread.
+  // Returns false if the caller must wake the progress thread.
   bool drive_here(const std::shared_ptr<Operation>& operation);
   bool is_tick_due(Clock::time_point now) const { return now >= next_tick_; }
-  bool waits_for_time() const { return !table_.empty() || detector_.waits_for_time(); }  // something has a deadline
-  void tick();  // about once a second while operations are in flight
+  bool waits_for_time() const { return !table_.empty() || detector_.waits_for_time(); }  // true if there is a deadline
+  void tick();  // checks for stalls; call it about once a second while operations are in flight
 
-  // Does what belongs to no operation, on whichever thread; what goes wrong there ends this rank's part in the job, and
+  // Runs `work` that belongs to no particular operation. An exception ends this rank's participation in the job, but
   // neither the process nor the thread.
   template <typename Work>
   void guarded(Work work) {

@@ -1,6 +1,6 @@
-// What operations in flight fail for, and how their members come to know of it.
+// Fails operations in flight, and informs their members of the cause.
 //
-// Guarded by RankState::mutex, which every caller holds: whichever thread drives, and callers that give up or abort.
+// RankState::mutex guards the state. Every caller holds it: the driving thread, and callers that give up or abort.
 #pragma once
 
 #include <map>
@@ -21,21 +21,21 @@ class OperationFailures {
                     ControlMessages& control)
       : state_(state), peers_(peers), detector_(detector), table_(table), control_(control) {}
 
-  void prepare(const Operation& operation);  // that was just posted: what is known already counts for it
+  void prepare(const Operation& operation);  // applies causes that are already known to a newly posted operation
   void on_fail(int peer, const Frame& frame);
   void note_stuck(const OperationKey& key, const std::string& why) { stuck_.try_emplace(key, why); }
-  bool fail_stuck();  // what a link cannot hand on fails the operation it belongs to, and no other
+  bool fail_stuck();  // fails the operations whose bytes a link cannot send; true if there were any
 
   bool has_unsettled() const { return unsettled_ || detector_.has_new(); }
-  // Fails what cannot be finished without the ranks that are gone, the first `count` of those newly found among them.
+  // Fails the operations that cannot be finished without lost ranks, including the first `count` new losses.
   bool settle_losses(size_t count);
   bool settle(const std::shared_ptr<Operation>& operation);
 
   void stall(const std::shared_ptr<Operation>& operation, const FailureCause& cause);
-  void fail_alone(Operation& operation, const std::string& why);  // this rank cannot go on with it, so nobody can
-  void break_down(const std::string& why);  // nor with anything else
+  void fail_alone(Operation& operation, const std::string& why);  // fails an operation that this rank cannot continue
+  void break_down(const std::string& why);  // fails all operations, because this rank cannot communicate any more
 
-  // Groups whose members are not known to have taken part in the same any more.
+  // Stalled groups: their members may have taken part in different operations, so they accept no new operations.
   bool ends_groups() const { return !stalled_groups_.empty(); }
   bool has_stalled(uint64_t group) const { return stalled_groups_.contains(group); }
   bool is_stalling(uint64_t group) const { return stalls_.contains(group); }
@@ -58,10 +58,10 @@ class OperationFailures {
   FailureDetector& detector_;
   OperationTable& table_;
   ControlMessages& control_;
-  bool unsettled_ = false;                          // a loss is known that operations were not checked for
-  std::map<OperationKey, std::string> stuck_;       // what this rank cannot go on with, and why
-  std::map<uint64_t, Stall> stalls_;                // by group: the first operation that a member has stalled in
-  std::map<uint64_t, std::string> stalled_groups_;  // and why
+  bool unsettled_ = false;                     // operations must be checked for a new loss or cause
+  std::map<OperationKey, std::string> stuck_;  // operations that cannot continue -> reason
+  std::map<uint64_t, Stall> stalls_;           // group -> the first operation in which a member stalled
+  std::map<uint64_t, std::string> stalled_groups_;  // group -> reason
 };
 
 }  // namespace multiring

@@ -1,6 +1,6 @@
-// What the parts of one operation share: what it is, where it runs, what it has done.
+// State shared by the parts of one operation: its specification, its host and its progress.
 //
-// As all of an operation, guarded by the mutex of its rank (RankState::mutex).
+// RankState::mutex guards it, like all state of an operation.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace multiring {
 
-// Segments one after the other that share a line of streams; lanes run side by side, and wait for nobody but their own
-// segment's messages.
+// A lane processes segments one after another over its own set of streams. Lanes run concurrently; each waits only for
+// the messages of its current segment.
 struct Lane {
   uint16_t slot;
   uint32_t segment;
-  size_t next = 0;        // move
-  uint64_t progress = 0;  // bytes of it
+  size_t next = 0;        // index of the current move
+  uint64_t progress = 0;  // completed bytes of the current move
 };
 
 struct OperationRecord {
@@ -36,7 +36,7 @@ struct OperationRecord {
   StreamKey stream_of(const Lane& lane, uint16_t channel) const {
     return {spec.key, static_cast<uint16_t>(lane.slot * spec.program->channels + channel)};
   }
-  // Whether what came from one of them may be no part of the operation, because that one has failed in it.
+  // Returns true if the operation has failed on one of the peers; bytes read from that peer may then be invalid.
   bool reads_failed_memory(const std::vector<int>& peers) const {
     return std::any_of(peers.begin(), peers.end(), [this](int peer) {
       return peer != rank() && (host.link(peer).has_failed(spec.key) || failed_peers.contains(peer));
@@ -51,15 +51,15 @@ struct OperationRecord {
 
   OperationSpec spec;
   OperationHost& host;
-  std::vector<int> partners;  // ranks this one talks to directly
-  std::set<int> failed_peers;  // where it has failed, as they told
+  std::vector<int> partners;  // ranks that exchange messages with this rank in the operation
+  std::set<int> failed_peers;  // ranks that reported the operation's failure
   std::byte* scratch = nullptr;
-  Clock::time_point agreed{};  // when every rank had come to it
+  Clock::time_point agreed{};  // when this rank learned that every rank had arrived
   std::vector<LogEntry> log;
   ReductionTimes reductions;
 };
 
-// As long as it lives this rank reduces for the operation.
+// Records the time from its construction to its destruction as reduction time of the operation.
 class Reducing {
  public:
   explicit Reducing(OperationRecord& operation)
@@ -83,13 +83,14 @@ inline std::vector<const Move*> reductions_of(const Program& program) {
   return found;
 }
 
-// Bytes one call of drive handles before it lets others have a turn; also keeps sources in cache.
+// The most bytes of one step. A small step keeps its sources in cache.
 inline constexpr uint64_t kQuantum = 512 * 1024;
+// The most bytes of one call of `drive`, after which other operations get their turn.
 inline constexpr uint64_t kTurn = 4 * kQuantum;
 
-// What a round's frame says besides the number of the round.
-inline constexpr uint8_t kCompletion = 0x80;  // + round: the sender is done with everybody's buffers
-inline constexpr uint8_t kEager = 0x40;       // + its place on its line: it brings what a move sends
+// Values of a round frame's `round` beyond the number of the round.
+inline constexpr uint8_t kCompletion = 0x80;  // + round: the sender no longer uses the other ranks' buffers
+inline constexpr uint8_t kEager = 0x40;       // + message index: the note carries the bytes of a send
 static_assert(kCompletion - kEager == kMostEager);
 
 }  // namespace multiring

@@ -1,7 +1,6 @@
-// How an operation begins: posted, to be driven by whoever drives, or met on the spot where all ranks are there at
-// once.
+// Starts operations: `post` adds an operation to those in flight, and `meet` tries to finish one within the call.
 //
-// Takes RankState::mutex itself; called by any thread but the progress thread.
+// Each function locks RankState::mutex itself. Any thread except the progress thread may call.
 #pragma once
 
 #include <atomic>
@@ -17,11 +16,11 @@
 
 namespace multiring {
 
-// A group's blocking calls, one after the other: each takes the next number.
+// The sequence numbers of a group's blocking calls.
 struct CallSequence {
   uint64_t group;
   std::atomic<uint64_t>& last;
-  uint64_t steps;  // numbers an operation takes
+  uint64_t steps;  // number of sequence numbers that one operation takes
 };
 
 class OperationStarter {
@@ -31,9 +30,10 @@ class OperationStarter {
       : state_(state), host_(host), sleepers_(sleepers), peers_(peers), table_(table), failures_(failures),
         driver_(driver), router_(router) {}
 
-  // `caller_waits`: `wait` follows at once on this thread, so nobody else need be woken.
+  // Starts an operation. `caller_waits`: this thread calls `wait` next, so no other thread needs to be woken.
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits);
 
+  // See Context::meet.
   struct Attempt {
     bool is_done = false;
     std::shared_ptr<Operation> operation;

@@ -1,6 +1,6 @@
-// The operations in flight, and what has come for those that this rank has yet to post.
+// The operations in flight, and the frames that arrived for operations which this rank has not posted yet.
 //
-// Guarded by RankState::mutex, which every caller holds: callers post, whichever thread drives has operations end.
+// RankState::mutex guards it. Every caller holds the mutex: callers add operations, and the driving thread ends them.
 #pragma once
 
 #include <array>
@@ -41,35 +41,36 @@ class OperationTable {
     const auto found = running_.find(key);
     return found == running_.end() ? nullptr : found->second.get();
   }
-  // Null: none up to there.
+  // Returns the group's oldest operation with a sequence number up to `until`; null if there is none.
   const Operation* oldest_of(uint64_t group, uint64_t until = UINT64_MAX) const {
     const auto found = running_.lower_bound({group, 0});
     return found == running_.end() || found->first.group != group || found->first.sequence > until
                ? nullptr
                : found->second.get();
   }
-  uint64_t ended() const { return ended_; }  // ever
+  uint64_t ended() const { return ended_; }  // number of operations that have ended since the start
   uint64_t& staged_bytes() { return staged_bytes_; }
-  // Small, and of ranks of this host: what it has to send is there as soon as it is written.
+  // Returns true for a small operation whose ranks are all on this host: its messages arrive as soon as they are
+  // written.
   bool is_quick(const Operation& operation) const;
   bool are_all_quick() const;
 
-  // The frames that came before it, in order.
+  // Adds a new operation and returns the frames that arrived for it earlier, in order.
   std::vector<UnexpectedFrame> add(const std::shared_ptr<Operation>& operation);
   void end_if_over(const std::shared_ptr<Operation>& operation) {
     if (operation->ended() && running_.contains(operation->spec().key)) end(operation);
   }
-  // One that was never in flight: all ranks were there at once.
+  // Records an operation that was never in flight, because all ranks arrived within the call.
   void note_ended_at_once(const OperationSpec& model, const OperationKey& key, int64_t start_ns, int64_t end_ns);
 
-  // Unexpected messages. Of an operation that ended here lately nobody waits for what comes now.
+  // The unexpected-message queue. Frames of an operation that ended here recently (`has_ended`) need not be kept.
   bool has_ended(const OperationKey& key) { return over(key) == key; }
   void keep_unexpected(UnexpectedFrame frame) { unexpected_[frame.frame.key()].push_back(std::move(frame)); }
   bool has_unexpected(const OperationKey& key) const { return unexpected_.contains(key); }
   void drop_unexpected(uint64_t group);
   size_t unexpected_frames() const;
 
-  // What some member could not finish an operation in flight for, as it told.
+  // Records the failure cause that a member reported for an operation. Only the first report counts.
   void note_cause(const OperationKey& key, const FailureCause& cause) { causes_.try_emplace(key, cause); }
   const FailureCause* cause_of(const OperationKey& key) const {
     const auto found = causes_.find(key);
@@ -85,10 +86,10 @@ class OperationTable {
   const Peers& peers_;
   ControlMessages& control_;
   EventRecorder& recorder_;
-  uint64_t staged_bytes_ = 0;  // of all of them
+  uint64_t staged_bytes_ = 0;  // staged by all operations in flight
   Running running_;
   std::map<OperationKey, std::vector<UnexpectedFrame>> unexpected_;
-  std::array<OperationKey, 256> over_;  // operations that ended here lately
+  std::array<OperationKey, 256> over_;  // operations that ended here recently
   std::map<OperationKey, FailureCause> causes_;
   uint64_t ended_ = 0;
 };

@@ -1,4 +1,4 @@
-// Memory for payload on its way in or out: large buffers are used again while they are warm in cache.
+// Memory for payload that is being sent or received. Large buffers are reused while they are warm in cache.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,14 +13,15 @@ namespace multiring {
 
 using Payload = std::shared_ptr<std::byte[]>;
 
-// Fresh memory of this size would be mapped, and its pages faulted in, for every frame. One pool serves all links of a
-// rank, so that what is kept does not grow with them. Thread-safe.
+// A pool of payload buffers. Without it, every frame would map fresh memory and pay its page faults. All links of a
+// rank share one pool, so the kept memory does not grow with the number of links. Thread-safe.
 class PayloadPool : public std::enable_shared_from_this<PayloadPool> {
  public:
   static constexpr size_t kBytes = 128 * 1024;
-  static constexpr size_t kMostSpare = 64;  // buffers, 8 MiB: those of a few busy links
+  static constexpr size_t kMostSpare = 64;  // buffers (8 MiB): enough for a few busy links
 
-  // Room for `size` bytes, at most kBytes; it comes back here when nobody holds it any more. std::bad_alloc.
+  // Returns memory for `size` bytes, at most kBytes. The memory returns to the pool with its last reference. Throws
+  // std::bad_alloc.
   Payload take(size_t size) {
     if (size <= kSmall) return Payload(new std::byte[size]);
     Buffer buffer = spare();
@@ -34,14 +35,14 @@ class PayloadPool : public std::enable_shared_from_this<PayloadPool> {
   }
 
  private:
-  static constexpr size_t kSmall = 16 * 1024;  // the allocator is quick at these, and many may wait at once
+  static constexpr size_t kSmall = 16 * 1024;  // up to this size the allocator is fast, and many buffers may be in use
 
   struct Unmap {
     void operator()(std::byte* buffer) const { ::munmap(buffer, kBytes); }
   };
   using Buffer = std::unique_ptr<std::byte, Unmap>;
 
-  // Of the kernel's own: an allocator would keep what a moment with many links needed.
+  // Maps memory from the kernel, because an allocator would keep the memory of a peak for good.
   static std::byte* map() {
     void* fresh = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fresh == MAP_FAILED) throw std::bad_alloc();

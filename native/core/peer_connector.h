@@ -1,7 +1,7 @@
-// How this rank meets the others: at the start those of its host and its neighbours, the rest when they are needed.
+// Connects this rank to the others: to its host's ranks and its neighbours at the start, to the rest on first use.
 //
-// Guarded by RankState::mutex, which `connect` takes itself and every other caller holds: the progress thread hears who
-// called, whichever thread drives or posts makes links.
+// RankState::mutex guards the state. `connect` locks the mutex itself; callers of all other functions hold it. The
+// progress thread handles incoming connections; the thread that drives or posts makes links.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ class PeerConnector {
 
   Listeners& listeners() { return listeners_; }
 
-  // Whom a rank is to meet before it goes on.
+  // The ranks that must be connected before `connect` returns.
   struct Meeting {
     const std::vector<PeerAddress>& peers;
     const std::vector<int>& local_ranks;
@@ -34,18 +34,19 @@ class PeerConnector {
     double timeout_s;
     const std::function<bool()>& interrupted;
   };
-  // False: `interrupted` said to stop. Raises FaultKind::rendezvous. `drive` does meanwhile what can be done.
+  // Connects the ranks of `meeting` and calls `drive` while it waits. Returns false if `interrupted` returned true.
+  // Throws FaultKind::rendezvous.
   bool connect(const Meeting& meeting, const std::function<void()>& drive);
 
-  Link& link(int peer) {  // made, if there is none yet
+  Link& link(int peer) {  // returns the link to `peer`; makes it if there is none
     Link* known = peers_.link(peer);
     if (known == nullptr) make_link(peer);
     return *peers_.link(peer);
   }
-  void link_with(const std::vector<int>& ranks);  // the others do the same
+  void link_with(const std::vector<int>& ranks);  // makes missing links; the ranks must make the matching call
 
   bool waits_for_time() const { return listeners_.waits_for_time() || peers_.is_calling(); }
-  void tend();  // calls again who was turned away, and listens again after a rest
+  void tend();  // repeats calls that peers turned away, and ends a pause of the listeners
 
  private:
   bool await_links(const Meeting& meeting, Clock::time_point deadline, const std::function<void()>& drive);

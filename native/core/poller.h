@@ -1,4 +1,4 @@
-// epoll with one callback a descriptor, and a way to be woken from another thread.
+// An epoll wrapper with one callback per descriptor. Another thread can wake the waiting thread.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,20 @@ class Poller {
   using Callback = std::function<void(uint32_t events)>;  // EPOLLIN | EPOLLOUT | EPOLLHUP ...
   Poller();
 
-  // `guard` is the mutex's business: add, change and remove are called with the owner's mutex held.
+  // The caller of `add`, `change` and `remove` holds the owner's mutex.
   void add(int fd, uint32_t events, Callback callback);
   void change(int fd, uint32_t events);
   void remove(int fd);
   void wake() const;
 
-  // Waits without touching the callbacks, so that the owner need not hold its mutex meanwhile.
+  // Waiting does not touch the callbacks, so the owner need not hold its mutex during `wait`.
   struct Ready {
     int fd;
     uint32_t events;
   };
-  int wait(Ready* ready, int most, int timeout_ms) const;  // timeout < 0: for ever
-  void dispatch(const Ready& ready);                        // owner's mutex held
+  // Returns the number of ready descriptors; `timeout_ms` < 0 waits without limit.
+  int wait(Ready* ready, int most, int timeout_ms) const;
+  void dispatch(const Ready& ready);  // calls the descriptor's callback; the caller holds the owner's mutex
 
  private:
   Descriptor epoll_;

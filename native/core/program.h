@@ -1,4 +1,4 @@
-// A Schedule compiled for one rank: the moves that an operation runs.
+// The compiled form of a Schedule: the moves that one rank executes in an operation.
 #pragma once
 
 #include <algorithm>
@@ -11,81 +11,85 @@
 
 namespace multiring {
 
-// Enough that every link has work while segments wait for each other's last bytes; each lane costs a stream a peer.
+// Enough lanes to keep every link busy while some segments wait for their last bytes. Each lane costs one stream per
+// peer.
 inline constexpr uint32_t kMostLanes = 16;
-inline constexpr uint32_t kExplainChannel =
-    0xff00;                                // + round of an agreement's second exchange; moves use channels below
-inline constexpr uint8_t kMostEager = 64;  // messages from one rank to another on a channel, where they travel as notes
+// First channel of an agreement's second exchange, which adds the round. Moves use lower channels.
+inline constexpr uint32_t kExplainChannel = 0xff00;
+inline constexpr uint8_t kMostEager = 64;  // most messages per peer and channel that travel as notes
 
 enum class MoveKind : uint8_t { send = 0, copy = 1, reduce = 2 };
 
-// One move of a Schedule, with extents resolved to bytes. Ranks are world ranks.
+// One move of a Schedule, with its extents converted to bytes. Ranks are world ranks.
 struct Move {
   MoveKind kind{};
-  bool last = false;  // reduce: every contribution is in, so an average divides here
+  bool last = false;  // reduce: this move completes the sum, so an average divides here
   uint16_t channel = 0;
   uint8_t source_space = 0;  // 0 input, 1 output, 2 scratch
   uint8_t target_space = 0;
   uint64_t source_offset = 0;  // bytes
   uint64_t target_offset = 0;
-  uint64_t size = 0;  // bytes, before they are coded
+  uint64_t size = 0;  // bytes before encoding
   std::vector<int> peers;
-  Wire wire = Wire::none;     // how what it sends or takes is coded; then the type is f32
-  bool keeps_coded = false;   // send: leaves at the source what its peers decode
-  uint64_t coded_offset = 0;  // send: where in scratch its encoding goes
+  Wire wire = Wire::none;     // encoding of the transferred bytes; a lossy wire requires f32
+  bool keeps_coded = false;   // send: replaces the source by the values that the peers decode
+  uint64_t coded_offset = 0;  // send: offset of the encoded bytes in scratch memory
 };
 
-inline uint64_t wire_bytes(const Move& move, uint64_t size) {  // what `size` bytes of a move are while they travel
+// Returns the number of bytes that `size` bytes of the move occupy on the wire.
+inline uint64_t wire_bytes(const Move& move, uint64_t size) {
   return move.wire == Wire::none ? size : encoded_bytes(move.wire, size / sizeof(float));
 }
 
-// How a program may run other than move by move; each has a differential test against that.
+// Faster ways to run a program than move by move. A differential test compares each with the run move by move.
 enum class Lowering : uint8_t {
   none,
-  // A direct all_reduce whose buffers all lie in arenas: each rank combines its slice of all buffers and writes the
-  // result into all of them. One pass over the memory, where the moves make two.
+  // A direct all_reduce whose buffers all lie in shared segments. Each rank combines its slice of all buffers and
+  // writes the result into all of them. This takes one pass over the memory; the moves take two.
   slice,
-  // The same on a rank whose buffer is ordinary memory, and small: the others work on a copy in its segment.
+  // `slice` on a rank whose buffer is small and in ordinary memory: the other ranks work on a copy in the segment.
   staged_slice,
-  // An all_reduce by exchange of buffers that fit the group's slots: publish, combine everybody's. One step, and no
-  // agreement before it: the slots hold the descriptors too.
+  // An all_reduce of buffers that fit the group's slots: each rank publishes its buffer and combines all buffers. This
+  // takes one step without an agreement before it, because the slots also hold the descriptors.
   exchange,
-  // The same where ranks are on several hosts: what a move sends travels with the agreement's note, copied, so that no
-  // agreement comes before. Only moves that make a part complete write the user's buffer, once every rank is known to
-  // mean the same.
+  // `exchange` for ranks on several hosts: the bytes of each send travel as a copy with the agreement's note, so no
+  // agreement precedes them. Only moves that complete a part write the user's buffer. By then every rank is known to
+  // have posted the same operation.
   notes,
 };
 
-// What the executor did, move by move; `index` is the move's place in the program of its segment.
+// One executed move. `index` is the move's position in its segment's program.
 struct LogEntry {
-  Lowering lowering;  // of the whole program; then, but for notes, `index` is the move that says which extents
+  // How the whole program ran. With `slice`, `staged_slice` and `exchange`, `index` is the reduction that names the
+  // extents.
+  Lowering lowering;
   uint32_t segment;
   uint32_t index;
-  uint64_t bytes;  // bytes that really went through it, summed over peers
+  uint64_t bytes;  // bytes actually transferred, summed over peers
 };
 
-// A Schedule compiled for one rank, one size and one type; immutable, shared by operations.
+// A Schedule compiled for one rank, one size and one type. It is immutable, and operations share it.
 //
-// With several segments the moves are those of one: the buffer is that many pieces, `segment_bytes` apart, and each
-// goes through the whole schedule by itself. `last` are the moves of the last piece where it is of another size.
+// A program may cut the buffer into several segments, `segment_bytes` apart. `moves` then describes one segment, and
+// each segment runs the whole schedule independently. `last` holds the moves of the last segment if its size differs.
 struct Program {
   std::vector<Move> moves;
   uint32_t segments = 1;
   uint64_t segment_bytes = 0;
   std::shared_ptr<const Program> last;
   uint16_t channels = 1;
-  uint64_t scratch_bytes = 0;  // of one segment
+  uint64_t scratch_bytes = 0;  // scratch memory of one segment
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   uint64_t divisor = 1;
   Lowering lowering = Lowering::none;
 
-  uint32_t lanes() const {  // how many segments run side by side
+  uint32_t lanes() const {  // the number of segments that run concurrently
     return std::min({segments, kMostLanes, kExplainChannel / uint32_t{channels}});
   }
-  // Once all moves are in: counts their channels, and checks the lowering.
+  // Call this after adding all moves. It counts the channels and checks the lowering.
   void complete();
-  // Throws Fault::argument unless the lowering does what the moves do: that those are proven is then proof of both.
+  // Throws Fault::argument unless the lowering does the same as the moves. The proof of the moves then covers both.
   void check_lowering() const;
 };
 

@@ -1,7 +1,7 @@
-// Who drives operations, and sleeps while nothing moves: the progress thread, or a caller that waits.
+// The loops of the driving thread: the progress thread (`run`), or a caller that waits (`wait`).
 //
-// Takes RankState::mutex itself, and lets go of it to sleep and to spin. `run` is the progress thread's, which never
-// takes Python's lock; `wait` is any caller's.
+// Each loop locks RankState::mutex itself, and releases it while it sleeps or spins. The progress thread never takes
+// Python's lock. Any thread may call `wait`.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ class ProgressLoop {
 
   void start() { thread_ = std::make_unique<std::thread>([this] { run(); }); }
   void join() { thread_->join(); }
-  void disown() { [[maybe_unused]] const auto* parents = thread_.release(); }  // in a forked child there is none
+  void disown() { [[maybe_unused]] const auto* parents = thread_.release(); }  // a forked child has no such thread
 
   Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
 
@@ -60,8 +60,8 @@ class ProgressLoop {
   OperationDriver& driver_;
   EventRecorder& recorder_;
   std::array<Poller::Ready, 64> ready_;
-  int count_ = 0;         // of those
-  uint64_t told_of_ = 0;  // operations that had ended when a sleeping caller was last told
+  int count_ = 0;         // number of valid entries in ready_
+  uint64_t told_of_ = 0;  // number of ended operations when sleeping callers were last woken
   std::unique_ptr<std::thread> thread_;
 };
 

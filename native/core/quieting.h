@@ -1,6 +1,7 @@
-// Whom a failed operation waits for before its user has the memory back: peers that may still write into it.
+// The wait of a failed operation for peers that may still write into the user's memory.
 //
-// Guarded by RankState::mutex; whichever thread drives, hears frames, or fails the operation calls it.
+// RankState::mutex guards it, and every caller holds the mutex: the driving thread, and callers that fail the
+// operation.
 #pragma once
 
 #include <set>
@@ -14,12 +15,13 @@ class Quieting {
  public:
   explicit Quieting(OperationRecord& operation) : operation_(operation) {}
 
-  void begin();  // waits for the members that share memory with this rank, and for some seconds at most
-  void on_quiet(int peer) { loud_.erase(peer); }  // it says that it writes no more, or has failed too
+  void begin();  // starts to wait for the members that share memory with this rank, for some seconds at most
+  void on_quiet(int peer) { loud_.erase(peer); }  // the peer reports that it writes no more, or that it has failed too
   bool waits_for_nobody() const { return loud_.empty(); }
-  const std::set<int>& loud() const { return loud_; }  // who has yet to say so
+  const std::set<int>& loud() const { return loud_; }  // peers that may still write
   bool is_over();
-  // Who was waited for in vain, if anybody, as a fault's text goes on; the buffer is nobody's then.
+  // Ends the wait. If some peers have not answered, it quarantines the buffer and returns a text for the error message
+  // that names them; otherwise the text is empty.
   std::string end();
 
  private:

@@ -1,6 +1,7 @@
-// When rails and wires are looked at, and which rails were given up.
+// Checks rails and wires at regular times, and collects the rails that were lost.
 //
-// Guarded by RankState::mutex, which every caller holds: the progress thread watches, a caller takes the losses.
+// A wire is the set of all rails to one host's rank. RankState::mutex guards the state, and every caller holds it. The
+// progress thread does the checks; a caller takes the losses.
 #pragma once
 
 #include <utility>
@@ -21,9 +22,9 @@ class RailWatch {
   bool needs_watching() const;
   bool is_rail_look_due() const { return Clock::now() >= next_rail_look_; }
   bool is_wire_look_due() const { return Clock::now() >= next_wire_look_; }
-  void watch_rails();  // gives up rails over which nothing comes back, while another works
-  void watch_wires();  // breaks off where nothing comes back over any rail
-  std::vector<RailLoss> take_losses() { return std::exchange(losses_, {}); }  // since the last call
+  void watch_rails();  // abandons rails that are silent while another rail of the link works
+  void watch_wires();  // breaks off links whose rails are all silent
+  std::vector<RailLoss> take_losses() { return std::exchange(losses_, {}); }  // rails lost since the last call
 
  private:
   RankState& state_;

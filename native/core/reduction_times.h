@@ -1,4 +1,4 @@
-// When an operation reduced, in a bounded number of stretches.
+// The times at which an operation reduced, as a bounded number of intervals.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,8 @@ namespace multiring {
 
 class ReductionTimes {
  public:
-  // In which this rank combined, decoded, or wrote a result into others' buffers; short gaps are part of it.
+  // An interval in which this rank combined, decoded, or wrote results into other ranks' buffers. It includes short
+  // gaps; `busy` is the time without them.
   struct Stretch {
     Clock::time_point start;
     Clock::time_point end;
@@ -21,11 +22,11 @@ class ReductionTimes {
   const std::vector<Stretch>& stretches() const { return stretches_; }
 
  private:
-  static constexpr size_t kMost =
-      32;  // that an operation keeps; where there are more, those with short gaps become one
+  // The most intervals of an operation. If there are more, intervals with short gaps between them are merged.
+  static constexpr size_t kMost = 32;
 
   std::vector<Stretch> stretches_;
-  Clock::duration joined_ = std::chrono::microseconds(20);  // gaps up to so long belong to a stretch
+  Clock::duration joined_ = std::chrono::microseconds(20);  // the longest gap within an interval
 };
 
 }  // namespace multiring

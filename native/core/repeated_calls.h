@@ -1,6 +1,6 @@
-// A group's blocking calls that have been made before, and the memory that operations in flight work on.
+// A group's cached blocking calls, and the memory that operations in flight use.
 //
-// Not thread-safe but for `next` and `last`: whoever holds Python's lock calls them.
+// Only `next` and `last` are thread-safe. Callers of the other functions must hold Python's lock.
 #pragma once
 
 #include <array>
@@ -16,11 +16,11 @@
 
 namespace multiring {
 
-// What tells two calls apart; the ranks agree on more (the plan), which follows from it.
+// The key of a cached call. The ranks agree on more (the plan), but the rest follows from this key.
 struct CallShape {
   static constexpr int kMostDims = 4;
   uint32_t name = 0;
-  char format = 0;  // of the buffer protocol, native byte order
+  char format = 0;  // element format of the buffer protocol, in native byte order
   uint8_t op = 0;
   int8_t dims = 0;  // -1: no array
   std::array<int64_t, kMostDims> sizes{};
@@ -29,7 +29,8 @@ struct CallShape {
 
 class RepeatedCalls {
  public:
-  // `pause_every`: operations, at each of which the caller has more to do; 0: never.
+  // `pause_every`: at each multiple of this many operations `attempt` returns no model, because the caller has periodic
+  // work; 0: never.
   RepeatedCalls(Context& context, uint64_t group, std::shared_ptr<SharedSlots> slots, uint64_t steps,
                 uint64_t pause_every)
       : context_(context), group_(group), slots_(std::move(slots)), steps_(steps), pause_every_(pause_every) {}
@@ -38,12 +39,12 @@ class RepeatedCalls {
   uint64_t last() const { return sequence_.load(); }
   std::shared_ptr<SharedSlots> slots() const { return slots_; }
 
-  // From now on such a call runs as `spec`, under other sequence numbers.
+  // Caches `spec` for later calls of this shape. Each of them gets its own sequence number.
   void remember(const CallShape& shape, const OperationSpec& spec);
   void forget() { known_.clear(); }
 
-  // The call again, on `data`, as far as it goes at once. Neither done nor an operation: `model` is to be posted, as
-  // `next_of` says; no model: such a call is not known, or it is time to pause.
+  // Repeats a cached call on `data`. The result is one of four: the call is done; `operation` is in flight; neither,
+  // and the caller must post `next_of(*model)`; or `model` is null, because the shape is unknown or a pause is due.
   struct Attempt {
     bool is_done = false;
     std::shared_ptr<Operation> operation{};
@@ -66,14 +67,15 @@ class RepeatedCalls {
   std::vector<std::pair<CallShape, OperationSpec>> known_;  // newest last
 };
 
-// What operations in flight work on, as `Held` keeps it. It belongs to the process: whoever drops handle, array and
-// group must not free memory that ranks still read and write.
+// Keeps the memory of operations in flight alive; `Held` is a reference to it. It belongs to the process, so that a
+// program which drops handle, array and group does not free memory that ranks still read and write.
 template <typename Held>
 class HeldMemory {
  public:
   explicit HeldMemory(Context& context) : context_(context) {}
 
-  // Returns what is no longer needed: to be let go of when nothing here is at work, as that may run any code.
+  // Holds `memory` until the operation has ended. Returns references that are no longer needed. The caller must destroy
+  // them outside this object's functions, because their destructors may run arbitrary code.
   [[nodiscard]] std::vector<Held> hold(const std::shared_ptr<Operation>& operation, Held memory) {
     std::vector<Held> dead;
     if (held_.size() >= sweep_at_) {
@@ -82,12 +84,13 @@ class HeldMemory {
         if (ended) dead.push_back(std::move(at->second));
         at = ended ? held_.erase(at) : std::next(at);
       }
-      sweep_at_ = held_.size() < kFew ? 0 : 2 * held_.size();  // what many handles in flight cost stays linear
+      sweep_at_ = held_.size() < kFew ? 0 : 2 * held_.size();  // keeps the total cost of many handles linear
     }
     held_.insert_or_assign(operation, std::move(memory));
     return dead;
   }
-  [[nodiscard]] Held release(const std::shared_ptr<Operation>& operation) {  // which has ended
+  // Returns the memory held for an operation that has ended.
+  [[nodiscard]] Held release(const std::shared_ptr<Operation>& operation) {
     const auto found = held_.find(operation);
     if (found == held_.end()) return {};
     Held dead = std::move(found->second);

@@ -1,7 +1,8 @@
-// Requests of native code (entry/multiring.h), until the job serves them.
+// The queue of requests from native code (entry/multiring.h).
 //
-// Threads that serve take turns: one takes a request, submits it and passes the turn on, so that requests are
-// submitted in the order in which they came; then it waits for the operation while another takes the next one.
+// Serving threads take turns, so requests are submitted in the order of their arrival. The thread with the turn takes a
+// request, submits it and passes the turn on. Then it waits for the operation while another thread takes the next
+// request.
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,7 @@
 
 namespace multiring {
 
-// A request with copies of what its caller need not keep. `done` is called once, by whoever ends it first.
+// A request with copies of everything but the arrays' memory. Its `done` callback is called exactly once.
 class Request {
  public:
   struct Array {
@@ -28,22 +29,24 @@ class Request {
     size_t bytes = 0;
   };
 
-  Request(const MultiringRequest& wanted, uint64_t number);  // Fault: it makes no sense
+  Request(const MultiringRequest& wanted, uint64_t number);  // throws Fault::argument for an invalid request
 
   uint64_t number() const { return number_; }
-  const MultiringRequest& wanted() const { return wanted_; }  // without its pointers to arrays, splits and words
+  const MultiringRequest& wanted() const { return wanted_; }  // its pointers to arrays, splits and strings are null
   const std::vector<Array>& arrays() const { return arrays_; }
   const std::vector<int64_t>& splits() const { return splits_; }
   const std::string& name() const { return name_; }
   const std::string& wire() const { return wire_; }
-  // All that makes two requests alike but arrays' memory.
+  // Returns a key that is equal for requests that differ only in the memory of their arrays.
   const std::string& signature() const { return signature_; }
   size_t bytes() const { return bytes_; }
 
-  std::byte* output(size_t array, const std::vector<int64_t>& shape);  // Fault: there is no memory
+  // Returns the output memory of an array. The first call allocates it if the caller gave none. Throws Fault::state if
+  // there is no memory.
+  std::byte* output(size_t array, const std::vector<int64_t>& shape);
   void* allocate(size_t array, const std::vector<int64_t>& shape);
-  void pack(std::byte* memory) const;           // the inputs, one behind the other
-  void unpack(const std::byte* memory);         // to the outputs
+  void pack(std::byte* memory) const;    // copies the inputs to `memory`, one after another
+  void unpack(const std::byte* memory);  // copies packed results from `memory` to the outputs
   void end(int32_t error, const char* text) const { wanted_.done(wanted_.data, error, text); }
 
   std::atomic<bool> is_cancelled{false};
@@ -57,9 +60,9 @@ class Request {
   size_t bytes_ = 0;
 };
 
-size_t size_of_type(int32_t type);  // bytes; 0: there is no such type
+size_t size_of_type(int32_t type);  // bytes of an element; 0 for an unknown type
 
-// Guarded by one mutex, that no callback is called under.
+// Thread-safe: one mutex guards the queue. Callbacks run without the mutex.
 class RequestQueue {
  public:
   RequestQueue();
@@ -71,22 +74,22 @@ class RequestQueue {
   uint64_t start(const MultiringRequest& wanted);
   bool cancel(uint64_t number);
   uint64_t cancel_all();
-  void close();  // whatever comes from now on fails at once: the threads that serve end with the interpreter
+  void close();  // makes later requests fail at once, because the serving threads end with the interpreter
 
-  // For threads that serve: the next request, and the turn with it. One that was cancelled after it was taken comes
-  // once more.
+  // For serving threads. Waits for the next request and returns it together with the turn. A request that is cancelled
+  // after a thread took it is returned a second time.
   std::shared_ptr<Request> take();
-  bool pass();  // the turn on; false: no thread waits for it
+  bool pass();  // passes the turn on; false if no thread waits for it
   void end(const Request& request, int32_t error, const std::string& text);
   uint64_t in_flight();
 
  private:
   MultiringEntry entry_{};
-  const int32_t owner_;  // process; a fork has no threads that serve
+  const int32_t owner_;  // process id; a forked child has no serving threads
   std::mutex mutex_;
   std::condition_variable may_take_;
   std::deque<std::shared_ptr<Request>> waiting_;
-  std::unordered_map<uint64_t, std::shared_ptr<Request>> known_;  // that have not ended
+  std::unordered_map<uint64_t, std::shared_ptr<Request>> known_;  // requests that have not ended, by number
   uint64_t last_ = 0;
   uint32_t idle_ = 0;
   bool turn_is_taken_ = false;

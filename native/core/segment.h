@@ -1,14 +1,14 @@
 // One rank's shared memory: a control page, a ring of frames from each local rank, and a heap.
 //
-// Each rank owns one sparse memfd; the other ranks of its host map it once. Allocation is local to
-// the owner and lives in private memory, so a rank that is killed leaves nothing half-changed that
-// another rank would read. Pages exist only once written.
+// Each rank owns one sparse memfd; the other ranks of its host map it once. Only the owner allocates, and its allocator
+// state is private. Therefore a killed rank leaves no half-changed state that another rank could read. Pages exist only
+// after they are written.
 //
-// Freed blocks of 1 MiB or more stay resident ("warm"), because a program that gathers into fresh memory at every step
-// would otherwise pay a page fault every 4 KiB of every step. Warm memory is bounded: beyond kWarmBytes the blocks
-// freed longest ago give their pages back to the kernel. Where a program then wants fresh pages for as much, as
-// fully_shard does at every step, the bound grows by it, up to kWarmestBytes: memory that was wanted once is given
-// back, memory that is wanted again and again stays. Smaller blocks keep their pages.
+// Freed blocks of 1 MiB or more stay resident ("warm"). Otherwise a program that gathers into fresh memory at every
+// step would pay a page fault per 4 KiB in every step. Warm memory is bounded: beyond kWarmBytes, the pages of the
+// blocks that were freed longest ago return to the kernel. If the program then needs fresh pages again, as fully_shard
+// does at every step, the bound grows by the same amount, up to kWarmestBytes. Thus memory that a program uses once is
+// returned, and memory that it uses repeatedly stays. Smaller blocks keep their pages.
 #pragma once
 
 #include <atomic>
@@ -27,9 +27,9 @@ namespace multiring {
 
 inline constexpr uint32_t kMaxLocalRanks = 1024;
 inline constexpr size_t kPage = 4096;
-inline constexpr size_t kPagedBytes = size_t{64} << 10;  // a block of so much, or more, begins with a page
+inline constexpr size_t kPagedBytes = size_t{64} << 10;  // blocks of at least this size start at a page boundary
 
-// Frames from one local rank to the segment's owner: one producer, one consumer.
+// The frames from one local rank to the segment's owner. It has one producer and one consumer.
 struct Ring {
   static constexpr uint64_t kEntries = 126;
   alignas(64) std::atomic<uint64_t> produced;
@@ -39,20 +39,21 @@ struct Ring {
 static_assert(sizeof(Ring) == 8192);
 
 struct ControlPage {
-  static constexpr uint32_t kFutexSleeper = 1;   // a caller's thread sleeps on `sleepers`
+  static constexpr uint32_t kFutexSleeper = 1;   // a caller sleeps on the futex `sleepers`
   static constexpr uint32_t kSocketSleeper = 2;  // the progress thread sleeps on its sockets
   alignas(64) std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has news
-  // How many operations wait for slots of SharedSlots; a line of its own, as every small operation of a peer looks.
+  alignas(64) std::atomic<uint64_t> pending[kMaxLocalRanks / 64];  // bit i: ring i has new frames
+  // The number of operations that wait in SharedSlots. It has its own cache line, because a peer reads it in every
+  // small operation.
   alignas(64) std::atomic<uint32_t> in_slots;
 };
 static_assert(sizeof(ControlPage) <= kPage);
 
-// The operations that failed on the segment's owner, the last ones. One is entered before the owner's user has its
-// memory back, so that a peer that has read there and does not find it here has read what it was meant to.
+// The operations that failed most recently on the segment's owner. The owner enters an operation before the user gets
+// its memory back. If a peer has read that memory and does not find the operation here, the bytes it read are valid.
 struct Failures {
   static constexpr uint64_t kEntries = 16 * 1024 - 4;
-  alignas(64) std::atomic<uint64_t> count;  // ever
+  alignas(64) std::atomic<uint64_t> count;  // number of failures since the start
   struct Entry {
     std::atomic<uint64_t> group;
     std::atomic<uint64_t> sequence;
@@ -63,7 +64,7 @@ struct Failures {
 };
 static_assert(sizeof(Failures) % kPage == 0);
 
-// Any mapped segment, own or a peer's.
+// A mapped segment, of this rank or of a peer.
 class Mapping {
  public:
   Mapping(int fd, size_t bytes);
@@ -86,24 +87,24 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// The segment this rank owns, with its allocator. Thread-safe.
+// The segment of this rank, with its allocator. Thread-safe.
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
   static constexpr size_t kWarmBytes = size_t{256} << 20;
   static constexpr size_t kWarmestBytes = size_t{1} << 30;
-  // `page_bytes`: the kernel's, which takes back whole ones only; 0: what it says they are.
+  // `page_bytes`: the kernel's page size, 0 to ask the kernel. Only whole pages can be returned to the kernel.
   explicit Segment(size_t bytes, size_t warm_bytes = kWarmBytes, size_t warmest_bytes = kWarmestBytes,
                    size_t page_bytes = 0);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  // Returns 64-byte aligned memory (of kPagedBytes and more: at a page's start); zero-filled only when fresh.
-  // Blocks of 1 MiB or more come from warm memory where it has room, the most recently freed first.
+  // Returns memory aligned to 64 bytes, or to a page for kPagedBytes and more. Only fresh memory is zero-filled. Blocks
+  // of 1 MiB or more come from warm memory if it has room, the most recently freed first. Throws Fault.
   std::byte* allocate(size_t bytes);
-  // The same for good: it is nobody's to release, and no user's memory.
+  // Allocates memory for internal use that is never released and does not count in `used_bytes`.
   std::byte* reserve(size_t bytes);
-  void release(std::byte* block);  // in a forked child nothing: the memory is the parent's
-  // Never hands out again the block that holds `address`: another rank may still write into it.
+  void release(std::byte* block);  // does nothing in a forked child: the memory belongs to the parent
+  // Keeps the block that contains `address` allocated for good, because another rank may still write into it.
   void quarantine(const std::byte* address);
 
   const Mapping& mapping() const { return *mapping_; }
@@ -131,10 +132,10 @@ class Segment : public std::enable_shared_from_this<Segment> {
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent
   std::map<size_t, size_t> used_;
-  std::deque<Range> warm_;  // whole pages of free_, disjoint, the longest free first
+  std::deque<Range> warm_;  // disjoint resident page ranges of free_, the longest free first
   size_t warm_bytes_ = 0;
-  size_t given_back_ = 0;  // bytes of pages, since when no fresh ones were wanted for as many
-  std::set<size_t> quarantined_;  // offsets of blocks that stay used for good
+  size_t given_back_ = 0;  // bytes returned to the kernel, minus fresh bytes allocated since
+  std::set<size_t> quarantined_;  // offsets of blocks that are never released
 };
 
 }  // namespace multiring

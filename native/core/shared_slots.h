@@ -1,12 +1,13 @@
-// Small messages of one group on one host: every rank writes into a slot of its own segment and reads all others'.
+// Slots for small messages of a group on one host. Each rank writes a slot in its own segment and reads all others.
 //
-// An operation that meets here takes one step: descriptor and payload lie side by side, and the stamp that says they
-// are there is the only thing anybody waits for. There are two slots a rank, used in turn by the group's operations:
-// whoever writes operation n + 2 has seen every rank at n + 1, and a rank that came to n + 1 was done with n. (A later
-// operation of a group is not begun before one that meets has ended: OperationDriver::drive_each.)
+// An operation that runs in the slots takes one step. Descriptor and payload lie side by side, and the ranks wait only
+// for the stamp that marks a slot as written. Each rank has two slots, which the group's operations use in turn. A rank
+// that writes operation n + 2 has seen every rank in n + 1, and a rank that entered n + 1 had finished n. (A group's
+// later operation does not start before an operation in the slots has ended: see OperationDriver::drive_each.)
 //
-// Whether an operation meets is every rank's own choice. One that did not write its slot says so by telling the others
-// the ordinary way, and they turn to that: with a slot missing nobody can have finished here.
+// Each rank decides independently whether it runs an operation in the slots. A rank that does not write its slot sends
+// the ordinary agreement notes, and the others then switch to the ordinary way. No rank can have finished by then,
+// because a slot is missing.
 #pragma once
 
 #include <algorithm>
@@ -27,36 +28,38 @@ class SharedSlots {
  public:
   static constexpr size_t kCapacity = 16 * 1024;  // bytes of payload
 
-  // `members`: world ranks, all of one host; `steps`: sequence numbers an operation of the group takes.
+  // `members`: world ranks, all on one host. `steps`: number of sequence numbers that one operation of the group takes.
   SharedSlots(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment);
 
-  uint64_t offset() const { return offset_; }  // of the own slots in the own segment; never 0
+  uint64_t offset() const { return offset_; }  // offset of this rank's slots in its segment; never 0
   static constexpr size_t bytes() { return 2 * sizeof(Slot); }
-  // Where `rank` has its slots, and its control page.
+  // Sets the addresses of a member's slots and control page.
   void learn(int rank, const std::byte* slots, ControlPage& control);
-  // Whether this rank may publish for `sequence`: all are known, and the operation before has ended here, which shows
-  // that every rank was done with the one before that.
+  // Returns whether this rank may publish for `sequence`: the slots of all members are known, and the previous
+  // operation has ended here. That end shows that every rank has finished the operation before the previous one.
   bool may_publish(uint64_t sequence) const {
     return known_ == members_.size() && !retired_ && sequence / steps_ == last_ended_ + 1;
   }
   bool knows_all() const { return known_ == members_.size(); }
-  // An operation of the group ended, every rank having come to it.
+  // Records that an operation of the group has ended after every rank entered it.
   void note_end(uint64_t sequence) { last_ended_ = std::max(last_ended_, sequence / steps_); }
-  // An operation failed without every rank having come to it: nothing is known of the others' place any more.
+  // Stops the use of the slots after a failed operation, because the progress of the other ranks is unknown.
   void retire() { retired_ = true; }
 
   void publish(uint64_t sequence, const Digest& digest, const void* data, size_t size);
-  void withdraw(uint64_t sequence);  // who comes late shall not find this rank there
+  void withdraw(uint64_t sequence);  // clears this rank's stamp, so that late ranks do not finish the operation
   enum class Seen : uint8_t { missing, different, all };
-  Seen look(uint64_t sequence, const Digest& digest) const;  // different: somebody published another operation
+  Seen look(uint64_t sequence, const Digest& digest) const;  // different: a rank published another operation
   const std::byte* payload(int rank, uint64_t sequence) const;
   std::vector<int> missing(uint64_t sequence) const;
 
-  // After publish: calls `ring(rank)` for every rank that may be asleep waiting for it.
+  // Call this after `publish`. It calls `ring(rank)` for every member that may sleep until this rank has published.
   template <typename Ring>
   void wake_waiting(Ring ring) const {
+    // Pairs with the fence in SlotExecution::enter: a waiting rank increments ControlPage::in_slots before it reads the
+    // slots.
     std::atomic_thread_fence(
-        std::memory_order_seq_cst);  // against ControlPage::in_slots, counted up before the slots are looked at
+        std::memory_order_seq_cst);
     for (const Member& member : members_) {
       if (member.control != nullptr && member.control->in_slots.load(std::memory_order_relaxed) != 0) ring(member.rank);
     }
@@ -64,14 +67,14 @@ class SharedSlots {
 
  private:
   struct Slot {
-    alignas(64) std::atomic<uint64_t> stamp;  // the sequence number; 0: never used
+    alignas(64) std::atomic<uint64_t> stamp;  // sequence number of the published operation; 0 for none
     Digest digest;
     alignas(32) std::byte payload[kCapacity];
   };
   struct Member {
     int rank;
-    const Slot* slots;     // null: not known yet
-    ControlPage* control;  // null: this rank itself, or not known yet
+    const Slot* slots;     // null if not known yet
+    ControlPage* control;  // null for this rank, and if not known yet
   };
   size_t turn(uint64_t sequence) const { return sequence / steps_ % 2; }
 
@@ -79,7 +82,7 @@ class SharedSlots {
   const uint64_t steps_;
   std::vector<Member> members_;
   size_t known_ = 1;
-  uint64_t last_ended_ = 0;  // its place among the group's operations
+  uint64_t last_ended_ = 0;  // index of the last operation of the group that has ended
   bool retired_ = false;
   Slot* own_ = nullptr;
   uint64_t offset_ = 0;

@@ -1,8 +1,8 @@
-// The shm engine: frames through rings in shared memory, payload read where it lies.
+// The shm engine: frames travel through rings in shared memory, and peers read payload in place.
 //
-// Bytes inside the sender's segment are offered by (offset, length) and read in place by the peer: no copy. Other
-// memory is read by the peer straight from where it lies, one copy, if the kernel lets it (process_vm_readv; each pair
-// tries once); else it is copied into staging slots of the sender's segment, and out again.
+// The peer reads bytes of the sender's segment in place, given their offset and length: no copy. The peer reads
+// ordinary memory with process_vm_readv, one copy, if the kernel permits it; each pair of ranks tries once. Otherwise
+// the sender copies the bytes into staging slots of its segment, and the peer copies them out.
 #pragma once
 
 #include <array>
@@ -19,30 +19,30 @@
 
 namespace multiring {
 
-// Wakes local ranks that sleep on their sockets: one datagram, no connection, no descriptor a peer.
+// Wakes local ranks that sleep on their sockets. A ring is one datagram, so peers need no connection or descriptor.
 //
-// Whoever is in the network namespace can send to the name, of whatever user. A doorbell is therefore rung with a word
-// that only the job's ranks know, and the kernel drops other datagrams where they are sent: they neither wake this
+// Every process in the network namespace can send to the doorbell's name, even as another user. Therefore a ring must
+// contain a word that only the job's ranks know. The kernel drops other datagrams at the sender: they neither wake this
 // process nor fill its queue.
 class Doorbell {
  public:
   using Word = std::array<uint8_t, 16>;
-  Doorbell(const std::string& own_name, const Word& word);  // abstract name to be rung at, and with what
+  Doorbell(const std::string& own_name, const Word& word);  // the abstract socket name, and the word that rings it
   int fd() const { return fd_.get(); }
   void ring(const std::string& name, const Word& word) const;
-  int silence() const;  // discards what has arrived, a bounded number at a time; returns how many rang
+  int silence() const;  // discards a bounded number of datagrams; returns how many of them were valid rings
 
  private:
   Descriptor fd_;
   Word word_;
 };
 
-// What the links of one rank share, so that what they keep does not grow with their number.
+// Buffers shared by the links of one rank, so that the kept memory does not grow with the number of links.
 struct ShmBuffers {
-  static constexpr uint32_t kMostSlots = 64;  // staging slots beyond the first of each stream: 8 MiB
-  static constexpr size_t kMostSpare = 8;     // 4 MiB
+  static constexpr uint32_t kMostSlots = 64;  // most staging slots (8 MiB), except that each stream may have one
+  static constexpr size_t kMostSpare = 8;     // most spare buffers (4 MiB)
   uint32_t slots = 0;
-  std::vector<std::unique_ptr<std::byte[]>> spare;  // buffers for foreign bytes, of streams that have ended
+  std::vector<std::unique_ptr<std::byte[]>> spare;  // fetch buffers of closed streams, for reuse
 };
 
 class ShmLink final : public Link {
@@ -51,12 +51,12 @@ class ShmLink final : public Link {
     std::shared_ptr<Segment> own;
     std::shared_ptr<ShmBuffers> beside;
     std::unique_ptr<Mapping> theirs;
-    uint32_t own_index;    // this rank among its host's ranks
-    uint32_t their_index;  // the peer among them
+    uint32_t own_index;    // position of this rank among its host's ranks
+    uint32_t their_index;  // position of the peer among its host's ranks
     std::string their_doorbell;
     Doorbell::Word their_doorbell_word;
-    int their_pid;           // 0: of another pid namespace, its memory cannot be read
-    uint64_t their_witness;  // address of their witness word, and what it holds
+    int their_pid;           // 0 if its ordinary memory must not or cannot be read
+    uint64_t their_witness;  // address of the peer's witness word
     uint64_t their_witness_value;
   };
   ShmLink(int peer, LinkEvents& events, const Doorbell& doorbell, Ends ends);
@@ -77,16 +77,16 @@ class ShmLink final : public Link {
     return !failed_.empty() && failed_.contains(key);
   }
 
-  void wake() const;  // has the peer look what there is, also where it sleeps
-  bool receive();  // takes every frame out of the peer's ring; true if there was one
+  void wake() const;  // makes the peer check its rings, and wakes it if it sleeps
+  bool receive();  // takes all frames out of the peer's ring; true if there were any
   uint32_t their_index() const { return ends_.their_index; }
   bool is_read_by_peer() const { return is_read_; }
 
  private:
   static constexpr size_t kSlotBytes = 128 * 1024;
-  static constexpr uint32_t kSlots = 8;  // more only where a stream would otherwise have none
-  static constexpr uint32_t kIdleSlots = 2;  // that a link keeps while it has nothing to do, for notes
-  static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until it is combined
+  static constexpr uint32_t kSlots = 8;      // staging slots of a link; more only for streams without a slot
+  static constexpr uint32_t kIdleSlots = 2;  // staging slots that an idle link keeps for notes
+  static constexpr size_t kFetchBytes = 512 * 1024;  // small enough to stay in cache until the bytes are combined
 
   bool push(const Frame& frame);
   bool stage(const StreamKey& key, OutStream& stream);
@@ -99,12 +99,12 @@ class ShmLink final : public Link {
 
   const Doorbell& doorbell_;
   Ends ends_;
-  std::deque<Frame> backlog_;  // frames that found the ring full
+  std::deque<Frame> backlog_;  // frames that did not fit into the peer's ring
   static constexpr size_t kMostFailed = 4096;
-  uint64_t failures_read_ = 0;     // of the peer's
-  std::set<OperationKey> failed_;  // over there, and no frame has told of it yet
+  uint64_t failures_read_ = 0;     // number of the peer's failure entries read so far
+  std::set<OperationKey> failed_;  // operations that failed on the peer, until the peer's `fail` frame arrives
   std::deque<OperationKey> failed_in_order_;
-  bool is_read_ = false;  // the peer has said that it can read this rank's own memory
+  bool is_read_ = false;  // true if the peer has reported that it can read this rank's ordinary memory
   std::vector<std::byte*> slots_;
   std::vector<uint32_t> free_slots_;
 };

@@ -1,6 +1,6 @@
-// How a rank's part in the job ends.
+// Ends a rank's participation in the job.
 //
-// Takes RankState::mutex itself; any caller's.
+// Each function locks RankState::mutex itself. Any thread may call.
 #pragma once
 
 #include "control_messages.h"
@@ -20,9 +20,10 @@ class Shutdown {
       : state_(state), peers_(peers), detector_(detector), table_(table), failures_(failures), control_(control),
         proxy_(proxy) {}
 
-  // True once nothing is in flight and every frame has been handed on; false after `timeout_s`.
+  // Waits until no operation is in flight and every frame has been sent. Returns false after `timeout_s` seconds.
   bool settled(double timeout_s);
-  // As Context::close, up to where the progress thread has been told to stop. False: it was before.
+  // The part of Context::close that ends with the order to the progress thread to stop. Returns false if the rank has
+  // already stopped.
   bool stop(double grace_s, bool announce);
 
  private:

@@ -1,7 +1,8 @@
-// A direct all_reduce whose buffers others can reach: each rank combines its slice of all buffers, and writes into all.
+// A direct all_reduce on shared buffers: each rank combines its slice of all buffers and writes the result into all.
 //
-// Ordinary memory that is small is copied into the segment for it, and back. Guarded by RankState::mutex; whichever
-// thread drives calls it, and other ranks of the host write into this one's buffer from the first round on.
+// A small buffer in ordinary memory is copied into the segment, and the result is copied back. RankState::mutex guards
+// the state; the driving thread calls it. Other ranks of the host may write into this rank's buffer from the first
+// round on.
 #pragma once
 
 #include <vector>
@@ -15,20 +16,20 @@ class SliceExecution {
  public:
   SliceExecution(OperationRecord& operation, Agreement& agreement) : operation_(operation), agreement_(agreement) {}
 
-  void stage();    // a copy of a buffer that nobody could reach, where that pays
+  void stage();    // copies a buffer that peers cannot access into the segment, if the copy is cheap enough
   void unstage();
   const std::byte* shared() const { return staged_ != nullptr ? staged_ : operation_.spec.bases[1]; }
   bool is_staged() const { return staged_ != nullptr; }
-  void quarantine_staged() { operation_.host.segment().quarantine(staged_); }  // others may still write there
+  void quarantine_staged() { operation_.host.segment().quarantine(staged_); }  // peers may still write into the copy
 
-  bool choose();         // whether all ranks run it: they have all heard the same of each other
-  bool is_offered() const;  // whether others may write into the buffer, once they have all heard of each other
+  bool choose();  // true if all ranks run slices; every rank decides from the same notes, so the answers are equal
+  bool is_offered() const;  // true if this rank's notes permit other ranks to write into its buffer
   enum class Outcome : uint8_t { waits, moved, done };
   Outcome advance();
-  Outcome pass_barrier();  // done once everybody is done with this rank's buffer
-  int awaited() const { return (*operation_.spec.rounds)[barrier_].from; }  // in the barrier
+  Outcome pass_barrier();  // done once no rank uses this rank's buffer any more
+  int awaited() const { return (*operation_.spec.rounds)[barrier_].from; }  // the rank that the barrier waits for
   bool is_past_barrier() const { return barrier_ == operation_.spec.rounds->size(); }
-  const std::vector<int>& peers() const { return slices_.front()->peers; }  // of all slices
+  const std::vector<int>& peers() const { return slices_.front()->peers; }  // the same ranks for all slices
 
  private:
   bool is_wanted() const;
@@ -38,13 +39,13 @@ class SliceExecution {
 
   OperationRecord& operation_;
   Agreement& agreement_;
-  std::byte* staged_ = nullptr;      // the copy of this rank's buffer that the others work on
-  std::vector<std::byte*> reached_;  // everybody's buffer, in the order of summation
+  std::byte* staged_ = nullptr;      // the copy of this rank's buffer in the segment, if any
+  std::vector<std::byte*> reached_;  // the buffers of all ranks, in the order of summation
   std::vector<const void*> sources_;
-  std::vector<const Move*> slices_;  // the reductions, which say what this rank's are
-  size_t slice_ = 0;                 // the one at work
-  uint64_t progress_ = 0;            // bytes of it
-  size_t barrier_ = 0;               // rounds of the completion barrier that have come
+  std::vector<const Move*> slices_;  // this rank's slices, as reductions of the program
+  size_t slice_ = 0;                 // index of the current slice
+  uint64_t progress_ = 0;            // completed bytes of the current slice
+  size_t barrier_ = 0;               // completed rounds of the completion barrier
 };
 
 }  // namespace multiring

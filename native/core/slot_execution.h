@@ -1,13 +1,13 @@
-// An all_reduce by exchange of buffers that fit the group's slots: publish, combine everybody's. One step.
+// An all_reduce in the group's slots: each rank publishes its buffer and combines all buffers, in one step.
 //
-// Guarded by RankState::mutex; whichever thread drives or posts calls it.
+// RankState::mutex guards it; the driving or posting thread calls it and holds the mutex.
 #pragma once
 
 #include "operation_record.h"
 
 namespace multiring {
 
-// Combines what all ranks have published for `sequence` into `target`.
+// Combines the payloads that all ranks have published for `sequence` into `target`.
 void combine_published(const Program& program, const SharedSlots& slots, uint64_t sequence, std::byte* target,
                        size_t bytes);
 
@@ -15,9 +15,9 @@ class SlotExecution {
  public:
   explicit SlotExecution(OperationRecord& operation) : operation_(operation) {}
 
-  void enter(bool is_published);  // `is_published`: what this rank shows is written already
+  void enter(bool is_published);  // `is_published`: this rank has already published its contribution
   void leave();
-  // Where all ranks are there and mean the same, does what there is to do.
+  // Combines the buffers if all ranks have published the same operation. Returns the state of the slots.
   SharedSlots::Seen advance();
   void withdraw() { operation_.spec.slots->withdraw(operation_.key().sequence); }
 

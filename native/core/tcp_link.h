@@ -1,10 +1,10 @@
-// The tcp engine: frames and payload over one non-blocking connection a rail, bounded by credit.
+// The tcp engine: frames and payload travel over one non-blocking connection per rail, bounded by credit.
 //
-// A stream may have kWindow bytes on the way; consuming gives credit back. Each stream travels over one rail, in order;
-// frames other than data over the first that lives. With one rail payload goes from the offered memory straight to the
-// socket. With several it is copied aside on its way, and kept until the peer's kernel has it: a rail over which
-// nothing comes back any more is given up, and what it had not delivered goes over another. Payload that an operation
-// is waiting to copy is received where it belongs.
+// A stream may have kWindow unconsumed bytes in transit; consuming returns credit to the sender. One rail carries all
+// bytes of a stream, in order. Frames other than data use the first working rail. With one rail, payload is sent
+// directly from the offered memory. With several rails, the link copies payload and keeps the copy until the peer's
+// kernel has acknowledged it. If a rail stops answering, the link abandons it and sends the unacknowledged frames over
+// another rail. If an operation already waits to copy the payload, the link receives it directly at its final place.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,10 @@ struct RailStatus {
   uint16_t rail;
   bool is_up;
   uint64_t acknowledged;  // bytes that the peer's kernel has received
-  double busy_s;          // in which there was something to carry, and room for it over there
+  double busy_s;          // seconds in which the rail had bytes to send and neither side's buffer limited it
 };
 
-// A rail that is used no more.
+// A rail that is no longer used.
 struct RailLoss {
   int peer;
   uint16_t rail;
@@ -35,30 +35,30 @@ class TcpLink final : public Link, public RailOwner {
  public:
   struct Rails {
     uint16_t count;
-    Clock::duration timeout;  // one that is silent for so long while another works is given up
-    Clock::duration wire_timeout;  // where all are, the peer's host is cut off: noticed by then
-    std::shared_ptr<PayloadPool> pool;  // of all links of the rank
+    Clock::duration timeout;  // a rail that is silent for so long while another works is abandoned
+    Clock::duration wire_timeout;  // if all rails are silent, the peer's host is reported as cut off within this time
+    std::shared_ptr<PayloadPool> pool;  // shared by all links of the rank
   };
   TcpLink(int peer, LinkEvents& events, Poller& poller, Rails rails);
 
-  // Connects to `host`:`port` (numeric) from the address `from` (empty: any); frames sent meanwhile wait.
-  // Fault::rendezvous if it cannot start.
+  // Connects a rail to `host`:`port` (numeric) from the address `from` (empty: any). Frames wait until the link is
+  // connected. Throws Fault::rendezvous if the connection cannot be started.
   void call(uint16_t rail, const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
             Clock::time_point deadline);
-  void adopt(uint16_t rail, Descriptor socket);  // an accepted, proven connection
+  void adopt(uint16_t rail, Descriptor socket);  // uses an accepted, authenticated connection for the rail
   bool awaits(uint16_t rail) const { return rails_[rail]->state() == Rail::State::waiting; }
-  bool established() const;  // every rail's fate is known, and one is up
-  bool holds_frames() const;  // some were not yet handed to the kernel
-  bool is_open() const;      // something may still come from the peer
+  bool established() const;  // true if no rail is still connecting and at least one is up
+  bool holds_frames() const;  // true if frames wait that the kernel has not accepted yet
+  bool is_open() const;      // true if the peer may still send something
   std::vector<uint16_t> rails_not_up() const;
-  void tend_calls();         // gives up calls that are past their deadline, and repeats those that were turned away
-  bool is_calling() const;   // somebody has to call `tend_calls`
-  void hang_up();            // no more frames from here; the peer sees the end
+  void tend_calls();         // breaks off calls past their deadline, and repeats calls that the peer turned away
+  bool is_calling() const;   // true if `tend_calls` must be called regularly
+  void hang_up();            // sends no more frames; the peer reads the end of the connection
 
-  void watch_rails();  // gives up rails over which nothing comes back, while another works
+  void watch_rails();  // abandons rails that are silent while another rail works
   bool needs_watching() const;
-  void watch_wire();  // breaks off where nothing comes back over any rail
-  std::vector<RailLoss> take_losses();  // those old enough to be none of a peer's end
+  void watch_wire();  // breaks off the link if all rails are silent
+  std::vector<RailLoss> take_losses();  // lost rails; delayed, because a peer that ends loses its rails one by one
   std::vector<RailStatus> rails() const;
   uint64_t goodput() const;  // bytes per second over all rails, as the kernel measured them; 0: not known
 
@@ -71,7 +71,7 @@ class TcpLink final : public Link, public RailOwner {
 
  private:
   static constexpr uint64_t kWindow = 2 << 20;
-  static constexpr size_t kQueuedFrames = 2;  // data frames beyond what the kernel took
+  static constexpr size_t kQueuedFrames = 2;  // most queued data frames that the kernel has not accepted
 
   OutStream fresh_out() const override {
     OutStream stream;
@@ -107,7 +107,7 @@ class TcpLink final : public Link, public RailOwner {
   bool begun_ = false;
   bool broken_ = false;
   Clock::time_point first_up_at_{};
-  std::deque<Outgoing> held_;  // until there is a rail to go over
+  std::deque<Outgoing> held_;  // frames that wait for a rail
   uint64_t numbered_out_ = 0;
   uint64_t numbered_in_ = 0;
   std::vector<RailLoss> losses_;

@@ -1,9 +1,9 @@
-// Vectors of this file's instruction set, and the conversions of 16-bit floats on them.
+// Vector types of the including file's instruction set, and conversions of 16-bit floats on them.
 //
-// Included by <kernels>.h of combine_<variant>.cc and codec_<variant>.cc only, after these have defined
-// MULTIRING_VECTOR_BYTES. Everything is in an unnamed namespace and nothing of the standard library is instantiated: an
-// inline function shared with other files could be the copy the linker keeps, and its AVX-512 code would then run on a
-// processor that has none.
+// Only combine_kernels.h and codec_kernels.h include this file, after combine_<variant>.cc or codec_<variant>.cc has
+// defined MULTIRING_VECTOR_BYTES. Everything is in an unnamed namespace and uses no template of the standard library.
+// Otherwise the linker could keep the AVX-512 copy of a shared inline function, and run it on a processor without
+// AVX-512.
 #ifndef MULTIRING_VECTOR_BYTES
 #error "vectors.h is for files compiled once per instruction set, which define MULTIRING_VECTOR_BYTES"
 #endif
@@ -52,7 +52,7 @@ MULTIRING_INLINE void write(char* to, V value) {
 
 template <class T>
 MULTIRING_INLINE Vector<T> splat(T value) {
-    return value - Vector<T>{};  // the compiler's own broadcast; a loop over the lanes is not always seen as one
+    return value - Vector<T>{};  // a broadcast; compilers do not always recognize a loop over the lanes as one
 }
 
 template <class T>
@@ -69,9 +69,9 @@ MULTIRING_INLINE Vector<T> canonical(Vector<T> value) {
 // ---- 16-bit floats
 // ---------------------------------------------------------------------------------------------------
 
-// The bfloat16 in the upper half of each word. Nearest even at bit 16; a carry out of the significand is the right
-// exponent, up to and including infinity. The lower half is left over. (AVX512_BF16's conversion is of no use: it
-// flushes denormals.)
+// Rounds to bfloat16 and returns it in the upper half of each word; the lower half is undefined. Rounds to nearest even
+// at bit 16. A carry out of the significand gives the correct exponent, up to infinity. (AVX512_BF16's conversion
+// flushes denormals, so it cannot be used.)
 MULTIRING_INLINE Words rounded_to_bf16(Floats value) {
     const Words bits = reinterpret_cast<Words>(canonical<float>(value));
     return bits + 0x7fffU + ((bits >> 16) & 1U);
@@ -80,7 +80,8 @@ MULTIRING_INLINE Words rounded_to_bf16(Floats value) {
 #ifdef __F16C__
 
 #if MULTIRING_VECTOR_BYTES == 64
-// Masked by all ones, because GCC 12 warns of the plain ones (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
+// The masks are all ones. GCC 12 warns about the unmasked intrinsics
+// (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
 using Halves = __m256i;
 MULTIRING_INLINE Floats widened_f16(Halves half) { return _mm512_maskz_cvtph_ps(0xffff, half); }
 MULTIRING_INLINE Halves rounded_to_f16(Floats value) {
@@ -96,10 +97,11 @@ MULTIRING_INLINE Halves rounded_to_f16(Floats value) {
 
 #else
 
-// One float16 in each word. Conversions after Fabian Giesen's public-domain "half_to_float_fast"
-// and "float_to_half_fast3_rtne" (https://gist.github.com/rygorous/2156668), with selections in place of branches.
+// Each word holds one float16. The conversions follow Fabian Giesen's public-domain "half_to_float_fast" and
+// "float_to_half_fast3_rtne" (https://gist.github.com/rygorous/2156668), with selections instead of branches.
 
-// Magnitudes have no sign bit; SSE2 compares signed integers only.
+// Returns a mask of the magnitudes >= `least`. The comparison is signed, because SSE2 has no unsigned one; magnitudes
+// have no sign bit.
 MULTIRING_INLINE Vector<std::int32_t> reaches(Words magnitude, std::int32_t least) {
     return reinterpret_cast<Vector<std::int32_t>>(magnitude) > splat(least - 1);
 }
@@ -107,7 +109,7 @@ MULTIRING_INLINE Vector<std::int32_t> reaches(Words magnitude, std::int32_t leas
 MULTIRING_INLINE Floats widened_f16(Words half) {
     const Words magnitude = (half & 0x7fffU) << 13;
     const Words normal = magnitude + (112U << 23);  // exponent bias 15 -> 127
-    // A denormal is given the exponent of 2^-14 and an implicit one, which is then subtracted: both exact.
+    // A denormal gets the exponent of 2^-14 and an implicit 1, and then 2^-14 is subtracted. Both steps are exact.
     const Words denormal = reinterpret_cast<Words>(reinterpret_cast<Floats>(normal + (1U << 23)) -
                                                    reinterpret_cast<Floats>(splat<std::uint32_t>(113U << 23)));
     const Words special = normal + (112U << 23);
@@ -119,12 +121,12 @@ MULTIRING_INLINE Floats widened_f16(Words half) {
 MULTIRING_INLINE Words rounded_to_f16(Floats value) {
     const Words bits = reinterpret_cast<Words>(canonical<float>(value));
     const Words magnitude = bits & 0x7fffffffU;
-    // Adding 1/2 brings a float16 denormal's bits to the end of the significand, and rounds there.
+    // Adding 1/2 moves the bits of a float16 denormal to the end of the significand, and rounds there.
     const Words half = splat<std::uint32_t>(126U << 23);
     const Words denormal =
         reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) + reinterpret_cast<Floats>(half)) - half;
     const Words normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-    // From 2^16 on there is infinity, and the quiet NaN, whose highest bit of the significand stays set.
+    // Values from 2^16 on become infinity. A quiet NaN keeps the highest bit of its significand.
     const Words special = ((magnitude >> 13) & 0x200U) | 0x7c00U;
     const Words nan_or_infinity = reaches(magnitude, 255 << 23) ? special : splat<std::uint32_t>(0x7c00U);
     const Words finite = reaches(magnitude, 113 << 23) ? normal : denormal;

@@ -1,9 +1,9 @@
-// What an operation of a framework's program does, as the line of text that stands in the program:
+// Parses the line of text that describes an operation in a framework's compiled program:
 //
 //   COLLECTIVE OP ROOT PROCESS_SET PRESCALE POSTSCALE WIRE NAME
 //
-// numbers of multiring.h; WIRE may be "-", for none, and NAME may be empty. Header only: each framework's library has
-// it.
+// COLLECTIVE, OP, ROOT and PROCESS_SET are numbers as in multiring.h. WIRE is "-" for no compression. NAME may be
+// empty. This file is header-only, because every framework's library contains it.
 #pragma once
 
 #include <charconv>
@@ -31,7 +31,8 @@ struct CallText {
 
   bool is_whole() const { return collective == MULTIRING_ALL_REDUCE || collective == MULTIRING_BROADCAST; }
 
-  // A request with all that the text says; the caller adds arrays and callbacks. It points into this object.
+  // Returns a request with the values of the text. The caller adds arrays and callbacks. The request points into this
+  // object, which must outlive it.
   MultiringRequest request() const {
     MultiringRequest request{};
     request.size = sizeof request;

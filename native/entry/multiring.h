@@ -1,7 +1,7 @@
-/* multiring's entry for native code: the operations of frameworks call it, from any thread, without Python.
+/* multiring's C interface. Native operations of frameworks call it from any thread, without Python.
 
-   A capsule named MULTIRING_ENTRY_NAME holds a MultiringEntry; `multiring.frontend.requests.entry()` returns it. It is
-   valid as long as the process lives, also outside `init` and `shutdown`, where every request fails. */
+   `multiring.frontend.requests.entry()` returns a capsule named MULTIRING_ENTRY_NAME that holds a MultiringEntry. The
+   entry is valid as long as the process lives. Before `init` and after `shutdown` every request fails. */
 #ifndef MULTIRING_ENTRY_H
 #define MULTIRING_ENTRY_H
 
@@ -15,12 +15,13 @@ extern "C" {
 #define MULTIRING_ENTRY_VERSION 1
 
 enum {
-  MULTIRING_ALL_REDUCE = 0,     /* one result of each array's shape, combined over the ranks */
-  MULTIRING_BROADCAST = 1,      /* the root's arrays */
-  MULTIRING_ALL_GATHER = 2,     /* every rank's rows, one after the other; ranks may differ in rows */
-  MULTIRING_ALL_TO_ALL = 3,     /* rows from every rank to every rank, as `splits` says */
-  MULTIRING_REDUCE_SCATTER = 4, /* this rank's rows of the arrays combined: n / ranks, the first n % ranks one more */
-  MULTIRING_BARRIER = 5         /* no arrays */
+  MULTIRING_ALL_REDUCE = 0,     /* combines each array over the ranks; the result has the array's shape */
+  MULTIRING_BROADCAST = 1,      /* returns the root's arrays */
+  MULTIRING_ALL_GATHER = 2,     /* concatenates the rows of all ranks; the ranks' row counts may differ */
+  MULTIRING_ALL_TO_ALL = 3,     /* sends rows from every rank to every rank, according to `splits` */
+  MULTIRING_REDUCE_SCATTER = 4, /* combines the arrays and returns this rank's rows: n / ranks of n rows, and one more
+                                   on the first n % ranks ranks */
+  MULTIRING_BARRIER = 5         /* waits for all ranks; it takes no arrays */
 };
 
 enum {
@@ -50,11 +51,11 @@ enum {
   MULTIRING_PRODUCT = 5
 };
 
-/* What a request ended with: multiring's errors, by kind. */
+/* The result of a request: success, or a kind of multiring's errors. */
 enum {
   MULTIRING_OK = 0,
   MULTIRING_ARGUMENT = 1,
-  MULTIRING_MISMATCH = 2,  /* the ranks asked for different things; inputs are intact */
+  MULTIRING_MISMATCH = 2,  /* the ranks made different requests; the inputs are intact */
   MULTIRING_PEER_LOST = 3,
   MULTIRING_STALL = 4,
   MULTIRING_STATE = 5,     /* before init, after shutdown, in a fork */
@@ -64,48 +65,49 @@ enum {
 };
 
 typedef struct MultiringArray {
-  const void* input; /* row-major, `start` to `done`; it is only read */
-  void* output;      /* row-major; NULL: asked of `allocate` once its shape is known */
+  const void* input; /* row-major; must stay valid and unchanged from `start` until `done`; multiring only reads it */
+  void* output;      /* row-major; NULL: multiring calls `allocate` once it knows the shape */
   const int64_t* shape;
   int32_t dims;
 } MultiringArray;
 
 typedef struct MultiringRequest {
-  uint32_t size;       /* sizeof(MultiringRequest), as the caller knows it */
-  int32_t process_set; /* its number; 0: all ranks */
+  uint32_t size;       /* the caller's sizeof(MultiringRequest) */
+  int32_t process_set; /* number of the process set; 0: all ranks */
   int32_t collective;
-  int32_t type;        /* of all arrays */
-  int32_t op;          /* of ALL_REDUCE and REDUCE_SCATTER */
-  int32_t root;        /* of BROADCAST: a rank of the whole job */
-  double prescale;     /* factors of ALL_REDUCE and REDUCE_SCATTER; 1 elsewhere */
-  double postscale;
-  const char* name;    /* what the ranks match it by; NULL: the order in which they come to such requests */
-  const char* wire;    /* how float32 travels between hosts: "fp16", "bf16", "int8"; NULL: as it is */
+  int32_t type;        /* element type of all arrays */
+  int32_t op;          /* ALL_REDUCE, REDUCE_SCATTER: the reduction */
+  int32_t root;        /* BROADCAST: a rank of the whole job */
+  double prescale;     /* ALL_REDUCE, REDUCE_SCATTER: factor of the inputs; otherwise 1 */
+  double postscale;    /* ALL_REDUCE, REDUCE_SCATTER: factor of the results; otherwise 1 */
+  const char* name;    /* the ranks match requests by name; NULL: they match unnamed requests by their order */
+  const char* wire;    /* encoding of float32 between hosts: "fp16", "bf16" or "int8"; NULL: no compression */
   const MultiringArray* arrays;
-  int32_t count;       /* of arrays, combined as one */
+  int32_t count;       /* number of arrays; they form one operation */
   int32_t has_splits;
-  const int64_t* splits; /* of ALL_TO_ALL, rows to each rank of the set */
+  const int64_t* splits; /* ALL_TO_ALL: number of rows for each rank of the set */
   int32_t split_count;
-  int32_t wants_rows;  /* ALL_GATHER, ALL_TO_ALL: `allocate` is asked for array count + i too: int64, how many rows of
-                          array i came from each rank */
-  /* Returns memory for a result of this shape, NULL where there is none. On any thread. */
+  int32_t wants_rows;  /* ALL_GATHER, ALL_TO_ALL: if not 0, multiring also calls `allocate` for array count + i. This
+                          int64 array receives the number of rows of array i from each rank. */
+  /* Returns memory for a result of this shape, or NULL if there is none. multiring may call it on any thread. */
   void* (*allocate)(void* data, int32_t array, const int64_t* shape, int32_t dims);
-  /* Called once for every request, on any thread, also before `start` returns; `text` says what `error` means and is
-     valid while it runs. */
+  /* multiring calls this function once for every request, on any thread, possibly before `start` returns. `text`
+     explains `error`; it is valid only during the call. */
   void (*done)(void* data, int32_t error, const char* text);
   void* data;
 } MultiringRequest;
 
 typedef struct MultiringEntry {
-  uint32_t version; /* MULTIRING_ENTRY_VERSION; another one is another interface */
-  uint32_t size;    /* sizeof(MultiringEntry); what is added later comes behind */
-  void* self;
-  /* Copies `request` and all that it points to but the arrays' memory. Returns its number; 0 where it has failed
-     already, which `done` was told, unless there is none or `size` is too small for this version. */
+  uint32_t version; /* MULTIRING_ENTRY_VERSION; an entry with another version has an incompatible interface */
+  uint32_t size;    /* sizeof(MultiringEntry); later versions append members */
+  void* self;       /* pass it as the first argument of the functions below */
+  /* Submits a request. Copies `request` and everything that it points to, except the arrays' memory. Returns the
+     request's number, or 0 if the request has already failed. In that case `done` has been called, unless it is NULL
+     or `size` is too small for this version. */
   uint64_t (*start)(void* self, const MultiringRequest* request);
-  /* Has a request fail, on all its ranks; the set cannot be used any more. 0: it had ended. */
+  /* Fails a request on all its ranks. The process set is unusable afterwards. Returns 0 if the request had ended. */
   int32_t (*cancel)(void* self, uint64_t number);
-  /* As `cancel`, of all requests in flight; returns how many there were. */
+  /* Cancels all requests in flight, and returns their number. */
   uint64_t (*cancel_all)(void* self);
 } MultiringEntry;
 

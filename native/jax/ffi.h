@@ -1,6 +1,6 @@
-// What is used of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, as jaxlib ships it), declared
-// here: building needs no JAX. tests/frameworks/test_jax.py holds these declarations against the installed header.
-// Members are only ever added behind those that are there, and every structure says its own size.
+// The part of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, from jaxlib) that this library uses.
+// The declarations are here so that building needs no JAX. tests/frameworks/test_jax.py compares them with the
+// installed header. XLA only appends members to these structures, and each structure records its own size.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +59,7 @@ struct Buffer {
   int64_t* dims;
 };
 
-struct Buffers {  // XLA_FFI_Args, and XLA_FFI_Rets
+struct Buffers {  // XLA_FFI_Args and XLA_FFI_Rets
   size_t struct_size;
   Extension* extension_start;
   int64_t size;

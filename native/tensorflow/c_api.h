@@ -1,6 +1,6 @@
-// What is used of TensorFlow's C interface (tensorflow/c/{tf_status,tf_tensor,ops,kernels}.h), declared here and found
-// at run time: neither building nor loading this library needs TensorFlow. tests/frameworks/test_tensorflow_header.py
-// holds these declarations against the headers of the installed version.
+// The part of TensorFlow's C interface (tensorflow/c/{tf_status,tf_tensor,ops,kernels}.h) that this library uses. The
+// functions are declared here and looked up at run time, so neither building nor loading this library needs TensorFlow.
+// tests/frameworks/test_tensorflow_header.py compares these declarations with the headers of the installed version.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ using Create = void* (*)(TF_OpKernelConstruction*);
 using Compute = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 using Delete = void (*)(void*);
 
-// name, result, parameters
+// The functions in use: X(name, result, parameters).
 #define MULTIRING_TENSORFLOW_FUNCTIONS(X)                                                                            \
   X(TF_NewStatus, TF_Status*, (void))                                                                                \
   X(TF_DeleteStatus, void, (TF_Status*))                                                                             \
