@@ -40,11 +40,11 @@ from multiring.lab import Plan
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),
         (
             ["barrier", "--no-one"],
-            "nothing would be timed: --no-one leaves a barrier nothing, it has no buffers to rotate",
+            "nothing would be timed: --no-one asks for a pool of buffers, and a barrier has no buffers",
         ),
         (
             ["all_reduce", "--no-one", "--sizes", "64,1KiB"],
-            "nothing would be timed: --no-one leaves the pool only, and",
+            "nothing would be timed: --no-one leaves the pool only, and the pool is",
         ),
         *(
             ([*kind, "--deadline-s", value], f"a deadline of {float(value):g} s: want more than 0 and at most 86400 s")
@@ -54,7 +54,7 @@ from multiring.lab import Plan
         (["barrier", "--plot", "figure.svg"], "--plot figure.svg: a barrier has no sizes to plot"),
         (["all_reduce", "--plot", "figure.bmp"], "cannot plot to figure.bmp, want a name that ends with one of .png"),
         (["all_reduce", "--plot", "no/such/folder/x.png"], "there is no folder"),
-        (["all_reduce", "--link", "1gbit"], "--link is a lab's: say how many hosts it has with --hosts H"),
+        (["all_reduce", "--link", "1gbit"], "--link needs a lab: give its number of hosts with --hosts H"),
         (["all_reduce", "--hosts", "2", "--link", "fast"], "'fast' is no rate"),
         (["all_reduce", "--hosts", "2", "--uplink", "1gbit"], "joins racks, and there is one rack only"),
         (["--install", "nccl"], "there is no recipe to install 'nccl'"),

@@ -101,7 +101,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(
         ("[env]\nA = 1", r"env = {'A': 1}: want a table of texts"),
         ("command = 'true'", r"command = 'true': want a list of words"),
         ("stdin = -1", r"stdin = -1: want a rank"),
-        ("hosts = 'a'\nhostfile = 'b'", r"say the same thing; leave one out"),
+        ("hosts = 'a'\nhostfile = 'b'", r"both list hosts; leave one out"),
         ("ranks = ", r"cannot read the options in .*job.toml: "),
         ("grace = -1.0\nranks = 1", r"a grace of -1 s: want 0 to 86400 s"),
     ],
@@ -123,13 +123,13 @@ def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str], word: str) 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-np", "2"], "-np is another launcher's; here it is: -n N"),
-        (["--nproc-per-node=2"], "--nproc-per-node is another launcher's; here it is: -n N"),
-        (["--num_processes", "2"], "--num_processes is another launcher's; here it is: -n N"),
-        (["-H", "a:2"], "-H is another launcher's; here it is: --hosts H:N,..."),
-        (["--machinefile", "f"], "--machinefile is another launcher's; here it is: --hostfile FILE"),
+        (["-np", "2"], "-np is an option of other launchers; use instead: -n N"),
+        (["--nproc-per-node=2"], "--nproc-per-node is an option of other launchers; use instead: -n N"),
+        (["--num_processes", "2"], "--num_processes is an option of other launchers; use instead: -n N"),
+        (["-H", "a:2"], "-H is an option of other launchers; use instead: --hosts H:N,..."),
+        (["--machinefile", "f"], "--machinefile is an option of other launchers; use instead: --hostfile FILE"),
         (["--hosts", "a", "--hostfile", "f"], "not allowed with argument --hosts"),
-        (["--host", "a:2"], "--host is another launcher's"),
+        (["--host", "a:2"], "--host is an option of other launchers"),
         (["-n", "2", "--log", "d"], "unknown: --log; did you mean --log-dir?"),
     ],
 )

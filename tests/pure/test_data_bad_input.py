@@ -285,7 +285,10 @@ TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]
     [
         (["bench", "DATA", "--seconds", "0"], "--seconds 0: want > 0"),
         (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want > 0"),
-        (["stage", "DATA", "--format", "npy"], "--format npy: packs are staged; make one with multiring data pack"),
+        (
+            ["stage", "DATA", "--format", "npy"],
+            "--format npy: only packs are staged; make one with multiring data pack",
+        ),
         (["stage", "DATA", "--quota=-1MB"], "'-1MB': want a size like 64MiB or 56.6MB"),
         (["stage", "DATA", "--quota", "1 megabyte"], "'1 megabyte': want a size like 64MiB or 56.6MB"),
         (

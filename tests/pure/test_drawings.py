@@ -76,5 +76,5 @@ def test_what_is_no_timeline_cannot_be_drawn(tmp_path: Path, capsys: pytest.Capt
     assert "has 4 steps of an optimizer on rank 0; want more than 4" in capsys.readouterr().err
     path.write_text("{}")
     assert main(["trace", "draw", str(path), str(figure)]) == 2
-    assert "is no timeline" in capsys.readouterr().err
+    assert "is not a timeline" in capsys.readouterr().err
     assert not figure.exists()

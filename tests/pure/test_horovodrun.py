@@ -131,14 +131,14 @@ def test_what_has_no_effect_is_said(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--min-np 1", "--min-np 1, -np 2: the number of ranks is fixed; leave it out"),
+        ("--min-np 1", "--min-np 1, -np 2: the number of ranks is fixed; leave the option out"),
         ("--max-num-proc 4", "--max-np 4, -np 2: the number of ranks is fixed"),
         ("--host-discovery-script d.sh", "--host-discovery-script: the number of ranks is fixed"),
         ("--slots-per-host 2", "--slots-per-host: the number of ranks is fixed"),
         ("--reset-limit 2", "--reset-limit: the number"),
         ("--blacklist-cooldown-range 1 2", "--blacklist-cooldown-range: the number"),
         ("--elastic-timeout 9", "--elastic-timeout: the number"),
-        ("--jsrun", "have jsrun start `python -m multiring.horovod script.py` itself"),
+        ("--jsrun", "let jsrun start `python -m multiring.horovod script.py` itself"),
         ("-H a:1", "2 ranks, but a:1 has places for 1; want fewer ranks, or more hosts"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_configuration_that_cannot_be(
 def test_without_pyyaml_it_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert main(["horovodrun", "-np", "2", "--config-file", "c.yaml", "true"]) == 2
-    assert "c.yaml is YAML, which needs PyYAML: pip install pyyaml" in capsys.readouterr().err
+    assert "c.yaml: reading YAML needs PyYAML: pip install pyyaml" in capsys.readouterr().err
 
 
 def test_what_was_built(capsys: pytest.CaptureFixture[str]) -> None:

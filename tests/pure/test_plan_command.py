@@ -60,7 +60,7 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
         (["--measure", *LAB[1:]], "--measure times the job's own hosts"),
         (["broadcast", "--measure"], "--measure times an all_reduce of float32"),
         (["--sizes", "6", "--measure"], "whole floats"),
-        (["broadcast", "--wire", "int8", *LAB[1:]], "--wire int8 codes an all_reduce of float32"),
+        (["broadcast", "--wire", "int8", *LAB[1:]], "--wire int8 encodes an all_reduce of float32"),
         (["--wide", "--wire", "bf16", *LAB[1:]], "want no other collective, no --wide"),
         (["--sizes", "much"], "'much' is no size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
@@ -105,7 +105,7 @@ def test_outside_a_job_it_says_what_it_assumes(
     assert main(["plan", "--sizes", "1MiB", "--save", str(tmp_path / "p.toml")]) == 0
     first, _, title, _, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(
-        "Assumed: 1 host of 3 ranks, with links as nobody has measured them. For others say --hosts"
+        "Assumed: 1 host of 3 ranks, with assumed, not measured links. For other hosts give --hosts"
     )
     assert title == "all_reduce of 1 MiB on 3 ranks"
     assert all(float(row.split()[0]) > 0 for row in rows)

@@ -403,14 +403,14 @@ def test_what_ranks_left_is_merged(tmp_path: Path, capsys: pytest.CaptureFixture
     for rank in (0, 2):
         part_path(path, rank).write_bytes(part_bytes(rank, row(OPERATION, 30, 40), size=3))
     assert main(["trace", "merge", str(path), *map(str, parts_of(path))]) == 0
-    assert capsys.readouterr().err == "multiring: rank 1 is not in it: it left no part here\n"
+    assert capsys.readouterr().err == "multiring: rank 1 is not in the timeline: it left no part here\n"
     found = json.loads(path.read_text())
     ts = {each["pid"]: each["ts"] for each in found["traceEvents"] if each["name"] == "all_reduce"}
     assert ts[0] == 0.03
     assert ts[2] == pytest.approx(0.03 + 1 + 20 / 90, abs=0.002)
     assert len(parts_of(path)) == 2
     assert main(["trace", "merge", str(path), *map(str, parts_of(path))]) == 2
-    assert "exists; want another name" in capsys.readouterr().err
+    assert "exists and may be the timeline of other ranks; want another name" in capsys.readouterr().err
     assert main(["trace", "merge", str(tmp_path / "other"), str(tmp_path / "missing.part")]) == 2
     assert "missing.part: No such file or directory" in capsys.readouterr().err
 

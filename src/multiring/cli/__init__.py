@@ -1,4 +1,4 @@
-"""The `multiring` command: one file a subcommand; the only printers."""
+"""The `multiring` command. Each subcommand has its own module; only these modules print."""
 
 import argparse
 import signal
@@ -31,18 +31,18 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Parser(argparse.ArgumentParser):
-    """Takes options as they are written: -m is no short form of -machinefile."""
+    """Accepts options in full only; for example, -m does not match -machinefile."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # A value may follow an option of one letter at once, as in -n2; argparse's other guesses are prefixes.
+        # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes.
         found: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] == option_string[:2] and len(option_string) > 2]
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """End with what is unknown, and which option was meant, if that can be told."""
+    """Exit with an error that names the unknown words and, if there is one, a similar option."""
     option = unknown[0].partition("=")[0]
-    declared = parser._actions  # noqa: SLF001 -- no other way
+    declared = parser._actions  # noqa: SLF001 -- argparse has no public name for it
     known = [name for each in declared if each.help != argparse.SUPPRESS for name in each.option_strings]
     longer = [each for each in known if option.startswith("--") and each.startswith(option)]
     meant = longer or get_close_matches(option, known, n=1)
@@ -50,7 +50,10 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 done, 1 the answer is no, 2 your input is wrong, or what the command says."""
+    """Run one command and return its exit code.
+
+    0: done. 1: the answer is no. 2: the input is wrong. Some commands return other codes.
+    """
     open_closed_streams()
     parser = _Parser(
         prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = COMMANDS[arguments.command].run(arguments)
     except ReaderGoneError:
         return READER_GONE
-    except KeyboardInterrupt:  # what it started has heard of it, too
+    except KeyboardInterrupt:  # processes that the command started have received SIGINT too
         return _INTERRUPTED
     except MultiringError as error:
         print(f"multiring: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""multiring bench: time a collective, or a training step, beside other libraries, alternating in one run.
+"""multiring bench: time a collective or a training step against other libraries, alternating in one run.
 
-Everything is verified before it is timed. `multiring bench all_reduce --help` has the options; `--install PEER,...`
+Results are verified before calls are timed. `multiring bench all_reduce --help` shows the options. `--install PEER,...`
 makes the environments of libraries that cannot share multiring's.
 """
 
@@ -29,13 +29,13 @@ _WRONG = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--install", metavar="PEER,...", help="install these libraries to measure against, and end")
+    parser.add_argument("--install", metavar="PEER,...", help="install these libraries to compare with, and exit")
     kinds = parser.add_subparsers(dest="kind", metavar="COLLECTIVE")
     for collective in COLLECTIVES:
-        text = f"Time {collective} beside other libraries, each verified first, alternating in one run."
+        text = f"Time {collective} against other libraries, each verified first, alternating in one run."
         _add_options(kinds.add_parser(collective, help=f"time {collective}", description=text, allow_abbrev=False))
 
-    text = "Time a training step beside DistributedDataParallel and beside no communication."
+    text = "Time a training step against DistributedDataParallel and against a step without communication."
     bench_step.add_arguments(
         kinds.add_parser("step", help="time a training step", description=text, allow_abbrev=False)
     )
@@ -43,43 +43,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
-    what.add_argument("--against", metavar="PEER,...|none", help="other libraries (default: all that are installed)")
-    what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
-    what.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"each rank's buffer (default {_SIZES})")
+    what.add_argument("--against", metavar="PEER,...|none", help="other libraries (default: all installed ones)")
+    what.add_argument("--ranks", type=int, metavar="N", help="number of ranks on this host (default 2)")
+    what.add_argument(
+        "--sizes", default=_SIZES, metavar="SIZE,...", help=f"sizes of each rank's buffer (default {_SIZES})"
+    )
     what.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
     what.add_argument("--op", default="sum", help=", ".join(OPS))
     what.add_argument(
         "--buffers",
         default="arena",
         choices=["arena", "ordinary"],
-        help="multiring's own memory, or any (default arena)",
+        help="buffers in multiring's own memory, or in ordinary memory (default arena)",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--alternations", type=int, default=7, metavar="N", help="turns of all libraries (default 7)")
     how.add_argument(
-        "--seconds", type=float, metavar="S", help="what a job's timed calls take (default 0.5, and 5 in a lab)"
+        "--seconds", type=float, metavar="S", help="duration of a job's timed calls (default 0.5, and 5 in a lab)"
     )
-    how.add_argument("--calls", type=int, metavar="N", help="timed calls of a job (default: what half a second takes)")
+    how.add_argument(
+        "--calls", type=int, metavar="N", help="number of timed calls of a job (default: as many as fit into --seconds)"
+    )
     how.add_argument(
         "--pool-mib",
         type=int,
         default=512,
         metavar="MIB",
-        help="also rotate over so much memory a rank, from 64 KiB buffers on; 0: do not (default 512)",
+        help="time also with a pool: buffers of 64 KiB or more rotate over MIB of memory per rank; 0: no pool "
+        "(default 512)",
     )
-    how.add_argument("--no-one", action="store_true", help="the pool only, not one buffer used by every call")
+    how.add_argument("--no-one", action="store_true", help="time with the pool only, not with a single buffer")
     how.add_argument(
-        "--together", action="store_true", help="one job of each library for all sizes: fewer starts, for many ranks"
+        "--together", action="store_true", help="run one job per library for all sizes: fewer starts, for many ranks"
     )
-    how.add_argument("--deadline-s", type=float, default=300.0, metavar="S", help="of one job (default 300)")
+    how.add_argument("--deadline-s", type=float, default=300.0, metavar="S", help="time limit of one job (default 300)")
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="one object a line instead of tables")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="also a figure (.png, .svg, .pdf)")
+    out.add_argument("--json", action="store_true", help="print one JSON object per line instead of tables")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="also draw a figure (.png, .svg, .pdf)")
     bench_lab.add_options(parser.add_argument_group("in a lab (as root)"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with 1 where a library computes something wrong, 128 + n where signal n ended it or, 141, its reader did."""
+    """Run the bench and return the exit code.
+
+    0: done. 1: a library computed a wrong result. 128 + n: signal n ended the bench. 141: the reader of its output
+    has ended.
+    """
     try:
         if arguments.install is not None:
             for name in arguments.install.split(","):
@@ -127,7 +136,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         bench = Bench(jobs, chosen, manner, forecast.heed)
         for at, together in enumerate([cases] if arguments.together else [[case] for case in cases]):
             first = together[0][0]
-            if not sys.stderr.isatty():  # there every step is told
+            if not sys.stderr.isatty():  # on a terminal the forecast shows every step
                 _tell(f"{_title(together)}: {at + 1} of {1 if arguments.together else len(cases)}")
             bound = bench_lab.bound(first, plan, wires) if plan is not None and wires is not None else None
             for comparison in bench.compare_together(together, bound):
@@ -140,7 +149,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_START_S, _START_OF_RANK_S = 1.0, 0.5  # of a job, on one core a rank
+_START_S, _START_OF_RANK_S = 1.0, 0.5  # start of a job: a fixed part, and a part per rank, with one core per rank
 
 
 def _title(together: list[tuple[Question, int]]) -> str:
@@ -155,7 +164,7 @@ def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:
         buffers=arguments.buffers,
         alternations=arguments.alternations,
         calls=arguments.calls,
-        # In a lab the token buckets give away what is in them: longer, and only once they are empty.
+        # A lab's token buckets pass bursts at first. So the warm-up empties them, and the timing takes longer.
         seconds=usual_s if arguments.seconds is None else arguments.seconds,
         most_calls=100_000 if in_lab else 5000,
         warm_s=1.0 if in_lab else 0.0,
@@ -163,11 +172,11 @@ def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:
 
 
 def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tuple[Question, int]]:
-    """Yield each size with one buffer (pool 0) and with the pool."""
+    """Yield (question, pool size in bytes) for each size, with one buffer (pool 0) and with the pool."""
     if arguments.pool_mib < 0:
         raise ArgumentError(f"--pool-mib {arguments.pool_mib}: want 0 for no pool, or more")
     if arguments.together and hosts > 1:
-        raise ArgumentError("--together is for one host: in a lab each size has a bound of its own; omit it or --hosts")
+        raise ArgumentError("--together is for one host: in a lab each size has its own bound; omit it or --hosts")
     if arguments.no_one and arguments.pool_mib == 0:
         raise ArgumentError("--no-one and --pool-mib 0 leave nothing to time")
     sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in arguments.sizes.split(",")]
@@ -181,7 +190,7 @@ def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tu
             op=arguments.op,
         )
         pool_bytes = arguments.pool_mib << 20
-        # Between hosts the wire is the limit, not the cache.
+        # A pool makes a difference on one host only. Between hosts the network is the limit, not the cache.
         has_pool = pool_bytes > 0 and size_bytes >= LEAST_POOLED_BYTES and hosts == 1
         check_memory(question, pool_bytes if has_pool else 0)
         if not arguments.no_one:
@@ -198,10 +207,10 @@ def _check_plot(arguments: argparse.Namespace) -> None:
 
 def _why_nothing(arguments: argparse.Namespace) -> str:
     if arguments.kind == "barrier":
-        return "nothing would be timed: --no-one leaves a barrier nothing, it has no buffers to rotate over; omit it"
+        return "nothing would be timed: --no-one asks for a pool of buffers, and a barrier has no buffers; omit it"
     return (
-        "nothing would be timed: --no-one leaves the pool only, and that is for one host and sizes from "
-        f"{size_text(LEAST_POOLED_BYTES)} on; omit it, or want such --sizes without --hosts"
+        "nothing would be timed: --no-one leaves the pool only, and the pool is for one host and sizes from "
+        f"{size_text(LEAST_POOLED_BYTES)} on; omit it, or give such --sizes without --hosts"
     )
 
 

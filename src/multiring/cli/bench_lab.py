@@ -1,4 +1,4 @@
-"""The bench in a lab: how its jobs are started there, and what its wires allow."""
+"""Run the bench in a lab: start its jobs on virtual hosts, and compute the bounds that the links set."""
 
 import argparse
 import shlex
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def add_options(group: "argparse._ArgumentGroup") -> None:
-    """Declare the options that make it a lab."""
+    """Declare the options that describe a lab."""
     group.add_argument("--hosts", type=int, metavar="H", help="virtual hosts, as multiring lab makes them")
     group.add_argument("--slots", type=int, metavar="S", help="ranks on each (default 1)")
     group.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit (default: no limit)")
@@ -34,16 +34,16 @@ def add_options(group: "argparse._ArgumentGroup") -> None:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan | None:
-    """Return the lab that was asked for, or None.
+    """Return the plan of the lab that `arguments` describe, or None if they describe none.
 
     Raises:
-        ArgumentError: an option of a lab without hosts, or no such lab can be.
-        UnsupportedError: not root.
+        ArgumentError: there is an option of a lab without --hosts, or the lab is impossible.
+        UnsupportedError: the user is not root.
     """
     if arguments.hosts is None:
         for name in ("slots", "link", "rail", "rack", "uplink"):
             if getattr(arguments, name):
-                raise ArgumentError(f"--{name} is a lab's: say how many hosts it has with --hosts H")
+                raise ArgumentError(f"--{name} needs a lab: give its number of hosts with --hosts H")
         return None
     plan = Plan(
         hosts=arguments.hosts,
@@ -57,10 +57,10 @@ def plan_of(arguments: argparse.Namespace) -> Plan | None:
 
 
 def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
-    """Return how many ranks are to run: a lab's, or as many as --ranks says.
+    """Return the number of ranks: that of the lab, or else --ranks (default 2).
 
     Raises:
-        ArgumentError: both say so.
+        ArgumentError: there is a lab, and --ranks is given too.
     """
     if plan is None:
         return 2 if arguments.ranks is None else int(arguments.ranks)
@@ -70,14 +70,14 @@ def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
 
 
 def against_of(arguments: argparse.Namespace) -> list[str] | None:
-    """Return the libraries that --against names; None where it is not given."""
+    """Return the libraries that --against names, or None if the option is not given."""
     if arguments.against is None:
         return None
     return [] if arguments.against == "none" else list(arguments.against.split(","))
 
 
 def circumstances_of(plan: Plan | None) -> Circumstances:
-    """Return what the figures about to be taken are taken on: this machine, and the lab on it."""
+    """Return the circumstances of the measurement: the hardware, the commit, the command and the lab's network."""
     return Circumstances(
         hardware=hardware(),
         commit=commit(),
@@ -88,7 +88,7 @@ def circumstances_of(plan: Plan | None) -> Circumstances:
 
 
 def command_of(plan: Plan) -> LabCommand:
-    """Return what makes the command line of a job in a lab of its own, up to the ranks'."""
+    """Return a function from a launcher's name to the words that run a job in a new lab, before the job's command."""
     words = ["--hosts", str(plan.hosts), "--slots", plan.slots_text, "--rack", str(plan.racks)]
     for option, rate in zip(["--link", *["--rail"] * (plan.num_rails - 1)], plan.rails, strict=True):
         if rate is not None:
@@ -103,7 +103,7 @@ def command_of(plan: Plan) -> LabCommand:
 
 
 def network_text(plan: Plan) -> str:
-    """Return the lab in words."""
+    """Return a description of the lab in one line."""
     rails = ", ".join(rate_text(rate) for rate in plan.rails)
     racks = f", {plan.racks} racks with uplinks of {rate_text(plan.uplink)}" if plan.racks > 1 else ""
     return f"lab of {plan.hosts} hosts x {plan.slots_text} ranks, links of {rails}{racks}"
@@ -111,22 +111,22 @@ def network_text(plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """What plain sockets get out of a lab, in bytes per second: a host's links together, and a rack's uplinks."""
+    """The goodput of plain sockets in a lab, in bytes per second: over all links of a host, and a rack's uplinks."""
 
     host: float
     rack: float | None
 
 
 def wires_of(plan: Plan) -> Wires | None:
-    """Measure a lab's wires, all hosts sending at the same time; None for one host, which has none to send over.
+    """Measure the goodput of a lab's links while all hosts send. Return None for a single host, which has no links.
 
-    Wires of a kind are alike, and what differs between them is chance: the median counts.
+    All links of a kind have the same speed, and differences are chance, so the result is the median.
     """
     if plan.hosts == 1:
         return None
     racks = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
     neighbours = [(host, _next(rack, host)) for rack in racks for host in rack if len(rack) > 1]
-    # As few flows as fill an uplink: more of them only take each other's packets.
+    # Use just enough flows to fill an uplink, because more flows would only cost each other packets.
     across: list[tuple[int, int]] = []
     for rack in racks if plan.racks > 1 else []:
         others = cycle(_next(racks, rack))
@@ -141,7 +141,7 @@ def wires_of(plan: Plan) -> Wires | None:
 
 
 def _senders(plan: Plan) -> int:
-    """Return how many hosts it takes to fill an uplink."""
+    """Return the number of hosts that together fill an uplink."""
     (link, *_) = plan.rails
     if plan.uplink is None:
         return plan.hosts
@@ -153,7 +153,7 @@ def _next(ring: Sequence[_T], one: _T) -> _T:
 
 
 def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
-    """Return what each sender of `pairs` (hosts: from, to) gets over all rails together."""
+    """Return the goodput of each sending host over all rails together; `pairs` are (sender, receiver)."""
     flows = [Flow(source, target, rail) for rail in range(lab.plan.num_rails) for source, target in pairs]
     rates = goodput(lab, flows) if flows else []
     totals: dict[int, float] = {}
@@ -163,12 +163,17 @@ def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
 
 
 def bound(question: Question, plan: Plan, wires: Wires) -> Bound | None:
-    """Return the algbw at which a host's links, or a rack's uplinks, are full, whatever the algorithm.
+    """Return the algorithm bandwidth at which a host's links or a rack's uplinks are full, for any algorithm.
 
-    With H hosts and n bytes a rank, at least so many bytes leave, or enter, some host: all_reduce 2n(H - 1)/H
-    (Patarasuk & Yuan, JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002, with hosts for ranks: within them nothing is
-    sent), reduce_scatter and all_gather n(H - 1)/H, broadcast n, all_to_all n(H - 1)/H of each of its ranks. The same
-    goes for racks.
+    With H hosts and n bytes per rank, at least this number of bytes must leave or enter some host:
+
+    - all_reduce: 2n(H - 1)/H (Patarasuk & Yuan, JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002, applied to hosts in
+      place of ranks, because nothing is sent over a link within a host)
+    - reduce_scatter and all_gather: n(H - 1)/H
+    - broadcast: n
+    - all_to_all: n(H - 1)/H for each rank of the host
+
+    The same formulas hold for racks.
     """
     bounds = [_bound(question.collective, "hosts", plan.hosts, plan.num_ranks // plan.hosts, wires.host)]
     if wires.rack is not None:

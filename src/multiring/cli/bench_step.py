@@ -1,4 +1,4 @@
-"""multiring bench step: time a training step beside DistributedDataParallel and beside no communication at all."""
+"""multiring bench step: time a training step against DistributedDataParallel and a step without communication."""
 
 import argparse
 import importlib.util
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--networks",
         default=",".join(USUAL),
         metavar="NAME,...",
-        help=f"of {', '.join(NETWORKS)}; default {','.join(USUAL)}",
+        help=f"names from {', '.join(NETWORKS)}; default {','.join(USUAL)}",
     )
     what.add_argument(
         "--against",
@@ -36,18 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--leave-out",
         default="",
         metavar="NAME,...",
-        help=f"what else takes part always and is not wanted: {OURS}, {INDEPENDENT}",
+        help=f"names to leave out of the two that otherwise always take part: {OURS}, {INDEPENDENT}",
     )
     what.add_argument(
         "--emulate",
         action="store_true",
-        help="sleep for what compute takes alone, where cores are too few for the ranks",
+        help="if there are fewer cores than ranks, sleep for the time that the computation takes on a free core",
     )
-    what.add_argument("--ranks", type=int, metavar="N", help="how many ranks on this host (default 2)")
-    what.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank (default 1)")
-    what.add_argument("--batch", type=int, metavar="N", help=f"samples a rank (default {batches})")
+    what.add_argument("--ranks", type=int, metavar="N", help="number of ranks on this host (default 2)")
+    what.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each rank (default 1)")
+    what.add_argument("--batch", type=int, metavar="N", help=f"samples per rank (default {batches})")
     what.add_argument(
-        "--dtype", default=DTYPES[0], help=f"of the arithmetic: {', '.join(DTYPES)} (default {DTYPES[0]})"
+        "--dtype", default=DTYPES[0], help=f"type of the arithmetic: {', '.join(DTYPES)} (default {DTYPES[0]})"
     )
     what.add_argument(
         "--image-size", type=int, default=224, metavar="N", help="pixels of an image's side (default 224)"
@@ -55,20 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--alternations", type=int, default=7, metavar="N", help="jobs of each library (default 7)")
     how.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of a job (default 10)")
-    how.add_argument("--warmup", type=int, default=2, metavar="N", help="steps before those (default 2)")
-    how.add_argument("--deadline-s", type=float, default=600.0, metavar="S", help="of one job (default 600)")
-    parser.add_argument_group("output").add_argument("--json", action="store_true", help="one object a line, no tables")
+    how.add_argument("--warmup", type=int, default=2, metavar="N", help="untimed steps at the start (default 2)")
+    how.add_argument("--deadline-s", type=float, default=600.0, metavar="S", help="time limit of one job (default 600)")
+    parser.add_argument_group("output").add_argument(
+        "--json", action="store_true", help="print one JSON object per line instead of tables"
+    )
     bench_lab.add_options(parser.add_argument_group("in a lab (as root)"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Time every network, print, and return 0.
+    """Time a training step of every network, print the results, and return 0.
 
     Raises:
-        MultiringError: as StepBench.compare does, or an argument makes no sense.
+        MultiringError: StepBench.compare failed, or an argument is invalid.
     """
     if importlib.util.find_spec("torch") is None:
-        raise LaunchError(f"no torch to train with; install it with: {sys.executable} -m pip install torch")
+        raise LaunchError(f"there is no torch to train with; install it with: {sys.executable} -m pip install torch")
     plan = bench_lab.plan_of(arguments)
     ranks = bench_lab.ranks_of(arguments, plan)
     questions = [

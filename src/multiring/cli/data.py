@@ -1,8 +1,9 @@
 """multiring data: pack, verify, plan, time, stage and clean data sets.
 
-`pack` makes tar shards and a manifest of any data set; `verify` finds what is damaged; `plan` says what reading will
-cost, also on paper, for machines that are not here; `bench` feeds one for some seconds; `stage` brings a pack to the
-hosts' disks, each byte once from its source when it is run as a job, with one rank a host; `clean` makes room.
+`pack` makes tar shards and a manifest from any data set. `verify` finds damaged samples and shards. `plan` predicts the
+cost of reading, also on paper for other machines. `bench` feeds a data set for some seconds. `stage` copies a pack to
+the hosts' disks. Run as a job with one rank per host, it reads each byte from the source once. `clean` removes files
+from the cache.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from multiring.errors import ArgumentError, DataError
 from multiring.runtime import init, shutdown
 
 _DAMAGED = _INCOMPLETE = 1
-_TOLD = 20  # samples that were left out, by number
+_TOLD = 20  # how many numbers of skipped samples are printed
 _SHOWN_S = 0.5
 
 
@@ -40,41 +41,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     packing = _action(actions, "pack", "make a pack of a data set")
     packing.add_argument("target", type=Path, help="the folder to make")
-    packing.add_argument("--shard", type=size_of, default=64 << 20, metavar="SIZE", help="of a shard (default 64MiB)")
-    packing.add_argument("--to", choices=["float16"], help="store arrays of floats so, normalised by channel")
-    packing.add_argument("--channel-axis", type=int, default=0, metavar="AXIS", help="of those channels (default 0)")
-    packing.add_argument("--shuffle", type=int, metavar="SEED", help="store the samples in an exact order of that seed")
-    packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and say which")
+    packing.add_argument("--shard", type=size_of, default=64 << 20, metavar="SIZE", help="shard size (default 64MiB)")
+    packing.add_argument("--to", choices=["float16"], help="store float arrays as float16, normalised by channel")
+    packing.add_argument("--channel-axis", type=int, default=0, metavar="AXIS", help="axis of channels (default 0)")
+    packing.add_argument("--shuffle", type=int, metavar="SEED", help="store the samples in the exact order of SEED")
+    packing.add_argument("--skip-bad", action="store_true", help="leave out samples that cannot be read, and list them")
     packing.add_argument("--no-decode", action="store_true", help="store images without decoding them first")
-    _action(actions, "verify", "find what is damaged")
-    plan = _action(actions, "plan", "say what reading will cost", optional=True)
-    plan.add_argument("--cache", type=size_of, metavar="SIZE", help="what each host keeps")
+    _action(actions, "verify", "find damaged samples and shards")
+    plan = _action(actions, "plan", "predict the cost of reading", optional=True)
+    plan.add_argument("--cache", type=size_of, metavar="SIZE", help="bytes that each host keeps")
     add_paper_arguments(plan)
-    bench = _action(actions, "bench", "feed it for some seconds, and say what bounds it")
+    bench = _action(actions, "bench", "feed a data set for some seconds, and report the rate and its bounds")
     bench.add_argument("--batch", type=int, default=64, metavar="N", help="samples of a batch (default 64)")
     bench.add_argument("--workers", type=int, default=2, metavar="N", help="threads (default 2)")
-    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long (default 5)")
-    stage = _action(actions, "stage", "bring a pack to this host's cache, and as a job to all hosts'")
+    bench.add_argument("--seconds", type=float, default=5.0, metavar="S", help="duration in seconds (default 5)")
+    stage = _action(actions, "stage", "copy a pack to this host's cache, or as a job to the caches of all hosts")
     _cache_arguments(stage)
     stage.add_argument(
-        "--spread", action="store_true", help="each host keeps its part; the caches hold the pack together"
+        "--spread", action="store_true", help="keep only a part on each host; together the caches hold the pack"
     )
-    cleaning = actions.add_parser("clean", help="remove what nobody uses from the cache", allow_abbrev=False)
+    cleaning = actions.add_parser("clean", help="remove unused files from the cache", allow_abbrev=False)
     _cache_arguments(cleaning)
-    cleaning.add_argument("--keep", type=size_of, metavar="SIZE", help="remove the oldest until no more is left")
+    cleaning.add_argument("--keep", type=size_of, metavar="SIZE", help="remove the oldest files until SIZE is left")
     cleaning.add_argument("--all", action="store_true", help="remove everything")
 
 
 def _action(actions: Any, name: str, text: str, *, optional: bool = False) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.add_argument("url", nargs="?" if optional else None, help="a path, or what fsspec reads")
-    parser.add_argument("--format", choices=list(READERS), help="where the files' names do not say it")
+    parser.add_argument("url", nargs="?" if optional else None, help="a path, or a URL that fsspec reads")
+    parser.add_argument("--format", choices=list(READERS), help="needed if the files' names do not show the format")
     return parser
 
 
 def _cache_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="of the cache (default: MULTIRING_DATA_CACHE)")
-    parser.add_argument("--quota", type=size_of, default=64 << 30, metavar="SIZE", help="of the cache (default 64GiB)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="cache folder (default: MULTIRING_DATA_CACHE)")
+    parser.add_argument("--quota", type=size_of, default=64 << 30, metavar="SIZE", help="cache size (default 64GiB)")
 
 
 _UNITS = {
@@ -85,7 +86,7 @@ _UNITS = {
 
 
 def size_of(text: str) -> int:
-    """Return the bytes that `text`, like 64MiB or 56.6MB, stands for."""
+    """Return the number of bytes for a text like 64MiB or 56.6MB."""
     digits = text.rstrip("BkKMGTi")
     try:
         size = int(float(digits) * _UNITS[text[len(digits) :] or "B"])
@@ -97,13 +98,13 @@ def size_of(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with 1 where `verify` found damage, or `stage` could not keep all blocks."""
+    """Run the action. Return 1 if `verify` found damage or `stage` could not keep all blocks, else 0."""
     acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": _bench, "stage": _stage, "clean": _clean}
     return acts[arguments.action](arguments)
 
 
 class _Bar:
-    """How far something is, with its rate and the time that is left, on standard error where that is a terminal."""
+    """A progress bar with the rate and the remaining time, on standard error if that is a terminal."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -229,14 +230,14 @@ def _cache(arguments: argparse.Namespace) -> BlockCache:
 
 def _stage(arguments: argparse.Namespace) -> int:
     if arguments.format not in {None, "pack"}:
-        raise ArgumentError(f"--format {arguments.format}: packs are staged; make one with multiring data pack")
+        raise ArgumentError(f"--format {arguments.format}: only packs are staged; make one with multiring data pack")
     source, cache = storage_of(arguments.url), _cache(arguments)
     group = init()
     try:
         storage = CachedStorage(told_once(group, source), cache)
         part = min(arguments.quota, storage.manifest.size_bytes)
         if part < storage.manifest.size_bytes and not arguments.spread:
-            tell(f"the pack has {storage.manifest.size_bytes} bytes, the cache {arguments.quota}: a part of it is kept")
+            tell(f"the pack has {storage.manifest.size_bytes} bytes, the cache {arguments.quota}: only a part is kept")
         began = time.monotonic()
         with exchange_of(group, storage, tell) as exchange:
             if exchange is not None:
@@ -249,14 +250,14 @@ def _stage(arguments: argparse.Namespace) -> int:
             traffic, counts = exchange.traffic, storage.cache.counts
             show(
                 f"rank {group.rank}: {storage.manifest.size_bytes} bytes in {passed:.3f} s: {traffic.source} from the "
-                f"source, {traffic.peers} from peers, {counts.hits} blocks were here"
+                f"source, {traffic.peers} from peers, {counts.hits} blocks were here already"
             )
             if lacking:
                 show(
                     f"rank {group.rank}: {lacking} of {len(wanted)} blocks are NOT kept in {cache.root}: want more "
                     "room on its disk, a larger --quota, or --spread over more hosts"
                 )
-        # Every rank ends alike, so that what follows `&&` does not begin.
+        # Every rank returns the same exit code, so a shell's `&&` does not continue on any of them.
         lacks = np.array([lacking], np.int64)
         group.all_reduce(lacks)
     finally:
@@ -267,7 +268,7 @@ def _stage(arguments: argparse.Namespace) -> int:
 def _clean(arguments: argparse.Namespace) -> int:
     done = clean(arguments.folder or cache_folder(), keep_bytes=arguments.keep, everything=arguments.all)
     kept = "file is" if done.foreign == 1 else "files are"
-    others = f"; {done.foreign} {kept} no cache's, and stay" if done.foreign else ""
+    others = f"; {done.foreign} {kept} not of the cache, and not removed" if done.foreign else ""
     show(
         f"removed {counted(done.removed, 'file')}, {done.removed_bytes} bytes; {done.left_bytes} bytes are left{others}"
     )

@@ -1,4 +1,4 @@
-"""multiring data plan without a data set: how long it takes to bring one to a machine's hosts, by bounds alone."""
+"""multiring data plan without a data set: estimate the time to bring a data set to a machine's hosts from bounds."""
 
 import argparse
 from collections.abc import Iterator
@@ -10,34 +10,36 @@ from multiring.runtime.rails.topology_file import read_topology
 
 
 def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what says a machine and a data set on paper."""
-    paper = parser.add_argument_group("on paper, for a data set that is not here")
+    """Declare the options that describe a machine and a data set on paper."""
+    paper = parser.add_argument_group("on paper, without a data set")
     paper.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
-    paper.add_argument("--samples", type=int, metavar="N", help="samples that each host is to hold")
-    paper.add_argument("--sample-bytes", type=float, metavar="B", help="of one of them")
-    paper.add_argument("--data-samples", type=int, metavar="N", help="of the data set (default: all hosts' differ)")
-    paper.add_argument("--source-rate", type=float, metavar="B/S", help="bytes a second that the source gives")
-    paper.add_argument("--disk-rate", type=float, metavar="B/S", help="bytes a second that a host's disk writes")
+    paper.add_argument("--samples", type=int, metavar="N", help="number of samples that each host will hold")
+    paper.add_argument("--sample-bytes", type=float, metavar="B", help="bytes of one sample")
+    paper.add_argument(
+        "--data-samples", type=int, metavar="N", help="samples of the data set (default: no two hosts hold the same)"
+    )
+    paper.add_argument("--source-rate", type=float, metavar="B/S", help="bytes per second that the source delivers")
+    paper.add_argument("--disk-rate", type=float, metavar="B/S", help="bytes per second that a host's disk writes")
 
 
 _ON_PAPER = ("topology", "samples", "sample_bytes", "data_samples", "source_rate", "disk_rate")
 
 
 def require_no_paper(arguments: argparse.Namespace) -> None:
-    """Raise ArgumentError where a data set is given, and options that are for a plan without one."""
+    """Raise ArgumentError if options for a plan on paper are given together with a data set."""
     given = [f"--{name.replace('_', '-')}" for name in _ON_PAPER if getattr(arguments, name) is not None]
     if given:
         raise ArgumentError(
             f"data plan {arguments.url} with {', '.join(given)}: want a data set, or a plan on paper without one; "
-            "these options have no effect on a data set that is there"
+            "these options have no effect together with a data set"
         )
 
 
 def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the lines of a forecast.
+    """Yield the lines of a forecast for the machine and data set that `arguments` describe.
 
     Raises:
-        ArgumentError: something it needs is missing, or makes no sense.
+        ArgumentError: a needed option is missing or has an invalid value.
     """
     without = [f"--{name}" for name in ("format", "cache") if getattr(arguments, name) is not None]
     if without:
@@ -54,10 +56,10 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
         told = f"{arguments.samples}, {arguments.sample_bytes:g}, {arguments.data_samples}"
         raise ArgumentError(f"--samples, --sample-bytes, --data-samples: {told}; want more than 0")
     hosts = len(topology.names)
-    # The slowest host: all are to have theirs.
+    # The slowest host counts, because the forecast ends when every host has its samples.
     rate = min(sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(hosts))
     disk = float("inf") if arguments.disk_rate is None else arguments.disk_rate
-    # A rail that nothing narrows leaves a rack's way open.
+    # If one rail of a rack has no uplink limit, the rack has no limit.
     racks = tuple(
         RackOfHosts(
             hosts=len(rack.hosts),
@@ -66,7 +68,7 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
         for rack in topology.racks
         if rack.uplinks
     )
-    if len(racks) < len(topology.racks):  # the racks without a limit get and give all they want
+    if len(racks) < len(topology.racks):  # collect the hosts of all racks without a limit in one unlimited rack
         racks = (
             (*racks, RackOfHosts(hosts=hosts - sum(each.hosts for each in racks), rate=float("inf"))) if racks else ()
         )

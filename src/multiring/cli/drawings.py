@@ -1,4 +1,4 @@
-"""Figures of plans and timelines, as SVG: text, rectangles and arrows, for pages and reports."""
+"""Draw plans and timelines as SVG figures, for pages and reports."""
 
 import gzip
 import json
@@ -18,15 +18,15 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 _SHADES = {"forward": "#7fb3e0", "backward": "#f2a65a", "optimizer": "#7cc47f", "wait": "#d9d9d9", "agree": "#e8e1f3"}
 _OPERATION, _REDUCE = "#b39ddb", "#7e57c2"
 _ROW, _LEFT, _WIDTH = 22, 150, 960
-# What an operation's slice has within, and is not drawn beside it.
+# Slices within an operation's slice, which are not drawn as slices of their own.
 _WITHIN = ("agree", "wire", "reduce")
-_MARK = 'class="multiring"'  # by which a drawing is known
+_MARK = 'class="multiring"'  # marks a file as a drawing of multiring
 
 
 def check_figure(path: Path) -> None:
-    """Raise ArgumentError unless a figure can be written to `path`, as far as can be seen."""
+    """Raise ArgumentError if a check of the name and the folder shows that no figure can be written to `path`."""
     if path.suffix != ".svg" or not path.absolute().parent.is_dir():
-        raise ArgumentError(f"cannot draw to {path}: want a name that ends with .svg, in a folder that there is")
+        raise ArgumentError(f"cannot draw to {path}: want a name that ends with .svg, in an existing folder")
     try:
         require_replaceable(path, is_ours=_is_drawing, what="a drawing")
     except OSError as error:
@@ -34,10 +34,10 @@ def check_figure(path: Path) -> None:
 
 
 def write_figure(path: Path, drawing: str) -> None:
-    """Write a drawing, also in place of another one.
+    """Write a drawing to `path`. It may replace an older drawing.
 
     Raises:
-        ArgumentError: something else is at `path`, or the file cannot be written.
+        ArgumentError: a file that is not a drawing is at `path`, or the file cannot be written.
     """
     try:
         replace_file(path, drawing.encode(), is_ours=_is_drawing, what="a drawing")
@@ -50,7 +50,7 @@ def _is_drawing(data: bytes) -> bool:
 
 
 def rings(plan: Plan, topology: Topology) -> str:
-    """Return a drawing of who sends to whom in `plan`: ranks in their hosts, an arrow's colour for each axis."""
+    """Return a drawing of the sends in `plan`: hosts with their ranks, and arrows with one colour for each axis."""
     hosts = topology.hosts
     columns = math.ceil(math.sqrt(len(hosts)))
     most = max(map(len, hosts))
@@ -59,7 +59,7 @@ def rings(plan: Plan, topology: Topology) -> str:
     body: list[str] = []
     for number, ranks in enumerate(hosts):
         row, column = divmod(number, columns)
-        column = columns - 1 - column if row % 2 else column  # back and forth, as rings of hosts go
+        column = columns - 1 - column if row % 2 else column  # every second row runs backwards, as rings of hosts do
         x, y = 20.0 + column * (width + 50), 50.0 + row * (height + 50)
         name = topology.names[number] if number < len(topology.names) else f"host {number}"
         body.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="#f4f6f8" stroke="#90a4ae"/>')
@@ -80,7 +80,7 @@ def rings(plan: Plan, topology: Topology) -> str:
 
 
 def _edges(plan: Plan) -> dict[tuple[int, int], int]:
-    """Return who sends to whom, and along which axis: the first in which the two positions differ."""
+    """Return (sender, receiver) -> axis for every send; the axis is the first in which the two positions differ."""
     schedule = plan.schedule
     position = {rank: at for at, rank in enumerate(schedule.order)}
     found = {}
@@ -89,7 +89,7 @@ def _edges(plan: Plan) -> dict[tuple[int, int], int]:
             for peer in move.peers if move.kind is Kind.SEND else ():
                 one, other = position.get(rank, 0), position.get(peer, 0)
                 axis = 0
-                for axis, size in enumerate(schedule.grid):  # noqa: B007 -- the last one, if none before it
+                for axis, size in enumerate(schedule.grid):  # noqa: B007 -- the loop leaves the last axis if no earlier one differs
                     if one % size != other % size:
                         break
                     one, other = one // size, other // size
@@ -98,10 +98,10 @@ def _edges(plan: Plan) -> dict[tuple[int, int], int]:
 
 
 def timeline(path: Path, steps: int) -> str:
-    """Return a drawing of the last `steps` steps in the timeline at `path`, a row for what each rank did at a time.
+    """Return a drawing of the last `steps` steps in the timeline at `path`, with one row for each thread of a rank.
 
     Raises:
-        ArgumentError: it is no timeline, or has not so many steps.
+        ArgumentError: the file is not a timeline, or has too few steps.
     """
     events = _events(path)
     slices = [each for each in events if each.get("ph") == "X" and each["name"] not in _WITHIN]
@@ -119,7 +119,7 @@ def timeline(path: Path, steps: int) -> str:
         y = 40 + at * _ROW
         title = f"{ranks[row[0]].partition(',')[0]}: {names.get(row, '')}"
         body.append(_text(10, y + 15, title, size=11, colour="#546e7a"))
-        # The longer ones first: what is within another is drawn over it.
+        # Draw longer slices first, so that a slice within another one is drawn over it.
         for each in sorted((e for e in shown if (e["pid"], e["tid"]) == row), key=lambda e: -e["dur"]):
             left = max(each["ts"] - start, 0) * scale
             right = min(each["ts"] + each["dur"] - start, end - start) * scale
@@ -133,7 +133,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         found: list[dict[str, Any]] = json.loads(raw)["traceEvents"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{path} is no timeline: {error}; want one of `multiring run --timeline`") from None
+        raise ArgumentError(f"{path} is not a timeline: {error}; want a file of `multiring run --timeline`") from None
     return found
 
 
@@ -164,7 +164,8 @@ def _arrow(source: tuple[float, float], target: tuple[float, float], colour: str
     (x1, y1), (x2, y2) = source, target
     far = math.hypot(x2 - x1, y2 - y1)
     ux, uy = (x2 - x1) / far, (y2 - y1) / far
-    # From rim to rim, bent to the left of its way: both ways of a pair are seen, and ranks between are passed by.
+    # The arrow runs from rim to rim and bends to its left. So arrows in both directions are visible, and an arrow
+    # passes beside the ranks between its ends.
     bend = 10 + 0.12 * far
     middle = ((x1 + x2) / 2 + uy * bend, (y1 + y2) / 2 - ux * bend)
     ends = []

@@ -1,7 +1,8 @@
-"""multiring horovodrun: Horovod's command line, as its documentation writes it; the program gets multiring.
+"""multiring horovodrun: run a program with Horovod's command line; the program gets multiring as its Horovod.
 
-Every option of Horovod 0.28.1 is known: what multiring has does the same, what has no effect is said with its reason,
-and what there is no way to do is refused, with what to do instead. docs/horovod.md has the table.
+Every option of Horovod 0.28.1 is accepted. If multiring has the feature, the option does the same. If an option has no
+effect, a message gives the reason. If multiring cannot do what an option asks for, it is refused with an alternative.
+docs/horovod.md has the table.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from multiring.version import VERSION
 _HERE = ("localhost", "127.0.0.1", "::1")
 _FRAMEWORKS = MappingProxyType({"tensorflow": "TensorFlow", "torch": "PyTorch", "mxnet": "MXNet"})
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-_FIXED = "the number of ranks is fixed; leave it out, or start anew with another -np"
-# Options of ranks that come and go: refused, unless they say what is so anyway.
+_FIXED = "the number of ranks is fixed; leave the option out, or start again with another -np"
+# Options for a varying number of ranks. They are refused.
 _ELASTIC = MappingProxyType(
     {
         "host_discovery_script": "--host-discovery-script",
@@ -37,12 +38,12 @@ _ELASTIC = MappingProxyType(
         "elastic_timeout": "--elastic-timeout",
     }
 )
-# Option -> why it makes no difference.
+# Attribute -> (option, the reason why it has no effect).
 _NO_EFFECT = MappingProxyType(
     {
-        "tcp_flag": ("--tcp", "bytes go over sockets, or over whatever the site's MPI has with MULTIRING_ENGINE=mpi"),
+        "tcp_flag": ("--tcp", "bytes go over sockets; with MULTIRING_ENGINE=mpi, over the site's MPI"),
         "binding_args": ("--binding-args", "the launcher gives each rank its cores"),
-        "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", "lines are tagged with their rank alone"),
+        "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", "lines are tagged with their rank only"),
     }
 )
 
@@ -51,33 +52,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring horovodrun -np N [OPTIONS] PROGRAM [ARGUMENTS...]"
     parser.add_argument("-v", "--version", action="version", version=HOROVOD_VERSION)
-    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="how many ranks")
-    parser.add_argument("-cb", "--check-build", action="store_true", help="show what is there, and end")
+    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="show the available parts, and exit")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="H:N,...", help="how many places on which host; the first are filled")
-    where.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="the same from lines like: a slots=4")
+    where.add_argument("-H", "--hosts", metavar="H:N,...", help="hosts with their numbers of places, filled in order")
+    where.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
     carrier = parser.add_mutually_exclusive_group()
-    carrier.add_argument("--gloo", action="store_true", help="ranks meet without MPI, as they do anyway")
+    carrier.add_argument("--gloo", action="store_true", help="the ranks meet without MPI (the default)")
     carrier.add_argument("--mpi", action="store_true", help="the mpiexec on PATH starts the ranks, on one host too")
     carrier.add_argument("--jsrun", action="store_true", help="refused: see docs/horovod.md")
-    parser.add_argument("--config-file", type=Path, metavar="FILE", help="options in YAML, as Horovod has them")
+    parser.add_argument("--config-file", type=Path, metavar="FILE", help="a YAML file of options in Horovod's format")
     parser.add_argument("--output-filename", type=Path, metavar="DIR", help="also write DIR/rank.K/stdout and stderr")
-    parser.add_argument("--timeline-filename", type=Path, metavar="FILE", help="what every rank does, for Perfetto")
-    parser.add_argument("--start-timeout", type=int, metavar="S", help="how long each rank's init waits for all")
+    parser.add_argument("--timeline-filename", type=Path, metavar="FILE", help="write a timeline for Perfetto")
+    parser.add_argument("--start-timeout", type=int, metavar="S", help="seconds that init waits for all ranks")
     parser.add_argument(
-        "--network-interfaces", "--network-interface", dest="nics", metavar="A,B", help="where ranks listen; rails"
+        "--network-interfaces",
+        "--network-interface",
+        dest="nics",
+        metavar="A,B",
+        help="interfaces on which ranks listen; several become rails",
     )
-    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of the ssh by which mpiexec reaches hosts")
-    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="that ssh's key")
-    parser.add_argument("--mpi-args", metavar="WORDS", help="more words for mpiexec")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port for mpiexec's ssh")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for mpiexec's ssh")
+    parser.add_argument("--mpi-args", metavar="WORDS", help="more arguments for mpiexec")
     _add_known(parser)
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="what every rank runs")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
     parser.set_defaults(refuse=parser.error)
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:
-    """Declare what has no more to it than its name."""
-    known = parser.add_argument_group("read, or said to be without effect")
+    """Declare the options that set a variable or have no effect."""
+    known = parser.add_argument_group("options that multiring reads, or reports to have no effect")
     for name, (variable, kind, _) in VALUES.items():
         choices = _LEVELS if name == "log_level" else None
         known.add_argument(option_of(name), type=kind, choices=choices, help=variable)
@@ -86,7 +91,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
         known.add_argument(*on, dest=name, action="store_true", default=None, help=variable)
         known.add_argument(*off, dest=name, action="store_false", default=None, help=argparse.SUPPRESS)
     known.add_argument("--disable-cache", action="store_true", help="nothing is cached")
-    known.add_argument("--verbose", action="store_true", help="what goes wrong is said anyway")
+    known.add_argument("--verbose", action="store_true", help="no effect: errors are printed in any case")
     known.add_argument("--tcp", dest="tcp_flag", action="store_true", default=None, help=_NO_EFFECT["tcp_flag"][1])
     known.add_argument("--binding-args", help=_NO_EFFECT["binding_args"][1])
     known.add_argument(
@@ -96,7 +101,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
         default=None,
         help=_NO_EFFECT["prefix_output_with_timestamp"][1],
     )
-    changing = parser.add_argument_group("of ranks that come and go: refused, as their number is fixed")
+    changing = parser.add_argument_group("options for a varying number of ranks: refused, because the number is fixed")
     changing.add_argument("--min-np", "--min-num-proc", type=int, dest="min_num_proc")
     changing.add_argument("--max-np", "--max-num-proc", type=int, dest="max_num_proc")
     changing.add_argument("--slots-per-host", type=int, dest="slots")
@@ -107,7 +112,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
+    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
     if arguments.check_build:
         print(_what_is_there())
         return 0
@@ -119,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.refuse(f"-np {arguments.num_proc}: want an integer >= 1")
     if arguments.jsrun:
         raise UnsupportedError(
-            "--jsrun: have jsrun start `python -m multiring.horovod script.py` itself, with a rank a task"
+            "--jsrun: let jsrun start `python -m multiring.horovod script.py` itself, with one rank per task"
         )
     _refuse_elastic(arguments)
     variables = variables_of(arguments)
@@ -139,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the variables by which the ranks, and mpiexec, are told what the options say."""
+    """Return the environment variables that pass the options on to the ranks and to mpiexec."""
     told: dict[str, str] = {}
     for name, (variable, _, text_of) in VALUES.items():
         if (value := getattr(arguments, name)) is not None:
@@ -154,7 +159,7 @@ def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
         told |= environment_of(**({"rails": arguments.nics} if several else {"interface": arguments.nics}))
     ssh = [] if arguments.ssh_port is None else ["-p", str(arguments.ssh_port)]
     ssh += [] if arguments.ssh_identity_file is None else ["-i", arguments.ssh_identity_file]
-    if ssh:  # Hydra; Open MPI 5; Open MPI 4
+    if ssh:  # the variables are for Hydra, Open MPI 5 and Open MPI 4
         named = ("HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args")
         told |= dict.fromkeys(named, shlex.join(ssh))
     return told
@@ -164,11 +169,11 @@ def _words_of(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise ArgumentError(f"--mpi-args {text!r}: {error}; want words as a shell takes them") from None
+        raise ArgumentError(f"--mpi-args {text!r}: {error}; want words quoted as for a shell") from None
 
 
 def _hosts(arguments: argparse.Namespace) -> str | None:
-    """Return the hosts that mpiexec is to reach; None where this process starts the ranks itself."""
+    """Return the hosts for mpiexec, or None if this process starts the ranks itself."""
     hosts = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
     spelt: str = f"localhost:{arguments.num_proc}" if hosts is None else hosts
     places = first_places(parse_hosts(spelt), arguments.num_proc)
@@ -186,7 +191,7 @@ def _refuse_elastic(arguments: argparse.Namespace) -> None:
 
 
 def _logs(rank: int, ranks: int) -> tuple[str, str]:
-    """Return a rank's files as Horovod has them: padded, so that they sort by rank."""
+    """Return a rank's log files with Horovod's names. The rank is zero-padded, so the folders sort by rank."""
     folder = f"rank.{rank:0{len(str(ranks - 1))}d}"
     return f"{folder}/stdout", f"{folder}/stderr"
 

@@ -1,4 +1,4 @@
-"""What horovodrun's options set: the tables, and the YAML file that may say the same."""
+"""The tables of horovodrun's options and their variables, and the reader of the YAML file of options."""
 
 import argparse
 import importlib
@@ -13,8 +13,8 @@ from multiring.errors import ArgumentError
 _MEBIBYTE = 2**20
 
 
-# Option -> (the variable that Horovod's launcher sets for it, type, value -> its text). multiring reads some of them,
-# and says of the others why they have no effect: launch/horovod.py.
+# Option -> (the variable that Horovod's launcher sets for it, type, function from value to text). multiring reads some
+# of these variables. launch/horovod.py has the reasons why the others have no effect.
 VALUES: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]] = MappingProxyType(
     {
         "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", int, lambda mib: str(mib * _MEBIBYTE)),
@@ -45,7 +45,7 @@ SWITCHES: Mapping[str, tuple[str, Callable[[bool], str]]] = MappingProxyType(
         "log_with_timestamp": ("HOROVOD_LOG_HIDE_TIME", lambda on: str(int(not on))),
     }
 )
-# What turns a switch on, and what turns it off, where that is not --NAME and --no-NAME.
+# Switch -> (options that turn it on, options that turn it off), if these are not --NAME and --no-NAME.
 SPELT: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
         "no_stall_check": (("--no-stall-check",), ("--stall-check",)),
@@ -55,7 +55,7 @@ SPELT: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-# Section of the configuration file -> (prefix of its keys' options, key -> option where that is no prefix and key).
+# Section of the configuration file -> (prefix that turns a key into an option, exceptions: key -> option).
 _SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
     {
         "params": ("", {}),
@@ -70,15 +70,15 @@ _CONTROLLERS = ("gloo", "mpi")
 
 
 def option_of(name: str) -> str:
-    """Return how the command line spells the option `name`."""
+    """Return the spelling of option `name` on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def read_configuration(arguments: argparse.Namespace, path: Path) -> None:
-    """Set what the file at `path` says, as Horovod's configuration files do, and the command line does not.
+    """Set the options of a Horovod configuration file at `path` that the command line does not set.
 
     Raises:
-        ArgumentError: it cannot be read, or has a key or value that cannot be; PyYAML is missing.
+        ArgumentError: the file cannot be read, has an unknown key or an invalid value, or PyYAML is missing.
     """
     for section, keys in _read(path).items():
         if section == "controller":
@@ -99,7 +99,7 @@ def read_configuration(arguments: argparse.Namespace, path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     if importlib.util.find_spec("yaml") is None:
-        raise ArgumentError(f"--config-file {path} is YAML, which needs PyYAML: pip install pyyaml")
+        raise ArgumentError(f"--config-file {path}: reading YAML needs PyYAML: pip install pyyaml")
     yaml = importlib.import_module("yaml")
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _converted(where: str, name: str, value: Any) -> Any:
-    """Return a value of the file as its option has it; None where it says nothing."""
+    """Return a value of the file converted to its option's type, or None if the file gives no value."""
     kind: Callable[[Any], Any]
     if name in SWITCHES:
         is_right, wanted, kind = isinstance(value, bool), "true or false", bool

@@ -1,8 +1,8 @@
-"""multiring lab: run a command on virtual hosts of this machine, with wires of a chosen speed between them.
+"""multiring lab: run a command on virtual hosts of this machine, with links of a chosen speed between them.
 
-Hosts are called host0, host1, ..., their interfaces rail0, rail1, ...; rates are like 1gbit or 250mbit, both ways.
-`multiring lab fault` does something to a lab that runs: freeze, thaw or kill a host, cut, slow or mend its links.
-Nothing of a lab outlives the command. Needs root.
+Hosts are called host0, host1, ..., and their interfaces rail0, rail1, .... A rate is like 1gbit or 250mbit and holds in
+each direction. `multiring lab fault` injects a fault into a running lab: it freezes, thaws or kills a host, or cuts,
+slows or mends its links. The lab ends with the command. The command needs root.
 """
 
 import argparse
@@ -22,37 +22,40 @@ _FAULTS = "; ".join(USAGE.values())
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring lab --hosts H [OPTIONS] -- CMD...\n       multiring lab fault [--lab NAME] FAULT..."
-    parser.add_argument("--hosts", type=int, metavar="H", help="how many hosts")
+    parser.add_argument("--hosts", type=int, metavar="H", help="number of hosts")
     parser.add_argument(
-        "--slots", default="1", metavar="S", help="how many ranks on each (default 1), or one for each: 4,4,3,1"
+        "--slots", default="1", metavar="S", help="ranks on each host (default 1), or one number per host: 4,4,3,1"
     )
     parser.add_argument("--link", metavar="RATE", help="speed of every host's rail0 (default: no limit)")
-    parser.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
-    parser.add_argument(
-        "--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)"
-    )
+    parser.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
+    parser.add_argument("--rack", type=int, default=1, metavar="R", help="number of racks for the hosts (default 1)")
     parser.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
     parser.add_argument(
         "--launcher",
         choices=[launcher.value for launcher in Launcher],
         default="multiring",
-        help="who starts the ranks",
+        help="the launcher that starts the ranks",
     )
     parser.add_argument(
-        "--at", nargs=2, action="append", default=[], metavar=("SECONDS", "FAULT"), help=f"a fault to come: {_FAULTS}"
+        "--at",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("SECONDS", "FAULT"),
+        help=f"inject a fault after SECONDS: {_FAULTS}",
     )
     parser.add_argument(
         "--no-topology",
         action="store_true",
-        help="do not tell the ranks of racks, rails and rates (MULTIRING_TOPOLOGY)",
+        help="do not describe racks, rails and rates to the ranks (MULTIRING_TOPOLOGY)",
     )
-    parser.add_argument("--name", help="what the lab is called (default: lab-PID)")
+    parser.add_argument("--name", help="name of the lab (default: lab-PID)")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write each process's output to files in DIR")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="what every rank runs")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="CMD...", help="the command of every rank")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
+    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
     program = arguments.program
     if program[:1] == ["fault"]:
         return _fault(program[1:])
@@ -82,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _fault(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="multiring lab fault", description="Do something to a lab that runs.", allow_abbrev=False
+        prog="multiring lab fault", description="Inject a fault into a running lab.", allow_abbrev=False
     )
-    parser.add_argument("--lab", metavar="NAME", help="which lab (default: the one that runs)")
+    parser.add_argument("--lab", metavar="NAME", help="name of the lab (default: the only running lab)")
     parser.add_argument("fault", nargs="+", metavar="FAULT", help=_FAULTS)
     arguments = parser.parse_args(words)
     ask_lab(arguments.lab, fault=arguments.fault)

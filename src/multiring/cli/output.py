@@ -1,4 +1,4 @@
-"""Standard output, whose reader may go."""
+"""Print to standard output, whose reader may end early."""
 
 import os
 import signal
@@ -6,28 +6,28 @@ import sys
 
 from multiring.errors import MultiringError
 
-READER_GONE = 128 + signal.SIGPIPE  # what a shell says of a tool that wrote to a pipe without a reader
+READER_GONE = 128 + signal.SIGPIPE  # a shell's exit code for a tool that wrote to a pipe without a reader
 
 
 class ReaderGoneError(MultiringError, RuntimeError):
-    """Whoever read standard output, like `head -1`, has ended; nothing is wrong, and nobody is to be told."""
+    """The reader of standard output, such as `head -1`, has ended. This is not an error, and nothing is printed."""
 
 
 def counted(number: int, what: str) -> str:
-    """Return so many of what is called `what` where it is one: "1 shard", "2 shards"."""
+    """Return a number with a noun, such as "1 shard" or "2 shards"; `what` is the singular."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def show(text: str) -> None:
-    """Print `text` as a line, at once.
+    """Print `text` as a line and flush standard output.
 
     Raises:
-        ReaderGoneError: nobody reads standard output any more; from now on it leads nowhere.
+        ReaderGoneError: nobody reads standard output any more. Later output is discarded.
     """
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # The interpreter flushes once more as it ends, and would complain:
+        # The interpreter flushes once more at its end, and would print an error:
         # https://docs.python.org/3/library/signal.html#note-on-sigpipe.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,8 +1,9 @@
-"""multiring plan: show by which plans a collective could run, the cheapest first.
+"""multiring plan: show the possible plans of a collective, the cheapest first.
 
-On a topology file, on hosts described as those of multiring lab, or, run by the ranks of a job, on that job's hosts;
-there --measure also times each plan. Outside a job this machine is assumed, with a rank a core. --save pins the first
-plan of each size, the fastest with --measure; --draw shows who sends to whom in that of the last size.
+The hosts come from a topology file, from options like those of multiring lab, or from the job whose ranks run this
+command. In a job, --measure also times each plan. Outside a job the command assumes this machine with one rank per
+core. --save pins the first plan of each size, or the fastest one with --measure. --draw draws the sends of the pinned
+plan of the last size.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from multiring.topology import Topology
 
 _SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
 _OTHERWISE = (
-    "For others say --hosts H --slots S --link RATE or --topology FILE, or start this as a job: "
+    "For other hosts give --hosts H --slots S --link RATE or --topology FILE, or start this as a job: "
     "multiring run -n N -- multiring plan"
 )
 _HEAD = ("predicted ms", "algorithm", "grid", "segments", "channels", "engine")
@@ -38,35 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     known = [each.value for each in Collective]
     parser.add_argument("collective", nargs="?", default="all_reduce", choices=known, help="(default all_reduce)")
-    parser.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"whole buffers (default {_SIZES})")
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="show so many plans a size (default 8)")
-    parser.add_argument("--wide", action="store_true", help="for 16-bit floats, whose sums are accumulated in 32")
+    parser.add_argument("--sizes", default=_SIZES, metavar="SIZE,...", help=f"sizes of buffers (default {_SIZES})")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="show N plans per size (default 8)")
+    parser.add_argument("--wide", action="store_true", help="for 16-bit floats with sums accumulated in 32 bits")
     parser.add_argument(
         "--wire",
         choices=[each.name.lower() for each in Wire if each is not Wire.NONE],
-        help="code the float32 of an all_reduce between hosts",
+        help="encode the float32 values of an all_reduce between hosts",
     )
     parser.add_argument(
         "--measure", action="store_true", help="in a job: time these plans for an all_reduce of float32"
     )
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time each plan for S (default 1)")
-    parser.add_argument("--drain", type=float, default=0.5, metavar="S", help="and run it for S before (default 0.5)")
+    parser.add_argument(
+        "--drain", type=float, default=0.5, metavar="S", help="run each plan for S before timing it (default 0.5)"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="pin the first plan of each size")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the first plan of the last size, as .svg")
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
-    where.add_argument("--hosts", type=int, metavar="H", help="so many hosts")
+    where.add_argument("--hosts", type=int, metavar="H", help="number of hosts")
     where.add_argument(
-        "--slots", metavar="S", help="ranks on each (default 1, or what FILE says), or one for each: 4,4,3,1"
+        "--slots", metavar="S", help="ranks on each host (default: as in FILE, or 1), or one number per host: 4,4,3,1"
     )
     where.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit")
-    where.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
-    where.add_argument("--rack", type=int, default=1, metavar="R", help="how many racks the hosts stand in (default 1)")
+    where.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
+    where.add_argument("--rack", type=int, default=1, metavar="R", help="number of racks for the hosts (default 1)")
     where.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show a table for each size."""
+    """Print a table of plans for each size and return 0."""
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
     if arguments.top < 1 or not arguments.seconds > 0:
         raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want at least 1, and > 0")
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if described is not None:
         if arguments.measure:
             raise ArgumentError(
-                "--measure times the job's own hosts: leave --topology and --hosts away, and start a job"
+                "--measure times the job's own hosts: leave out --topology and --hosts, and start a job"
             )
         chosen = [_table(task, ranked(task, described), arguments.top) for task in tasks]
         _save(arguments, described, zip(tasks, chosen, strict=True))
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if group.size == 1 and not arguments.measure:
             assumed = _this_machine()
-            show(f"Assumed: {assumed}, with links as nobody has measured them. {_OTHERWISE}")
+            show(f"Assumed: {assumed}, with assumed, not measured links. {_OTHERWISE}")
             chosen = [_table(task, ranked(task, assumed), arguments.top) for task in tasks]
             _save(arguments, assumed, zip(tasks, chosen, strict=True))
             return 0
@@ -109,7 +112,7 @@ def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
     wire = Wire.NONE if arguments.wire is None else Wire[arguments.wire.upper()]
     if wire is not Wire.NONE and (collective is not Collective.ALL_REDUCE or wide):
         raise ArgumentError(
-            f"--wire {arguments.wire} codes an all_reduce of float32: want no other collective, no --wide"
+            f"--wire {arguments.wire} encodes an all_reduce of float32: want no other collective, no --wide"
         )
     return Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, wire=wire)
 
@@ -118,7 +121,7 @@ def _described(arguments: argparse.Namespace) -> Topology | None:
     slots = None if arguments.slots is None else parse_slots(arguments.slots)
     if arguments.topology is not None:
         if arguments.hosts is not None or arguments.link is not None or arguments.rail:
-            raise ArgumentError("--topology has the hosts and links already: leave --hosts, --link and --rail away")
+            raise ArgumentError("--topology has the hosts and links already: leave out --hosts, --link and --rail")
         known = read_topology(arguments.topology)
         if not known.names:
             raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]], or say --hosts H")
@@ -141,13 +144,13 @@ def _described(arguments: argparse.Namespace) -> Topology | None:
 
 
 def _this_machine() -> Topology:
-    """Return one host with a rank a core; two where it has one core."""
+    """Return a topology of one host with one rank per core, and at least two ranks."""
     cores = len(set(cores_of_cpus(usable_cpus()).values()))
     return Topology((tuple(range(max(cores, 2))),))
 
 
 def _filled(topology: Topology, slots: int | tuple[int, ...]) -> Topology:
-    """Return `topology` with so many ranks on each host, one host after the other."""
+    """Return `topology` with `slots` ranks on each host, numbered host by host."""
     hosts = len(topology.names)
     each = (slots,) * hosts if isinstance(slots, int) else slots
     if len(each) != hosts or min(each) < 1:
@@ -179,7 +182,7 @@ def _in_job(group: Group, task: Task, arguments: argparse.Namespace) -> Plan:
 
 
 def _table(task: Task, plans: Sequence[Plan], most: int, times: Sequence[float] = ()) -> Plan:
-    """Show the first plans, and return the first."""
+    """Print a table of the first `most` plans, and return the first plan."""
     rows = [[*(("measured ms", "of predicted") if times else ()), *_HEAD]]
     for at, plan in enumerate(plans[:most]):
         measured = [f"{times[at] * 1e3:.4g}", f"{times[at] / plan.predicted_seconds:.2f}"] if times else []

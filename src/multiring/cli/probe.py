@@ -1,7 +1,7 @@
-"""multiring probe: measure what the links between a job's ranks cost, in seconds.
+"""multiring probe: measure the cost of the links between a job's ranks, in seconds.
 
-Every rank runs it, under whatever starts the job: mpiexec -n 8 multiring probe --save topology.toml. Rank 0 shows what
-was found, writes the file, and names hosts and interfaces that are slower than their peers, or than was stated.
+Every rank runs the command, under any launcher: mpiexec -n 8 multiring probe --save topology.toml. Rank 0 prints the
+topology and writes the file. It also names hosts and interfaces that are slower than their peers or than stated.
 """
 
 import argparse
@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="S",
-        help="and run it for S before: bursts may be free (default 0.5)",
+        help="run each transfer for S before timing it, because a link may pass bursts faster (default 0.5)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with 1 where a host or an interface is slower than its peers, or than was stated."""
+    """Probe the links. Return 1 on rank 0 if a host or an interface is slower than its peers or than stated, else 0."""
     if not arguments.seconds > 0 or not arguments.drain >= 0:
         raise ArgumentError(f"--seconds {arguments.seconds:g} --drain {arguments.drain:g}: want > 0, and >= 0")
     if arguments.save is not None:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         if group.rank == 0:
             heading = f"Measured by multiring probe on {found.topology}."
             if found.beside is not None:
-                heading += f"\n{found.beside}: links are faster than it says here."
+                heading += f"\n{found.beside}: the links are faster than these figures."
             show(text_of(found.topology, heading).rstrip())
             for warning in found.warnings:
                 print(f"multiring: {warning}", file=sys.stderr)

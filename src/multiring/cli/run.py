@@ -2,9 +2,10 @@
 
 A Python file is started with this Python. Every output line is tagged with its rank. When a rank fails, its last lines
 are shown, the others are stopped, and its exit code is returned (128 + n for signal n). After Ctrl-C or SIGTERM the
-ranks have --grace seconds to save their work; a second one ends them at once. Nothing the job started is left behind.
-On several hosts all that is mpiexec's business. With --horovod, a program that imports horovod gets multiring
-(docs/horovod.md); with --timeline, what all ranks did is in one file (docs/timeline.md). docs/run.md has all of it.
+ranks have --grace seconds to save their work; a second signal kills them at once. The command ends every process of the
+job. On several hosts mpiexec does all this in its own way. With --horovod, a program that imports horovod gets
+multiring (docs/horovod.md). With --timeline, one file shows what all ranks did (docs/timeline.md). docs/run.md has all
+details.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from multiring.launch import (
 from multiring.settings import inherited_environment
 from multiring.trace import TakenError, clear, file_path, is_held, merge, part_path, parts_of, unfinished_of
 
-# What others' launchers call what we call otherwise.
+# Option of multiring run -> the options of other launchers with the same meaning.
 _ELSEWHERE = {
     "-n N": (
         "-np",
@@ -49,45 +50,50 @@ _ELSEWHERE = {
 
 
 class _OthersOption(argparse.Action):
-    """An option of another launcher, which is answered with ours."""
+    """Rejects an option of another launcher with an error that names multiring's option."""
 
     def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
         option = others[-1]
         ours = next(ours for ours, theirs in _ELSEWHERE.items() if option in theirs)
-        parser.error(f"{option} is another launcher's; here it is: {ours}")
+        parser.error(f"{option} is an option of other launchers; use instead: {ours}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "multiring run (-n N | --hosts H:N,... | --hostfile FILE) [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
-    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="how many ranks")
+    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="H:N,...", help="how many on which host, by the mpiexec on PATH")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from lines like: a slots=4")
-    parser.add_argument("--horovod", action="store_true", default=None, help="let the ranks take multiring for Horovod")
+    where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks; mpiexec starts the ranks")
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
     parser.add_argument(
-        "--timeline", type=Path, metavar="FILE", help="write what every rank does, for Perfetto; .gz too"
+        "--horovod", action="store_true", default=None, help="let `import horovod` import multiring in the ranks"
     )
     parser.add_argument(
-        "--env", action="append", metavar="NAME=VALUE", help="set a variable for the ranks; NAME alone: hand it on"
+        "--timeline", type=Path, metavar="FILE", help="write a timeline of all ranks for Perfetto; .gz compresses it"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        metavar="NAME=VALUE",
+        help="set a variable for the ranks; NAME alone passes this process's value on",
     )
     parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads standard input, as pdb does")
     parser.add_argument(
-        "--grace", type=float, metavar="S", help="seconds to save work in after Ctrl-C or SIGTERM (default 30)"
+        "--grace", type=float, metavar="S", help="seconds for the ranks to end after Ctrl-C or SIGTERM (default 30)"
     )
     parser.add_argument(
-        "--max-restarts", type=int, metavar="N", help="start all ranks anew, N times, when one fails (default 0)"
+        "--max-restarts", type=int, metavar="N", help="start all ranks again after a failure, N times (default 0)"
     )
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
-    parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options; docs/run.md")
+    parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options (docs/run.md)")
     theirs = [option for options in _ELSEWHERE.values() for option in options]
     parser.add_argument(*theirs, dest="others", action=_OthersOption, nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="what every rank runs")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
     parser.set_defaults(refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit with the job's code; 127 where the command does not exist, 126 where it cannot be executed."""
+    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
     asked = _with_file(arguments)
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
     if asked.ranks is None and hosts is None:
@@ -108,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
-    """Run the job, and return its exit code."""
+    """Run a job on this machine, or on `hosts` if they are given, and return its exit code."""
     options = _with_clear_timeline(options)
     try:
         if hosts is not None:
@@ -123,10 +129,12 @@ def start(command: list[str], ranks: int | None, hosts: str | None, options: Job
 
 
 def _with_clear_timeline(options: JobOptions) -> JobOptions:
-    """Return the options without their timeline where another job records it; else remove what is left of an old one.
+    """Prepare the path of the timeline, and return the options to use.
+
+    An old timeline at the path is removed. If another job records to the path, the returned options have no timeline.
 
     Raises:
-        ArgumentError: something is there that is no timeline.
+        ArgumentError: a file at the path is not a timeline.
     """
     if options.timeline is None:
         return options
@@ -139,10 +147,10 @@ def _with_clear_timeline(options: JobOptions) -> JobOptions:
 
 
 def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Return `arguments` with what the file of options says where they say nothing."""
+    """Return `arguments`, with missing options taken from the options file."""
     given = {} if arguments.options is None else read_options(arguments.options)
     told = {name: value for name, value in vars(arguments).items() if value is not None}
-    if told.keys() & {"hosts", "hostfile"}:  # either stands for whichever the file has
+    if told.keys() & {"hosts", "hostfile"}:  # either option overrides both options of the file
         given = {name: value for name, value in given.items() if name not in ("hosts", "hostfile")}
     asked = argparse.Namespace(**{**vars(arguments), **given, **told})
     asked.env = [*given.get("env", []), *told.get("env", [])]
@@ -152,7 +160,7 @@ def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def program_of(words: list[str]) -> list[str]:
-    """Return the command that `words` mean: a Python file that is no command of its own runs by this Python."""
+    """Return the command in `words`, with this Python before a .py file that cannot be executed by itself."""
     if not words or not words[0].endswith(".py") or not Path(words[0]).is_file():
         return words
     found = shutil.which(words[0])
@@ -160,19 +168,21 @@ def program_of(words: list[str]) -> list[str]:
 
 
 def _names_interpreter(path: Path) -> bool:
-    """Return whether a file says what runs it, without which the system runs it by nothing."""
+    """Return whether a file begins with `#!`, so that the system can execute it."""
     try:
         with path.open("rb") as file:
             return file.read(2) == b"#!"
     except OSError:
-        return True  # the system says what is wrong
+        return True  # an attempt to execute the file will report the error
 
 
 def variables_of(words: list[str]) -> dict[str, str]:
-    """Return the variables in `words`, NAME=VALUE or the NAME of one that is set here; the last of a name counts.
+    """Return the variables in `words`, by name. The last word for a name counts.
+
+    A word is NAME=VALUE, or the NAME of a variable of this process's environment.
 
     Raises:
-        ArgumentError: a word names none.
+        ArgumentError: a word has no name, or names a variable that is not set.
     """
     found = {}
     for word in words:
@@ -185,23 +195,23 @@ def variables_of(words: list[str]) -> dict[str, str]:
 
 
 def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
-    """Write the timeline of a job whose rank 0 did not come to it, from the parts that are here; or say there is none.
+    """Write the timeline from the ranks' parts on this machine if rank 0 could not write it, or report the problem.
 
-    `is_here`: all ranks were on this machine.
+    `is_here` says whether all ranks were on this machine.
     """
     found = parts_of(path)
-    left = [each for each in found if not is_held(each)]  # a held one is of another job, which records there now
+    left = [each for each in found if not is_held(each)]  # a held part belongs to another job that records now
     if not left:
         if is_here and not found and not path.exists():
             print(
                 f"multiring: nobody wrote the timeline {path}: the program did not join the job (multiring.init()), or "
-                "ended before it had",
+                "ended before it joined",
                 file=sys.stderr,
             )
         return
     names = ", ".join(str(each) for each in left)
     if part_path(path, 0) not in left:
-        print(f"multiring: not in the timeline, as rank 0 wrote it without: {names}", file=sys.stderr)
+        print(f"multiring: these parts are not in the timeline that rank 0 wrote: {names}", file=sys.stderr)
         return
     try:
         missing = merge(left, path)
@@ -211,7 +221,7 @@ def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
     for each in (*left, *(unfinished_of(path) if left == found else ())):
         each.unlink(missing_ok=True)
     lacks = f"; it lacks ranks {', '.join(map(str, missing))}" if missing else ""
-    print(f"multiring: {path} is made of what the ranks had written before they ended{lacks}", file=sys.stderr)
+    print(f"multiring: {path} was made from the parts that the ranks wrote before they ended{lacks}", file=sys.stderr)
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The file of `multiring run --options`: the command line's options, by their names, in TOML."""
+"""Read the file of `multiring run --options`: a TOML table of the command line's options by name."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def _words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
 
 
-# Key -> (what it has to be, in words; whether a value is; what the command line calls it; how it gets there).
+# Key -> (the expected value in words, a check of a value, the attribute of the parsed arguments, a conversion).
 _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], Any]]] = MappingProxyType(
     {
         "ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "ranks", int),
@@ -60,12 +60,12 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Return the options in the file at `path`, by the names that the command line's parser has for them.
+    """Read the options file at `path` and return its options by the attribute names of the parsed arguments.
 
-    `command` is what is run where the command line has none.
+    The option `command` is used if the command line has no command.
 
     Raises:
-        ArgumentError: it cannot be read, is no TOML, has an unknown key, or a value that cannot be.
+        ArgumentError: the file cannot be read, is not TOML, has an unknown key, or has an invalid value.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -80,5 +80,5 @@ def read_options(path: Path) -> dict[str, Any]:
             raise ArgumentError(f"{path}: {key} = {repr(value)[:_SHOWN]}: want {wanted}")
         made[name] = convert(value)
     if "hosts" in made and "hostfile" in made:
-        raise ArgumentError(f"{path}: hosts and hostfile say the same thing; leave one out")
+        raise ArgumentError(f"{path}: hosts and hostfile both list hosts; leave one out")
     return made

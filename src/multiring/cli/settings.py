@@ -1,6 +1,6 @@
-"""multiring settings: every environment variable that is read, with its unit, its default and what it is here.
+"""multiring settings: list every environment variable of multiring, with its unit, default and current value.
 
-With --markdown the page docs/settings.md, which is made so.
+With --markdown the command prints the page docs/settings.md.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from multiring.settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings, enviro
 
 _HEAD = """# Settings
 
-Environment variables, read when `init` is called. An argument wins over the environment, the environment over the
-default; a value that makes no sense, or a name that is not known, is an error. `multiring settings` prints them with
-the values they have here; `multiring run --env NAME=VALUE` sets one for the ranks.
+`init` reads these environment variables. An argument overrides the environment, and the environment overrides the
+default. An invalid value or an unknown name is an error. `multiring settings` prints the variables with their current
+values. `multiring run --env NAME=VALUE` sets a variable for the ranks.
 
 ```console
 $ MULTIRING_STALL_WARN_S=10 multiring run -n 2 train.py
@@ -25,25 +25,26 @@ $ MULTIRING_STALL_WARN_S=10 multiring run -n 2 train.py
 | variable | value | default | meaning |
 |---|---|---|---|"""
 _OTHERS = """
-## Of others
+## Variables of other programs
 
-`init` of `multiring.torch`, `.tensorflow` and `.keras` also reads {horovod}: [horovod.md](horovod.md) says what
-they mean. They lose against the variables above.
+`init` of `multiring.torch`, `.tensorflow` and `.keras` also reads {horovod}.
+[horovod.md](horovod.md) explains them. The variables above override them.
 
-Of other launchers these say who a rank is, where `multiring run` has not:
+The following variables of other programs are read too. If `multiring run` did not start the ranks, the variables of
+the launcher give a process its rank.
 
-| variable | of |
+| variable | program and meaning |
 |---|---|"""
 _PAGE = re.compile(r"docs/(\w+\.md)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--markdown", action="store_true", help="as a page of docs")
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them; a wrong one of the environment is an error."""
+    """Print the settings and return 0. An invalid variable in the environment is an error."""
     for line in page() if arguments.markdown else _listed():
         show(line)
     return 0
@@ -63,7 +64,7 @@ def page() -> Iterable[str]:
 
 
 def default_of(setting: "Field[Any]") -> str:
-    """Return a setting's default as the environment would say it; "" where there is none."""
+    """Return a setting's default in the form of its environment variable, or "" if there is no default."""
     if setting.default is None:
         return ""
     if isinstance(setting.default, bool):
@@ -73,7 +74,7 @@ def default_of(setting: "Field[Any]") -> str:
 
 
 def _listed() -> Iterable[str]:
-    Settings.from_environment()  # a wrong one is told
+    Settings.from_environment()  # raises if a variable is invalid
     given = inherited_environment()
     for each in fields(Settings):
         name = each.metadata["name"]
