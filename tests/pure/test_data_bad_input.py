@@ -71,17 +71,17 @@ def same_ending(place: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "make", "text"),
     [
-        ("imagefolder", none_of("a.txt"), "want a folder for each class, with images in it; it has no image"),
-        ("imagefolder", loose_image, r"want a folder for each class, with images in it; c\.png is in none"),
+        ("imagefolder", none_of("a.txt"), "want a folder for each class, with images in it; there is no image"),
+        ("imagefolder", loose_image, r"want a folder for each class, with images in it; c\.png is in no folder"),
         ("npy", none_of("a.txt"), r"has no \.npy file"),
         ("npy-files", none_of("a.txt"), r"has no \.npy file"),
         ("npy", unlike_arrays, "its arrays differ, or have no axis of samples"),
         ("hdf5", none_of("a.txt"), "has no HDF5 file with samples"),
-        ("hdf5", unlike_fields, "its files have unlike data sets: .*x.*y"),
-        ("hdf5", unlike_counts, r"a\.h5: its data sets have unlike numbers of samples: .*'x': 3, 'y': 4"),
+        ("hdf5", unlike_fields, "its files have different data sets: .*x.*y"),
+        ("hdf5", unlike_counts, r"a\.h5: its data sets have different numbers of samples: .*'x': 3, 'y': 4"),
         ("parquet", no_rows, r"has no \.parquet file with rows"),
         ("tar", none_of("a.txt"), r"has no \.tar file"),
-        ("tar", same_ending, r"a\.tar: '0001\.cls' is there twice in a sample"),
+        ("tar", same_ending, r"a\.tar: '0001\.cls' occurs twice in a sample"),
         ("tfrecord", none_of("a.tfrecord"), "has no TFRecord file with records"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_shard_of_mds_whose_header_claims_another_size(tmp_path: Path) -> None
     shard.write_bytes(other)
     index["shards"][0]["zip_data"]["bytes"] = len(other)
     (root / "index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"it says that it unpacks to \d+ bytes, its index \d+"):
+    with pytest.raises(DataError, match=r"it declares \d+ decompressed bytes, but its index \d+"):
         opened("mds-zstd", str(root))[0]
 
 
@@ -156,7 +156,7 @@ def test_a_shard_of_mds_whose_header_claims_another_size(tmp_path: Path) -> None
     [
         (b"\x0a\xff", r"index out of range|claims"),
         (b"\x0a\x7f\x00", "a field claims 127 bytes of 1"),
-        (b"\x08\x01", "a number stands where a message should"),
+        (b"\x08\x01", "found a number, want a message"),
         (b"\x0b\x01", "a field of kind 3"),
         (b"\x08" + b"\xff" * 10, "a number of more than 64 bits"),
     ],

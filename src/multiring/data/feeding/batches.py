@@ -43,7 +43,7 @@ class Layout:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.arrays.values())
 
     def offsets(self, rows: int) -> tuple[dict[str, int], int]:
-        """Return the fields' offsets in a piece of memory for `rows` samples, and its size.
+        """Return the fields' offsets in memory for `rows` samples, and the memory's size.
 
         Offsets and size are in bytes.
         """

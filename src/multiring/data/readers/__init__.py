@@ -1,1 +1,1 @@
-"""What stores data sets, and how a record is read from it: one file a format."""
+"""The storages of data sets, and a reader for each format."""

@@ -1,4 +1,4 @@
-"""NumPy's files: arrays as they lie in a file, without a pickle."""
+"""Read NumPy's .npy files: plain arrays, without pickles."""
 
 import io
 import math
@@ -18,7 +18,7 @@ from multiring.data.readers.storage import Storage, read, with_endings
 from multiring.errors import DataError
 
 _HEADER_BYTES = 1 << 14
-# What NumPy's reading of a header as Python's source raises.
+# NumPy parses a header as Python source; these are the exceptions that it raises for a damaged one.
 _HEADERS_ERRORS = (
     ValueError,
     SyntaxError,
@@ -35,24 +35,30 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an array lies in a file."""
+    """The layout of an array in a file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    begin: int  # of its numbers, in bytes
-    is_fortran: bool = False  # whether the first axis is the one whose numbers lie beside each other
+    begin: int  # the numbers' offset in the file, in bytes
+    is_fortran: bool = False  # whether the numbers are in Fortran order: contiguous along the first axis
 
     @property
     def size_bytes(self) -> int:
-        """Return the numbers' bytes."""
+        """Return the bytes of the array's numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
-    """Return how the array in a .npy file of `size` bytes lies, of which `head` is the beginning.
+    """Return the layout of the array in a .npy file.
+
+    Args:
+        what: the file's name for error messages.
+        head: the beginning of the file.
+        size: the bytes of the file.
+        limits: the largest sizes that the file may declare.
 
     Raises:
-        DataError: it is none, has Python objects in it, or says that it has other bytes.
+        DataError: the file is not a .npy file, has Python objects, or does not have the bytes that its header declares.
     """
     with damage_told(what, *_HEADERS_ERRORS):
         shape, is_fortran, dtype, begin = _header(_header_bytes(head))
@@ -61,7 +67,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     if any(each < 0 for each in shape):
         raise DataError(f"{what} claims the shape {shape}")
     found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
-    # Python's integers: a shape whose bytes no machine word holds is found too.
+    # Python's integers cannot overflow, so that this also rejects shapes whose size exceeds 64 bits.
     require_size(what, found.size_bytes, size - found.begin, "which is all that the file has")
     if found.begin + found.size_bytes != size:
         raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
@@ -70,7 +76,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
 
 
 def _header_bytes(head: bytes) -> bytes:
-    """Return the beginning of a .npy file up to its numbers, as far as `head` has it."""
+    """Return the header of a .npy file, as far as `head` contains it."""
     sizes = {1: (10, "<H"), 2: (12, "<I")}
     size, form = sizes.get(head[6] if len(head) > 6 else 0, (0, ""))
     if not size or len(head) < size:
@@ -81,10 +87,10 @@ def _header_bytes(head: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return the shape, whether it is Fortran's order, the type, and where the numbers begin.
+    """Return the shape, whether the order is Fortran's, the type, and the numbers' offset.
 
-    One thread at a time: NumPy reads a header as Python's source, and in Python 3.11 threads that do so at once confuse
-    each other's count of how deep they are (SystemError; python/cpython#106905).
+    Only one thread at a time may do this. NumPy parses a header as Python source, and in Python 3.11 concurrent parsers
+    share a count of their recursion depth, which raises SystemError (python/cpython#106905).
     """
     with _one_at_a_time:
         file = io.BytesIO(head)
@@ -96,7 +102,7 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
 
 
 def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:
-    """Return the array that is in a .npy file's bytes; it views them."""
+    """Return the array in a .npy file's bytes, as a view of them."""
     require_size(what, len(data), limits.record_bytes, "the limit of a record")
     found = layout_of(what, bytes(data[:_HEADER_BYTES]), len(data), limits)
     numbers = np.frombuffer(data, found.dtype, offset=found.begin)
@@ -104,7 +110,7 @@ def array_of(what: str, data: bytes | memoryview, limits: Limits) -> Array:
 
 
 def require_storable(what: str, array: Array) -> None:
-    """Raise DataError where a .npy file would not give an array back with its type and all its values."""
+    """Raise DataError if a .npy file cannot store an array's type and all its values."""
     dtype = array.dtype
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(f"{what} has an array with a mask, which no .npy file has: want one without")
@@ -122,18 +128,21 @@ def require_storable(what: str, array: Array) -> None:
 
 
 def layout_in(storage: Storage, name: str, limits: Limits) -> Layout:
-    """Return how the array in a file lies."""
+    """Return the layout of the array in a file of a storage."""
     size = storage.size(name)
     return layout_of(f"{storage.url}/{name}", read(storage, name, 0, min(size, _HEADER_BYTES)), size, limits)
 
 
 def bytes_in(array: Array) -> memoryview:
-    """Return the memory of an array in C's order."""
+    """Return the memory of an array, which must be in C order."""
     return array.reshape(-1).view(np.uint8).data
 
 
 class NpySource:
-    """Arrays whose first axis numbers the samples; each file holds some of them, in a field named `array`."""
+    """Arrays whose first axis is the samples.
+
+    Each file holds some samples, in the field `array`.
+    """
 
     format = "npy"
     reads_records = True
@@ -147,7 +156,7 @@ class NpySource:
         for name, each in zip(names, self._layouts, strict=True):
             if each.is_fortran:
                 what = f"{opening.storage.url}/{name}"
-                raise DataError(f"{what} is in Fortran's order, where no sample lies in one piece; save it in C's")
+                raise DataError(f"{what} is in Fortran order, in which no sample is contiguous; save it in C order")
         kinds = {(each.dtype, each.shape[1:]) for each in self._layouts}
         if len(kinds) > 1 or not self._layouts[0].shape:
             raise DataError(
@@ -176,7 +185,7 @@ class NpySource:
 
 
 class NpyFilesSource:
-    """A file is a sample, in a field named `array`."""
+    """Files of one sample each, in the field `array`."""
 
     format = "npy-files"
     reads_records = True
@@ -191,7 +200,7 @@ class NpyFilesSource:
         self.digest = digest_of(self.format, self.shards)
 
     def record(self, number: int) -> Record:
-        """Return {"array": one sample, "name": its file's}."""
+        """Return {"array": one sample, "name": the file's name}."""
         self.numbering.place(number)
         shard = self.shards[number]
         what = f"{self._storage.url}/{shard.name}"

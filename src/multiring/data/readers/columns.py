@@ -13,19 +13,18 @@ from multiring.data.readers.storage import StorageFile, with_endings
 from multiring.errors import DataError
 
 _KEPT_GROUPS = 4
-_LEAST_ROWS, _MOST_ROWS = 64, 1 << 16  # that are unpacked at a time where a group may take more than it says
+_LEAST_ROWS, _MOST_ROWS = 64, 1 << 16  # rows decoded at a time if a group may need more memory than its declared size
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_BOUNDED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # of bytes: they do not grow when unpacked
+_BOUNDED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # encodings of bytes that do not grow in decoding
 
-Reads = Callable[[Any], Any]  # a scalar of pyarrow's to a field
+Reads = Callable[[Any], Any]  # converts a scalar of pyarrow to a field's value
 
 
 class ParquetSource:
-    """Rows of Parquet files; a shard is a row group, which is read as a whole.
+    """Rows of Parquet files. A shard is a row group, which is read as a whole.
 
-    A field has its column's type: numbers are NumPy's scalars, lists of numbers arrays of the same type; lists of
-    anything else, and maps, are Python's lists. A column that is a struct of `bytes` and `path`, as Hugging Face's data
-    sets have them, is an image.
+    Numbers become NumPy scalars of the column's type, and lists of numbers become arrays of this type. Other lists and
+    maps become Python lists. A struct of `bytes` and `path`, as in Hugging Face's data sets, becomes an image.
     """
 
     format = "parquet"
@@ -45,11 +44,11 @@ class ParquetSource:
         self.__setstate__({})
 
     def _file(self, name: str, dictionaries: Sequence[str] = ()) -> Any:
-        """Return a file, its metadata read within limits: Thrift's, for what a header claims.
+        """Open a file, with limits for the sizes that its Thrift metadata declare.
 
         Args:
-            name: the file's.
-            dictionaries: columns whose values stay in their dictionaries, each once.
+            name: the file's name.
+            dictionaries: the columns that stay dictionary-encoded.
         """
         parquet = library("pyarrow.parquet")
         size = self._storage.size(name)
@@ -69,7 +68,7 @@ class ParquetSource:
             file = self._file(name)
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
-                raise ValueError(f"columns {sorted(names)}: several have one name, and a record has one field of each")
+                raise ValueError(f"columns {sorted(names)}: several have one name; want a different name for each")
             told = file.metadata
             for number in range(told.num_row_groups):
                 group = told.row_group(number)
@@ -83,10 +82,10 @@ class ParquetSource:
                     self.shards.append(shard)
 
     def record(self, number: int) -> Record:
-        """Return a row's columns.
+        """Return a row's values by column.
 
         Raises:
-            DataError: a value cannot be read, or has no type here.
+            DataError: a value cannot be read, or its type is not supported.
         """
         shard, row = self.numbering.place(number)
         table, reads = self._table(shard)
@@ -115,14 +114,14 @@ class ParquetSource:
             return found
 
     def _unpacked(self, name: str, number: int) -> Any:
-        """Return a row group as a table, which takes no more memory than a group may.
+        """Return a row group as a table that needs at most `limits.group_bytes` of memory.
 
-        A few bytes can stand for any number of values: of columns in a dictionary, or of repeated numbers. Where what a
-        group may take is more than the limit, values stay in their dictionaries, and the group is read in pieces and
-        given up once they are too large.
+        A few bytes can encode any number of values, for instance in a dictionary or as a repeated number. If the
+        decoded group could exceed the limit, columns stay dictionary-encoded, and the group is decoded in pieces. An
+        error is raised as soon as the pieces exceed the limit.
 
         Raises:
-            ValueError: it takes more.
+            ValueError: the row group needs more memory.
         """
         file, most = self._file(name), self._limits.group_bytes
         group = file.metadata.row_group(number)
@@ -155,13 +154,13 @@ def _arrows_errors() -> tuple[type[BaseException], ...]:
 
 
 def _taken_bytes(column: Any) -> int:
-    # Batches of one group share the dictionary.
+    # Batches of one group share the dictionary, so only the indices count.
     is_dictionary = library("pyarrow.types").is_dictionary(column.type)
     return int(column.indices.nbytes if is_dictionary else column.nbytes)
 
 
 def _most_bytes(column: Any) -> int:
-    """Return how many bytes a column's chunk may take once it is unpacked."""
+    """Return an upper bound for the decoded bytes of a column chunk."""
     width = _WIDTHS.get(column.physical_type)
     if width is not None:
         return int(column.num_values * width + column.total_uncompressed_size)
@@ -171,7 +170,7 @@ def _most_bytes(column: Any) -> int:
 
 
 def _reads(kind: Any) -> Reads:
-    """Return what reads a field of a column of this type."""
+    """Return the function that converts a scalar of a column of this type."""
     pyarrow: Any = library("pyarrow")
     types: Any = library("pyarrow.types")
     if types.is_dictionary(kind):
@@ -191,14 +190,14 @@ def _within(read: Reads) -> Reads:
     return lambda scalar: read(scalar.value) if scalar.is_valid else None
 
 
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # other names are NumPy's
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # all other types have NumPy's names
 
 
 def _number_of(kind: Any) -> Any:
-    """Return NumPy's type of a column of numbers or points in time; None for anything else."""
+    """Return NumPy's type of a column of numbers, times or time spans; None for any other column."""
     types: Any = library("pyarrow.types")
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        # Not to_pandas_dtype, for which older releases of pyarrow want pandas.
+        # Older releases of pyarrow need pandas for to_pandas_dtype.
         return np.dtype(_FLOATS.get(str(kind), str(kind)))
     if (types.is_timestamp(kind) and kind.tz is None) or types.is_duration(kind):
         return np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
@@ -221,7 +220,7 @@ def _struct(scalar: Any) -> Any:
 
 
 def _depth_and_leaf(kind: Any) -> tuple[int, np.dtype[Any]] | None:
-    """Return how deep lists are nested, and the type of the numbers in them; None where it is no list of numbers."""
+    """Return the nesting depth of lists of numbers, and the numbers' type; None if `kind` is another type."""
     types: Any = library("pyarrow.types")
     depth = 0
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -231,7 +230,7 @@ def _depth_and_leaf(kind: Any) -> tuple[int, np.dtype[Any]] | None:
 
 
 def _list(scalar: Any) -> Any:
-    """Return a list of numbers as an array of their type; lists of lists of unlike lengths as a list of arrays.
+    """Return a list of numbers as an array; return nested lists of different lengths as a list of arrays.
 
     Raises:
         ValueError: a number is missing.
@@ -240,7 +239,7 @@ def _list(scalar: Any) -> Any:
         return None
     values = scalar.values
     if values.null_count:
-        raise ValueError("it has a list with missing values, which no array has: want a column without them")
+        raise ValueError("it has a list with missing values, which an array cannot hold: want a column without them")
     leaf = _number_of(values.type)
     if leaf is not None:
         if leaf.kind == "b":

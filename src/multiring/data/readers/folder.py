@@ -1,4 +1,4 @@
-"""ImageFolder: a folder for each class, with an image a file."""
+"""ImageFolder: a folder for each class, with one image in each file."""
 
 from multiring.data.readers.limits import require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record, Shard, digest_of
@@ -9,7 +9,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 
 
 class FolderSource:
-    """Images, labelled by the folders they are in, which are numbered as they are sorted."""
+    """Images whose label is the number of their folder in the sorted list of folders."""
 
     format = "imagefolder"
     reads_records = True
@@ -19,7 +19,7 @@ class FolderSource:
         names = with_endings(opening.names, *ENDINGS)
         loose = next((name for name in names if "/" not in name), None)
         if not names or loose is not None:
-            found = f"{loose} is in none" if loose is not None else "it has no image"
+            found = f"{loose} is in no folder" if loose is not None else "there is no image"
             raise DataError(f"{opening.storage.url}: want a folder for each class, with images in it; {found}")
         self.classes = sorted({name.partition("/")[0] for name in names})
         self._labels = {name: number for number, name in enumerate(self.classes)}
@@ -28,7 +28,7 @@ class FolderSource:
         self.digest = digest_of(self.format, self.shards)
 
     def record(self, number: int) -> Record:
-        """Return {"image": ..., "label": its class's number, "name": its file's}."""
+        """Return {"image": ..., "label": the class's number, "name": the file's name}."""
         self.numbering.place(number)
         shard = self.shards[number]
         require_size(f"{self._storage.url}/{shard.name}", shard.size_bytes, self._limits.record_bytes, "the limit")

@@ -1,4 +1,4 @@
-"""HDF5: data sets of numbers, text and records at a file's root, read by h5py."""
+"""Read HDF5 files with h5py: data sets of numbers, text and records at a file's root."""
 
 import atexit
 import contextlib
@@ -18,15 +18,15 @@ from multiring.errors import DataError, StateError
 
 _OPEN_FILES = 16
 _PIECE = 1 << 20
-_MOST_TIMES = 1032  # as large as what it is compressed to: more deflate cannot
-_END_S = 10.0  # for a read that is under way when the process ends
+_MOST_TIMES = 1032  # deflate's largest ratio of decompressed to compressed size
+_END_S = 10.0  # seconds to wait for a running read when the process exits
 _ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, OverflowError, zlib.error)
 
 
 class _Ending:
-    """Closes files before the process ends.
+    """Closes open files before the process exits.
 
-    HDF5's library closes what is left open after Python has ended, and would call Python to do it.
+    The HDF5 library closes remaining files after Python's interpreter has exited, and that would call Python code.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class _Ending:
         self._lock = threading.Lock()
 
     def watch(self, source: "Hdf5Source") -> None:
-        """Have a source's files closed at the end."""
+        """Close a source's files when the process exits."""
         with self._lock:
             if not len(self._sources):
                 atexit.unregister(self._close)
-                atexit.register(self._close)  # now, so that it runs before what was registered earlier
+                atexit.register(self._close)  # as late as possible: functions run in reverse order of registration
             self._sources.add(source)
 
     def _close(self) -> None:
-        self.has_begun = True  # a thread that goes on reading opens nothing any more
+        self.has_begun = True  # threads that are still reading open no file from now on
         for each in list(self._sources):
             each.close()
 
@@ -52,9 +52,11 @@ _ending = _Ending()
 
 
 class Hdf5Source:
-    """Data sets of HDF5 files, at their roots, of which the first axis numbers the samples: one a field.
+    """Samples in HDF5 files.
 
-    Text is decoded as UTF-8. Records (compound types) come as h5py gives them, opaque values as bytes.
+    Each data set at a file's root is a field; its first axis is the samples.
+
+    Text is decoded as UTF-8. Records (compound types) have h5py's types; opaque values become bytes.
     """
 
     format = "hdf5"
@@ -72,23 +74,23 @@ class Hdf5Source:
             raise DataError(f"{opening.storage.url} has no HDF5 file with samples")
         fields = {name: set(self._fields(name)) for name in (each.name for each in self.shards)}
         if len({frozenset(each) for each in fields.values()}) > 1:
-            raise DataError(f"{opening.storage.url}: its files have unlike data sets: {fields}")
+            raise DataError(f"{opening.storage.url}: its files have different data sets: {fields}")
         self.numbering = Numbering(self.shards)
         self.digest = digest_of(self.format, self.shards)
 
     def _count(self, name: str) -> int:
         counts = {field: each.shape[0] for field, each in self._fields(name).items()}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{self._storage.url}/{name}: its data sets have unlike numbers of samples: {counts}")
+            raise DataError(f"{self._storage.url}/{name}: its data sets have different numbers of samples: {counts}")
         return int(next(iter(counts.values()), 0))
 
     def _fields(self, name: str) -> dict[str, Any]:
-        """Return a file's data sets, each held against the limits."""
+        """Return a file's data sets, checked against the limits."""
         with self._lock:
             found = self._files.get(name)
             if found is None:
                 if _ending.has_begun:
-                    raise StateError(f"{self._storage.url}/{name} is read while the process ends")
+                    raise StateError(f"{self._storage.url}/{name} cannot be opened: the process is exiting")
                 h5py = library("h5py")
                 what = f"{self._storage.url}/{name}"
                 with damage_told(what, *_ERRORS):
@@ -107,10 +109,10 @@ class Hdf5Source:
             return found[1]
 
     def record(self, number: int) -> Record:
-        """Return a sample of each data set.
+        """Return a sample's value from each data set.
 
         Raises:
-            DataError: it cannot be read, or a text is not UTF-8.
+            DataError: a value cannot be read, or a text is not UTF-8.
         """
         shard, row = self.numbering.place(number)
         name = self.shards[shard].name
@@ -127,7 +129,7 @@ class Hdf5Source:
         return found
 
     def _require_chunks(self, name: str, what: str, data_set: Any, row: int) -> None:
-        """Raise DataError where a compressed chunk of a sample unpacks to more than a chunk: HDF5 would take it all."""
+        """Raise DataError if a sample's chunk decompresses to more than its size: HDF5 would allocate all of it."""
         if data_set.compression != "gzip":
             return
         largest = max(self._limits.record_bytes, 1)
@@ -135,7 +137,7 @@ class Hdf5Source:
         for place in np.ndindex(*counts):
             begin = (row, *(number * chunk for number, chunk in zip(place, data_set.chunks[1:], strict=True)))
             told = data_set.id.get_chunk_info_by_coord(begin)
-            # What is small cannot unpack to much; what was unpacked once is known.
+            # Skip chunks that are too small to exceed the limit, and chunks that have been checked before.
             if told.byte_offset is None or told.size * _MOST_TIMES <= largest:
                 continue
             if (name, told.byte_offset) not in self._unpacked:
@@ -143,8 +145,8 @@ class Hdf5Source:
                 self._unpacked.add((name, told.byte_offset))
 
     def close(self) -> None:
-        """Close the files that are open; the next read opens them again."""
-        # A read may hang with its source, and the process is to end all the same.
+        """Close the open files; the next read opens them again."""
+        # If a read hangs because its source hangs, the process must be able to exit.
         if not self._lock.acquire(timeout=_END_S):
             return
         try:
@@ -161,12 +163,12 @@ class Hdf5Source:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._files: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
-        self._unpacked: set[tuple[str, int]] = set()  # chunks, by their files and places
-        self._lock = RLock()  # HDF5's library has one of its own, which Python's threads may not wait for
+        self._unpacked: set[tuple[str, int]] = set()  # checked chunks, by file and offset
+        self._lock = RLock()  # Python threads must not wait for the HDF5 library's own lock
 
 
 def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:
-    """Unpack a chunk within its size, and keep nothing of it."""
+    """Raise DataError if a chunk unpacks to more than its size; the data are discarded."""
     _, rest = data_set.id.read_direct_chunk(begin)
     left = data_set.dtype.itemsize * int(np.prod(data_set.chunks, dtype=object))
     decompressor = zlib.decompressobj()
@@ -178,7 +180,7 @@ def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of h5py's: text as str, arrays of text as lists of it, opaque values as bytes."""
+    """Convert h5py's value: text to str, arrays of text to lists, opaque values to bytes."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, np.void) and value.dtype.names is None:
@@ -193,13 +195,13 @@ def _texts(value: Any) -> Any:
 
 
 def _checked(what: str, file: Any, field: str, limits: Limits) -> Any:
-    """Return a data set of an HDF5 file, unless reading it could lead elsewhere or take more than it says."""
+    """Return a data set after checking that it lies in this file and that its samples and chunks are not too large."""
     h5py = library("h5py")
     if not isinstance(file.get(field, getlink=True), h5py.HardLink):
         raise DataError(f"{what}: {field} is a link; want data sets that are in the file")
     found = file[field]
     if not isinstance(found, h5py.Dataset) or not found.shape:
-        raise DataError(f"{what}: {field} is no data set with an axis of samples")
+        raise DataError(f"{what}: {field} is not a data set whose first axis is the samples")
     if found.is_virtual or found.external:
         raise DataError(f"{what}: {field} is stored in other files; want data sets that are in the file")
     if found.dtype.hasobject and h5py.check_string_dtype(found.dtype) is None:

@@ -1,4 +1,7 @@
-"""What a file may claim: every count and length is held against its size and these before memory is taken."""
+"""Limits for the sizes that a file declares.
+
+Readers check each count and length against the file's size and these limits before they allocate memory.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,20 +18,26 @@ PICKLES = frozenset({"pkl", "pickle", "pyd", "pth", "pt", "joblib", "dill"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The most that one thing in a file may need."""
+    """The largest sizes that a file may declare."""
 
-    record_bytes: int = 1 << 30  # of one sample, as it is stored, and of one of its fields once unpacked
-    group_bytes: int = 1 << 31  # of what can only be unpacked together: a Parquet row group, a compressed shard
-    pixels: int = 1 << 27  # of an image: 128 M
-    index_bytes: int = 1 << 31  # of all that says where samples are
+    record_bytes: int = 1 << 30  # bytes of a stored sample, and of one decompressed field of a sample
+    group_bytes: int = 1 << 31  # bytes of a unit that is decompressed as a whole: a Parquet row group, a shard
+    pixels: int = 1 << 27  # pixels of an image: 128 M
+    index_bytes: int = 1 << 31  # bytes of a data set's index, which has the places of the samples
     samples: int = 1 << 40
 
 
 def require_size(what: str, claimed: int, most: int, because: str) -> int:
-    """Return `claimed` unless it is negative or more than `most`.
+    """Return `claimed` if it is in 0 ... `most`.
+
+    Args:
+        what: the object that declares the size, for the error message.
+        claimed: the declared size in bytes.
+        most: the largest valid size in bytes.
+        because: the reason for `most`, for the error message.
 
     Raises:
-        DataError: it is.
+        DataError: `claimed` is negative or larger than `most`.
     """
     if not 0 <= claimed <= most:
         raise DataError(f"{what} claims {claimed} bytes: want 0 to {most}, {because}")
@@ -36,19 +45,19 @@ def require_size(what: str, claimed: int, most: int, because: str) -> int:
 
 
 def require_inside(archive: str, name: str) -> str:
-    """Return the name of a file in an archive or a data set, which may not lead out of it.
+    """Return `name` if it is a path inside an archive or a data set.
 
     Raises:
-        DataError: it is absolute, goes upwards, or has a character that no name has.
+        DataError: the name is absolute, contains "..", or has a control character or a backslash.
     """
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or re.search(r"[\x00-\x1f\\]", name):
-        raise DataError(f"{archive} names {name!r}: a path that leaves it; want names of files inside")
+        raise DataError(f"{archive} names {name!r}, a path that leads out of it; want names of files inside")
     return name
 
 
 def refuse_pickle(archive: str, what: str) -> None:
-    """Raise DataError: unpickling runs whatever program the file's author put in."""
+    """Raise DataError, because unpickling can run any code of the file's author."""
     raise DataError(
         f"{archive}: {what} is a pickle, which runs any program when it is read; want arrays, JSON, text or images"
     )
@@ -56,7 +65,7 @@ def refuse_pickle(archive: str, what: str) -> None:
 
 @contextmanager
 def damage_told(what: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Raise DataError, with `what` in it, for what a library raises on a damaged file."""
+    """Turn exceptions of `kinds` into a DataError that names `what` as damaged."""
     try:
         yield
     except kinds as error:
@@ -65,10 +74,10 @@ def damage_told(what: str, *kinds: type[BaseException]) -> Iterator[None]:
 
 
 def library(name: str) -> Any:
-    """Return a library of the extra `data`.
+    """Import and return a library of the extra `data`.
 
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: the library is not installed.
     """
     try:
         return import_module(name)

@@ -1,7 +1,7 @@
-"""MDS, the shards of MosaicML Streaming: an index in JSON, and files with a table of where samples begin.
+"""Read MDS, the shards of MosaicML Streaming: an index in JSON, and files that begin with a table of offsets.
 
-A shard: uint32 samples, uint32 begins[samples + 1], a description, the samples. A sample: uint32 sizes of those of its
-columns that have no fixed one, then the columns. All little-endian.
+A shard has uint32 samples, uint32 begins[samples + 1], a description, and the samples. A sample has the uint32 size of
+each column without a fixed size, and then the columns. All numbers are little-endian.
 
 Source of the format: github.com/mosaicml/streaming, streaming/base/format/mds.
 """
@@ -28,7 +28,7 @@ from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError, UnsupportedError
 
 INDEX = "index.json"
-_KEPT = 4  # unpacked shards
+_KEPT = 4  # decompressed shards that are kept in memory
 _NUMBERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float16", "float32", "float64"}
 
 
@@ -42,11 +42,11 @@ def _array(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
 
 
 def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
-    """Return what unpacks a column.
+    """Return the function that decodes a column's bytes.
 
     Raises:
-        DataError: pickles.
-        UnsupportedError: an encoding that is not known here.
+        DataError: the encoding is pickle.
+        UnsupportedError: the encoding is unknown.
     """
     known: dict[str, Callable[[bytes], Any]] = {
         "bytes": bytes,
@@ -72,7 +72,7 @@ def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
 
 
 class _MdsShard:
-    """What the index says of a shard, held against its file."""
+    """A shard's entry in the index, checked against the shard's file."""
 
     def __init__(self, storage: Storage, told: dict[str, Any], limits: Limits) -> None:
         self._storage, self._limits = storage, limits
@@ -101,7 +101,7 @@ class _MdsShard:
         ]
 
     def unpacked(self) -> bytes | None:
-        """Return its bytes where they can only be unpacked together."""
+        """Return the decompressed shard, or None if the shard is not compressed."""
         if not self.compression:
             return None
         zstandard = library("zstandard")
@@ -109,8 +109,8 @@ class _MdsShard:
         with damage_told(self.what, zstandard.ZstdError, ValueError):
             claimed = zstandard.frame_content_size(data)
             if claimed not in {-1, self.raw_bytes}:
-                raise ValueError(f"it says that it unpacks to {claimed} bytes, its index {self.raw_bytes}")
-            # A stream, read to the index's size: what claims nothing may unpack to anything.
+                raise ValueError(f"it declares {claimed} decompressed bytes, but its index {self.raw_bytes}")
+            # A file that declares no size could decompress to any size: read at most one byte more than the index says.
             with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as stream:
                 found: bytes = stream.read(self.raw_bytes + 1)
         if len(found) != self.raw_bytes:
@@ -118,7 +118,7 @@ class _MdsShard:
         return found
 
     def begins(self, data: bytes | None) -> "np.ndarray[Any, Any]":
-        """Return where samples begin, and the last ends: (samples + 1,)."""
+        """Return the offset of each sample, and the end of the last: (samples + 1,)."""
         table = self._piece(data, 0, 4 * (self.samples + 2))
         (count,), found = np.frombuffer(table[:4], "<u4"), np.frombuffer(table[4:], "<u4").astype(np.int64)
         if count != self.samples or (np.diff(found) < 0).any() or found[0] < len(table) or found[-1] > self.raw_bytes:
@@ -131,7 +131,10 @@ class _MdsShard:
         return read(self._storage, self.name, begin, end) if data is None else data[begin:end]
 
     def record(self, data: bytes | None, begin: int, end: int) -> Record:
-        """Return the sample at `begin`."""
+        """Return the sample in the bytes `begin` to `end` of the shard.
+
+        `data` is the result of `unpacked`.
+        """
         require_size(f"{self.what}: a sample", end - begin, self._limits.record_bytes, "the limit of a record")
         sample = self._piece(data, begin, end)
         varying = sum(size is None for _, _, size in self.columns)
@@ -148,7 +151,7 @@ class _MdsShard:
 
 
 class MdsSource:
-    """Samples in MDS shards."""
+    """The samples of MDS shards."""
 
     format = "mds"
 
@@ -185,7 +188,7 @@ class MdsSource:
         found = (data, self._shards[shard].begins(data))
         with self._lock:
             self._kept[shard] = found
-            # Tables alone are small; unpacked shards are not.
+            # Count only decompressed shards: tables alone are small.
             while sum(each[0] is not None for each in self._kept.values()) > _KEPT:
                 self._kept.popitem(last=False)
         return found

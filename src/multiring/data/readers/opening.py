@@ -1,4 +1,4 @@
-"""Which reader a data set takes: by what it is said to be, or by its files' names."""
+"""Open a data set with the reader of its format, which the caller or the files' names determine."""
 
 import sys
 from collections.abc import Callable
@@ -41,10 +41,10 @@ _BY_ENDING = {
 
 
 def format_of(storage: Storage, names: list[str]) -> str:
-    """Return the format of a data set's files.
+    """Return the format of a data set, determined by its files' names.
 
     Raises:
-        DataError: their names say none, or several.
+        DataError: the names match no format, or several.
     """
     if MANIFEST in names:
         return "pack"
@@ -55,14 +55,14 @@ def format_of(storage: Storage, names: list[str]) -> str:
     found |= {"tfrecord" for name in shown if is_tfrecord(name)}
     if len(found) != 1:
         raise DataError(
-            f"{storage.url} has {len(names)} files, by whose names it is "
-            f"{' or '.join(sorted(found)) or 'no data set'}; say which: format={' or '.join(map(repr, READERS))}"
+            f"{storage.url} has {len(names)} files, whose names suggest "
+            f"{' or '.join(sorted(found)) or 'no data set'}; pass format={' or '.join(map(repr, READERS))}"
         )
     return found.pop()
 
 
 def tell(text: str) -> None:
-    """Say what is odd and goes on, on standard error."""
+    """Print a warning to standard error."""
     sys.stderr.write(f"multiring: {text}\n")
 
 
@@ -72,14 +72,14 @@ def open_source(
     """Return a reader of the data set in a storage.
 
     Args:
-        storage: where it is.
-        kind: its format; found by its files' names where it is not said.
-        limits: what its files may claim.
-        report: is told what is odd.
+        storage: the storage of the data set's files.
+        kind: the format; by default the files' names determine it.
+        limits: the largest sizes that the files may declare.
+        report: called with the text of a warning.
 
     Raises:
-        ArgumentError: no such format.
-        DataError: it is damaged, or none.
+        ArgumentError: the format does not exist.
+        DataError: the data set is damaged, or has no files of a known format.
     """
     if kind is not None and kind not in READERS:
         raise ArgumentError(f"format {kind!r}: want one of {', '.join(READERS)}")
@@ -91,7 +91,7 @@ def open_source(
 
 
 def _names(storage: Storage, kind: str | None) -> list[str]:
-    """Return a data set's files; where a file tells of the others, that one: not every source can list."""
+    """Return a data set's files, or only its manifest or index if there is one: not every source can list files."""
     telling = {None: (MANIFEST,), "pack": (MANIFEST,), "mds": (INDEX,)}
     for name in telling.get(kind, ()):
         try:

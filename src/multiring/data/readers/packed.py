@@ -1,4 +1,4 @@
-"""Packs: each sample is read alone, an array's numbers straight to where they are wanted."""
+"""Read packs: each sample can be read alone, and arrays are read directly into a batch."""
 
 import json
 import math
@@ -15,18 +15,18 @@ from multiring.data.readers.limits import damage_told, require_size
 from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import Tails, read
 
-_CLOSE = 4096  # bytes behind an array that are read with it
+_CLOSE = 4096  # the most bytes behind an array that are read together with it
 
 
 def _number(field: Field, value: int) -> Any:
-    """Return a number with the type that was packed."""
+    """Return a number with the type that the field had when it was packed."""
     if not field.dtype:
         return value
     return bool(value) if field.dtype == "bool" else np.dtype(field.dtype).type(value)
 
 
 class PackedSource:
-    """Samples of a pack."""
+    """The samples of a pack."""
 
     format = "pack"
     reads_records = True
@@ -41,7 +41,8 @@ class PackedSource:
                     f"{opening.storage.url}/{shard.name} has {size} bytes, its manifest says {shard.size_bytes}"
                 )
         self._index = load_index(opening.storage, self.manifest, opening.limits)
-        # A cache verifies blocks itself; of what is read by the piece from afar, no check sum is.
+        # Only local packs are verified here. A cache verifies its blocks itself, and parts of blocks that are read from
+        # a remote source have no check sum.
         is_local = hasattr(opening.storage, "read_rows")
         self._blocks = Blocks(opening.storage, self.manifest, opening.limits) if is_local else None
         self.shards = self.manifest.listed()
@@ -49,17 +50,17 @@ class PackedSource:
         self.numbering = Numbering(self.shards)
         self.digest = self.manifest.digest[:16]
         columns = np.cumsum([0, *(each.columns for each in self.manifest.fields)]).tolist()
-        # A sample that lacks a field has it without bytes, which no array of a fixed shape is.
+        # A sample can lack a field, unless the field is a number or an array of fixed shape.
         self._is_fixed = all(each.kind == "number" or each.shape is not None for each in self.manifest.fields)
         self._fixed = {each.name for each in self.manifest.fields if each.kind == "number" or each.shape is not None}
-        # What is neither a number nor an array, but no image either, goes into a batch as it is.
+        # Whether all other fields are text, JSON or bytes: images must be decoded before they go into a batch.
         self._is_plain = all(
             each.kind in {"text", "json", "bytes"} for each in self.manifest.fields if each.name not in self._fixed
         )
         self._fields = list(zip(self.manifest.fields, columns, strict=False))
 
     def record(self, number: int) -> Record:
-        """Return a sample's fields; those it lacks are left out."""
+        """Return the fields that a sample has."""
         shard, _ = self.numbering.place(number)
         name = self.shards[shard].name
         row = self._index[number].tolist()
@@ -81,7 +82,10 @@ class PackedSource:
         return found
 
     def value(self, number: int, field: Field, column: int) -> Any:
-        """Return what a field of a sample holds, which is no array of a fixed shape."""
+        """Return a sample's value of a field.
+
+        The field must be neither a number nor an array of fixed shape.
+        """
         name = self.shards[self.numbering.place(number)[0]].name
         begin, size = self._index[number, column : column + 2].tolist()
         self._verify(np.array([number]))
@@ -99,7 +103,7 @@ class PackedSource:
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
     def spans(self, numbers: Any) -> tuple[Any, Any, Any]:
-        """Return the shards of samples, and the first and last byte that each takes there; (n,) each."""
+        """Return samples' shards, and their first and last bytes there; (n,) each."""
         rows = self._index[numbers]
         first, last = np.full(len(rows), np.iinfo(np.int64).max), np.full(len(rows), -1, np.int64)
         for field, column in self._fields:
@@ -112,13 +116,14 @@ class PackedSource:
         return self.numbering.shards_of(numbers), first, last
 
     def rows_into(self, numbers: Numbers, out: Mapping[str, Any]) -> dict[str, list[Any]] | None:
-        """Fill rows of `out` with samples' numbers and arrays; return the other fields' values, a list for each.
-
-        None where samples have to be read one by one, and nothing was read.
+        """Read the numbers and arrays of samples into the rows of `out`.
 
         Args:
-            numbers: of the samples, (n,).
-            out: arrays of n rows each by field, in C's order.
+            numbers: the samples' numbers, (n,).
+            out: an array of n rows in C order for each field that is a number or an array.
+
+        Returns:
+            A list of values for each other field. None if the samples must be read one by one; nothing was read then.
         """
         read_rows = getattr(self._storage, "read_rows", None)
         if read_rows is None or not self._is_plain or out.keys() != self._fixed:
@@ -159,20 +164,23 @@ class PackedSource:
             try:
                 return [data.decode() for data in each]
             except UnicodeDecodeError:
-                pass  # below it is told of by its sample's number
+                pass  # the loop below raises an error that names the sample
         what = f"{self._storage.url}: {field.name} of sample"
         return [self._value(f"{what} {number}", field, data) for number, data in zip(numbers, each, strict=True)]
 
     @staticmethod
     def _behind(rows: Numbers, array: tuple[Field, int], column: int) -> Numbers:
-        """Return how many bytes behind an array's end a field of the same sample begins, (n,)."""
+        """Return the bytes from an array's end to the beginning of another field of the same sample, (n,)."""
         field, place = array
         size = math.prod(field.shape or ()) * np.dtype(field.dtype).itemsize
         found: Numbers = rows[:, column] - rows[:, place] - field.header_bytes - size
         return found
 
     def _tail_bytes(self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]) -> Numbers:
-        """Return how many bytes behind an array hold each sample's other fields, (n,); 0 where they stand apart."""
+        """Return for each sample how many bytes behind an array hold the other fields, (n,); 0 if they are not close.
+
+        All results are 0 if one sample's fields are not close to its array.
+        """
         if arrays and others:
             begins = np.stack([self._behind(rows, arrays[0], column) for _, column in others])
             ends = begins + np.stack([rows[:, column + 1] for _, column in others])
@@ -186,7 +194,10 @@ class PackedSource:
             self._blocks.verify(*self.spans(numbers))
 
     def _fits(self, out: Mapping[str, Any]) -> bool:
-        """Return whether arrays have the types that the pack has: else values have to be compared one by one."""
+        """Return whether arrays have the pack's types.
+
+        If not, values must be converted and compared one by one.
+        """
         return all(
             out[each.name].dtype == (np.dtype(each.dtype or np.int64))
             for each, _ in self._fields
@@ -194,7 +205,12 @@ class PackedSource:
         )
 
     def record_into(self, number: int, out: dict[str, Any]) -> bool:
-        """Fill `out`, arrays by field, with a sample; False where that cannot be, and nothing was read."""
+        """Read a sample into `out`, a map from fields to arrays.
+
+        Returns:
+            Whether the sample was read; False if a field is neither a number nor an array with the shape and type of
+            its array in `out`.
+        """
         if not self._is_fixed or out.keys() != self._fixed or not self._fits(out):
             return False
         shard, _ = self.numbering.place(number)

@@ -1,4 +1,4 @@
-"""Sources that fail for a moment are asked again, and what they say is told without what is secret in it."""
+"""Retry requests to remote sources, and remove secrets from URLs and error messages."""
 
 import random
 import re
@@ -11,26 +11,27 @@ Answer = TypeVar("Answer")
 
 TRIES = 6
 _FIRST_S, _LONGEST_S = 0.1, 5.0
-# Too many requests, too early, and a server that is overloaded, restarted or behind something that is.
+# HTTP statuses of temporary failures: time-outs, too many or too early requests, and servers that are overloaded or
+# restarting.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PASSING_KINDS = (ConnectionError, TimeoutError, EOFError)
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*"
 _HIDING = re.compile(r"pass|secret|token|key|signature|credential|auth|sas|user", re.IGNORECASE)
-_LEAST = 4  # characters: shorter texts stand everywhere
+_LEAST = 4  # the least characters of a secret: shorter texts occur everywhere
 
 
 class ShortAnswerError(OSError):
-    """A source that sent other than the bytes that were asked for."""
+    """The source sent more or fewer bytes than were requested."""
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error of a source may be gone when it is asked again."""
+    """Return whether an error of a source may be temporary, and a retry may succeed."""
     status = next(
         (code for name in ("status", "status_code", "code") if type(code := getattr(error, name, None)) is int), None
     )
     if status is not None and status >= 100:
         return status in _PASSING
-    # Of aiohttp and others: a connection that was cut, or that nobody answered.
+    # aiohttp and other libraries have classes of their own for broken connections and for time-outs.
     is_cut = type(error).__module__.partition(".")[0] in {
         "aiohttp",
         "requests",
@@ -47,22 +48,22 @@ def is_passing(error: BaseException) -> bool:
 def asked_again(
     ask: Callable[[], Answer], until: float, sleep: Callable[[float], None] = time.sleep, tries: int = TRIES
 ) -> Answer:
-    """Return what `ask` returns; ask again, later and later, where it fails for what may pass.
+    """Return the result of `ask`; retry with growing pauses after temporary errors.
 
     Args:
-        ask: asks a source.
-        until: when to give up, in `time.monotonic`'s seconds.
-        sleep: for some seconds.
-        tries: how often to ask at most.
+        ask: sends a request to a source.
+        until: the deadline, in seconds of `time.monotonic`.
+        sleep: called with the seconds of a pause.
+        tries: the most calls of `ask`.
 
     Raises:
-        Exception: the last answer's.
+        Exception: the exception of the last call.
     """
     for tried in range(1, tries + 1):
         try:
             return ask()
         except Exception as error:
-            # Chance keeps the ranks of a job from coming back all at once.
+            # A random pause keeps the ranks of a job from retrying all at once.
             pause = min(_LONGEST_S, _FIRST_S * 2**tried) * (0.5 + random.random() / 2)  # noqa: S311 -- no secret
             if tried == tries or not is_passing(error) or time.monotonic() + pause >= until:
                 raise
@@ -71,7 +72,7 @@ def asked_again(
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL without user, password, query and fragment: what errors and logs may show."""
+    """Return a URL without user, password, query and fragment, for errors and logs."""
     return "::".join(_bare(part) for part in re.split(r"[?#]", url, maxsplit=1)[0].split("::"))
 
 
@@ -83,20 +84,20 @@ def _bare(url: str) -> str:
     if "@" in host:
         host = host.rpartition("@")[2]
     elif "@" in path and ":" in host and not re.fullmatch(r"[^:]*:\d{0,5}", host) and not host.startswith("["):
-        # A password with a slash in it, which no URL may have.
+        # The password has an unquoted slash, which is not valid in a URL.
         host, slash, path = f"{host}{slash}{path}".rpartition("@")[2].partition("/")
     if ":" in host and not host.startswith("[") and not re.fullmatch(r"[^:]*:\d{0,5}", host):
-        return f"{scheme}://***"  # the beginning of a password with a ? or a # in it
+        return f"{scheme}://***"  # the text is the beginning of a password that contains a ? or a #
     return f"{scheme}://{host}{slash}{path}"
 
 
 def without_login(path: str) -> str:
-    """Return a path without what may be a mistyped URL's user, password and query."""
+    """Return a path without user, password and query, in case it is a mistyped URL."""
     return re.sub(r"[^/\s]*:[^/\s]*@", "***@", re.sub(r"[?#].*=.*", "", path))
 
 
 def secrets_of(url: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the texts that are secret in a URL, and in options of a file system."""
+    """Return the secrets in a URL and in a file system's options, the longest first."""
     found: list[str] = []
     for part in url.split("::"):
         _, slashes, rest = part.partition("://")
@@ -121,11 +122,11 @@ def _hidden_in(options: Mapping[str, Any]) -> list[str]:
 
 
 def redacted(text: str, secret: list[str]) -> str:
-    """Return a text without secrets, and its URLs without users, passwords and queries.
+    """Return a text without secrets; its URLs lose users, passwords and queries.
 
     Args:
-        text: what a library says.
-        secret: texts that may not stand in it.
+        text: a library's message.
+        secret: texts to replace by ***.
     """
     bare = re.sub(rf"{_SCHEME}://[^\s'\"<>)]+", lambda found: without_secrets(found[0]), text)
     for each in secret:

@@ -1,4 +1,4 @@
-"""What a reader offers: the samples of a data set, numbered through its shards."""
+"""The interface of readers: a data set's samples, numbered through its shards."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.storage import Storage
 
-Record = dict[str, Any]  # what fields hold: arrays, numbers, text, bytes
+Record = dict[str, Any]  # a sample's fields: arrays, numbers, text, bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Image:
     data: bytes
 
     def __len__(self) -> int:
-        """Return its bytes."""
+        """Return the number of encoded bytes."""
         return len(self.data)
 
 
@@ -37,22 +37,22 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """What a reader is given."""
+    """The arguments of a reader."""
 
     storage: Storage
     names: tuple[str, ...]
     limits: Limits
-    report: Callable[[str], None]  # is told what is odd and goes on
+    report: Callable[[str], None]  # called with the text of a warning
 
 
 class Source(Protocol):
     """A data set's samples.
 
     Attributes:
-        format: its name.
-        shards: in order.
-        reads_records: whether one record can be read without its shard.
-        digest: of what the order of samples depends on: 16 hexadecimal digits.
+        format: the name of the data set's format.
+        shards: the shards in the order of their samples.
+        reads_records: whether one record can be read without the rest of its shard.
+        digest: 16 hexadecimal digits, a digest of the shards on which an order of the samples depends.
     """
 
     format: str
@@ -61,36 +61,36 @@ class Source(Protocol):
     digest: str
 
     def record(self, number: int) -> Record:
-        """Return a sample's fields as they are stored, images encoded.
+        """Return a sample's stored fields; images stay encoded.
 
         Raises:
-            DataError: it is damaged.
+            DataError: the sample is damaged.
         """
         ...
 
 
 def digest_of(kind: str, shards: Sequence[Shard]) -> str:
-    """Return 16 digits that change with any shard's name, size or number of samples."""
+    """Return a digest of the shards' names, sizes and sample counts: 16 hex digits."""
     told = json.dumps([kind, [[each.name, each.size_bytes, each.samples] for each in shards]])
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 class Numbering:
-    """Finds a sample's shard."""
+    """Maps the numbers of samples to their shards."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._firsts = np.concatenate([[0], np.cumsum([each.samples for each in shards])]).astype(np.int64)
         self.length = int(self._firsts[-1])
 
     def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shards of samples that there are."""
+        """Return the shards of samples; `numbers` must be valid, (n,)."""
         return np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return a sample's shard, and which of that shard's samples it is.
+        """Return a sample's shard, and its number within the shard.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: no sample has this number.
         """
         if not 0 <= number < self.length:
             raise IndexError(f"sample {number} of {self.length}: want 0 to {self.length - 1}")

@@ -1,4 +1,4 @@
-"""Files of a data set, wherever fsspec reads them: by name, in ranges; local ones without fsspec."""
+"""Storages: read byte ranges of a data set's files by name, through fsspec or, for local files, directly."""
 
 import io
 import os
@@ -29,21 +29,24 @@ from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 _OPEN_FILES = 128
 _READERS = 16
-_AT_ONCE = 1 << 30  # bytes that one system call moves
-_AT_A_TIME = 64  # files that are read by one call
+_AT_ONCE = 1 << 30  # the most bytes that one system call reads
+_AT_A_TIME = 64  # the most files that one native call reads
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """Memory for what follows rows: that of row i is `memory[places[i] : places[i + 1]]`; places int64 (n + 1,)."""
+    """Memory for the bytes that follow rows in their files: the tails.
+
+    The tail of row i is `memory[places[i] : places[i + 1]]`; `places` is int64 (n + 1,).
+    """
 
     memory: Bytes
     places: Numbers
 
     @classmethod
     def of_sizes(cls, sizes: Numbers) -> "Tails":
-        """Return memory for tails of these sizes, int64 (n,)."""
+        """Return memory for tails of the given sizes in bytes, int64 (n,)."""
         places = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=places[1:])
         return cls(np.empty(int(places[-1]), np.uint8), places)
@@ -54,20 +57,20 @@ class Storage(Protocol):
     """A folder of files, or one file, at a URL.
 
     Attributes:
-        url: without what may be secret in it.
+        url: the URL without its secrets.
     """
 
     url: str
 
     def names(self) -> list[str]:
-        """Return all files, with the folders below it, sorted."""
+        """Return the names of all files, also in subfolders, sorted."""
         ...
 
     def size(self, name: str) -> int:
-        """Return a file's bytes.
+        """Return a file's size in bytes.
 
         Raises:
-            DataError: there is no such file.
+            DataError: the file does not exist.
         """
         ...
 
@@ -75,13 +78,16 @@ class Storage(Protocol):
         """Fill `out` with a file's bytes from `begin` on.
 
         Raises:
-            DataError: it ends before.
+            DataError: the file ends before `out` is full.
         """
         ...
 
 
 def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) -> bytes:
-    """Return a file's bytes from `begin` to `end`; the caller has held `end` against a limit, if it is a claim."""
+    """Return a file's bytes from `begin` to `end`.
+
+    If `end` comes from a file, the caller must have checked it against a limit.
+    """
     size = storage.size(name)
     last = size if end is None else end
     if not 0 <= begin <= last <= size:
@@ -92,16 +98,16 @@ def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) ->
 
 
 def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
-    """Return what is at `url`: a path, or what fsspec knows (s3://, https://, memory://, ...).
+    """Return the storage at `url`, a path or a URL that fsspec can read.
 
     Args:
-        url: of a folder or a file.
-        timeout_s: a source that has not answered a request within it is given up, by name.
-        readers: the most requests at a time, by this process.
-        options: for fsspec's file system: credentials and the like.
+        url: the path or URL (s3://, https://, memory://, ...) of a folder or a file.
+        timeout_s: seconds after which a request without an answer raises SourceTimeoutError.
+        readers: the most concurrent requests of this process.
+        options: options of fsspec's file system, for instance credentials.
 
     Raises:
-        ArgumentError: no such place or protocol, or options for a path, which has none.
+        ArgumentError: the path or the protocol does not exist, or options were passed with a path.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)", url) is None or url.startswith("file:"):
         if options:
@@ -112,11 +118,11 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
     return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
 
 
-_SHOWN = 200  # characters of a path that cannot be
+_SHOWN = 200  # characters that a message shows of an invalid path
 
 
 class LocalStorage:
-    """Files that this machine has mounted."""
+    """Files on this machine's mounted file systems."""
 
     def __init__(self, path: str | Path) -> None:
         self._root = Path(path).absolute()
@@ -125,7 +131,7 @@ class LocalStorage:
             is_there = self._root.exists()
         except FileNotFoundError:
             is_there = False
-        except OSError as error:  # a name that is too long, a loop of links, a folder that may not be read
+        except OSError as error:  # for instance a name that is too long, a loop of links, or a missing permission
             shown = without_login(str(path))[:_SHOWN]
             raise ArgumentError(
                 f"no data set at {shown}: {error.strerror}; want the path of a file or folder"
@@ -137,11 +143,11 @@ class LocalStorage:
         self._lock = threading.Lock()
 
     def path(self, name: str) -> Path:
-        """Return where a file is."""
+        """Return a file's path."""
         return self._root / require_inside(self.url, name) if name else self._root
 
     def names(self) -> list[str]:
-        """Return all files, sorted, without those whose names begin with a dot."""
+        """Return all files, sorted, except those whose path has a name beginning with a dot."""
         if self._root.is_file():
             return [""]
         found = []
@@ -152,11 +158,11 @@ class LocalStorage:
         return sorted(found)
 
     def size(self, name: str) -> int:
-        """Return a file's bytes."""
+        """Return a file's size in bytes."""
         return self._opened(name).size
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
-        """Fill `out` by preadv: no copy but the page cache's."""
+        """Fill `out` by preadv, which copies only once, from the page cache."""
         opened = self._opened(name)
         done = 0
         while done < len(out):
@@ -166,26 +172,27 @@ class LocalStorage:
             done += got
 
     def read_rows(self, names: Sequence[str], files: Numbers, begins: Numbers, rows: Bytes, tails: Tails) -> None:
-        """Fill rows, all of a size, with what begins at `begins`, and memory of their own with what follows each.
+        """Read rows of equal size, and the bytes that follow each row.
 
-        One native call for all: threads that take turns at Python's lock for each row wait longer than they read.
+        One native call reads many rows. With a call for each row, threads would wait for Python's GIL longer than they
+        read.
 
         Args:
-            names: of files.
-            files: for each row, which of them, (n,).
-            begins: of the rows, int64 (n,).
-            rows: memory for all of them.
-            tails: memory for what follows them.
+            names: the names of the files.
+            files: for each row, the index of its file in `names`, (n,).
+            begins: the rows' offsets in their files, int64 (n,).
+            rows: memory for all rows.
+            tails: memory for the bytes that follow the rows.
 
         Raises:
-            DataError: a file ends before.
+            DataError: a file ends before a row or its tail.
         """
         size = len(rows) // len(begins)
         at_once = len(begins) if len(names) <= _AT_A_TIME else _AT_A_TIME
         for first in range(0, len(begins), at_once):
             here = slice(first, first + at_once)
             used, which = np.unique(files[here], return_inverse=True)
-            opened = [self._opened(names[each]) for each in used.tolist()]  # nobody closes them meanwhile
+            opened = [self._opened(names[each]) for each in used.tolist()]  # this reference keeps the files open
             descriptors = np.array([each.descriptor for each in opened], np.int32)[which]
             places = tails.places[here.start : here.start + len(descriptors) + 1]
             whole = read_rows(
@@ -195,7 +202,7 @@ class LocalStorage:
                 np.diff(places),
                 tails.memory[places[0] : places[-1]],
             )
-            if whole < len(descriptors):  # in pieces what is wrong is told of
+            if whole < len(descriptors):  # read the failed row again by pieces, which raises an error with the reason
                 row, name = first + whole, names[int(files[first + whole])]
                 self.read_into(name, int(begins[row]), rows[row * size : (row + 1) * size].data)
                 rest = tails.memory[tails.places[row] : tails.places[row + 1]]
@@ -214,7 +221,10 @@ class LocalStorage:
         return opened
 
     def close(self) -> None:
-        """Close what is open and not being read; it is opened again when it is read."""
+        """Close the open files that are not being read.
+
+        A later read opens its file again.
+        """
         with self._lock:
             self._files.clear()
 
@@ -228,7 +238,7 @@ class LocalStorage:
 
 
 class _Opened:
-    """A file's descriptor, closed when nobody reads from it any more."""
+    """A file's descriptor, which is closed when the last reference to this object is gone."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -249,7 +259,7 @@ class RemoteStorage:
         self._open(url, timeout_s, readers, options)
 
     def _open(self, url: str, timeout_s: float, readers: int, options: dict[str, Any]) -> None:
-        # Who has the URL may have the password in it; errors and manifests do not.
+        # The caller's URL may contain a password; errors and manifests must not show it.
         self.url = without_secrets(url)
         self._secrets = secrets_of(url, options)
         self._made_of: dict[str, Any] = {"url": url, "timeout_s": timeout_s, "readers": readers, "options": options}
@@ -278,7 +288,7 @@ class RemoteStorage:
         return sorted(each for each in within if not any(part.startswith(".") for part in each.split("/")))
 
     def size(self, name: str) -> int:
-        """Return a file's bytes, asked for once."""
+        """Return a file's size in bytes; the source is asked only once."""
         if name not in self._sizes:
             told = self._asked(name, lambda: self._system.info(self._path(name)))
             if told.get("size") is None:
@@ -293,7 +303,7 @@ class RemoteStorage:
         def ask() -> bytes:
             data: bytes = self._system.cat_file(self._path(name), start=begin, end=end)
             if len(data) == self._sizes.get(name) and end <= len(data):
-                return data[begin:end]  # of a server that gives whole files, whatever it is asked for
+                return data[begin:end]  # the server ignores ranges and sends whole files
             if len(data) != len(out):
                 raise ShortAnswerError(f"it gave {len(data)} bytes for {begin} to {end}: it was cut short")
             return data
@@ -301,9 +311,11 @@ class RemoteStorage:
         out[:] = self._asked(name, ask)
 
     def _asked(self, what: str, ask: Any) -> Any:
-        """Return what the source says, asked again where it fails for a moment, or raise once the time is over.
+        """Return the source's answer.
 
-        The requests are another thread's, which cannot be ended: it goes with the process.
+        Retry after temporary errors, and raise an error after the time-out.
+
+        The requests run in another thread. After a time-out this thread cannot be stopped; it ends with the process.
         """
         answer: list[Any] = []
         asked: list[None] = []
@@ -316,13 +328,13 @@ class RemoteStorage:
         def run() -> None:
             try:
                 answer.append((asked_again(counted, until), ""))
-            except Exception as error:  # noqa: BLE001 -- raised by who asked
+            except Exception as error:  # noqa: BLE001 -- raised again by the caller's thread
                 told = f"{type(error).__name__}: {redacted(str(error), self._secrets)}"
                 answer.append((None, f"{told}, asked {len(asked)} times" if len(asked) > 1 else told))
 
         if not self._turn.acquire(timeout=self._timeout_s):
             raise SourceTimeoutError(
-                f"{self.url}: no request for {what} could begin in {self._timeout_s:g} s; others stall"
+                f"{self.url}: no request for {what} could begin in {self._timeout_s:g} s; other requests stall"
             )
         try:
             thread = threading.Thread(target=run, daemon=True, name="multiring-source")
@@ -334,7 +346,7 @@ class RemoteStorage:
             raise SourceTimeoutError(f"{self.url}: the source has not sent {what} within {self._timeout_s:g} s")
         value, failure = answer[0]
         if failure:
-            # Without its cause, whose text and variables have the URL as it was given.
+            # The error has no cause: the cause's text and variables contain the URL with its secrets.
             raise DataError(f"{self.url}: {what or 'it'} cannot be read: {failure}")
         return value
 
@@ -346,7 +358,7 @@ class RemoteStorage:
 
 
 class StorageFile(io.RawIOBase):
-    """A file of a storage, for libraries that want one."""
+    """A file of a storage as a Python file object, for libraries that require one."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         super().__init__()
@@ -364,16 +376,16 @@ class StorageFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place in the file."""
+        """Change the position in the file, and return it."""
         self._place = max(0, {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset)
         return self._place
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position in the file."""
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, at most as much as the buffer holds."""
+        """Fill the buffer as far as the file has bytes, and return their number."""
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self._size - self._place))
         if count:
@@ -383,5 +395,5 @@ class StorageFile(io.RawIOBase):
 
 
 def with_endings(names: Iterable[str], *endings: str) -> list[str]:
-    """Return those of `names` that end so, in any case."""
+    """Return the names with one of the lower-case endings, ignoring the names' case."""
     return [name for name in names if name.lower().endswith(endings)]

@@ -1,8 +1,9 @@
-"""Tar shards in WebDataset's layout: files that have a name's part before its first dot in common are a sample.
+"""Tar shards in WebDataset's layout: consecutive files whose names agree up to the first dot are one sample.
 
-What a file is, its ending says: .jpg, .png, .webp an image, .cls and .id a number, .txt text, .json JSON, .npy an
-array; anything else is bytes. The ending is the field's name. Files whose names have no ending, or nothing before it,
-belong to no sample, nor do those named __like this__ at the top. A shard may be compressed as a whole.
+The rest of the name, the ending, is the field's name, and determines its type: .jpg, .png, .webp an image, .cls and .id
+a number, .txt text, .json JSON, .npy an array, all others bytes. Files without an ending, or without a name before it,
+belong to no sample. Neither do top-level files or folders with names __like this__. A shard may be compressed as a
+whole.
 
 Source of the layout: github.com/webdataset/webdataset, tariterators.py (base_plus_ext, group_by_keys) and
 autodecode.py.
@@ -37,9 +38,9 @@ _TEXTS = frozenset({"txt", "text", "transcript"})
 _JSON = frozenset({"json", "jsn"})
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 _NO_SAMPLE = re.compile(r"__[^/]*__($|/)")
-_USTAR = slice(257, 262)  # where a tar that is not compressed says that it is one
+_USTAR = slice(257, 262)  # position of the magic "ustar" in an uncompressed tar
 _READ_AHEAD = 1 << 16
-_RECORD = 512  # a tar's headers and contents begin at multiples of it
+_RECORD = 512  # headers and contents begin at multiples of this size in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +53,33 @@ class Member:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return a member's sample and field: its name up to the first dot of its last part, and what follows.
+    """Return a member's sample and field, or None if it belongs to no sample.
 
-    None where it belongs to no sample.
+    The sample is the path up to the first dot of the file's name; the field is the rest.
     """
     found = None if _NO_SAMPLE.match(name) else _NAME.fullmatch(name)
     return None if found is None else (found[1], found[2].lower())
 
 
 def members(storage: Storage, name: str) -> Iterator[Member]:
-    """Yield a tar's files, by its headers.
+    """Yield a tar's files. Only the headers are read.
 
     Raises:
-        DataError: it is cut short or damaged, or has links, devices, sparse files or paths that leave it.
+        DataError: the tar is cut short or damaged; or it has links, devices, sparse files or paths that lead out of it.
     """
     what = f"{storage.url}/{name}"
     size = storage.size(name)
     file = io.BufferedReader(StorageFile(storage, name), _READ_AHEAD)
     kinds = (tarfile.TarError, ValueError, EOFError, RecursionError, OverflowError, MemoryError, IndexError, KeyError)
     with damage_told(what, *kinds):
-        archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 -- it holds nothing but `file`
+        archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 -- it has no resource except `file`
     end = 0
     while True:
         with damage_told(what, *kinds):
             found = archive.next()
         if found is None:
             break
-        archive.members = []  # or it would keep all it has seen
+        archive.members = []  # otherwise tarfile would keep all members in memory
         require_size(
             f"{what}: {found.name!r}", found.size, size - found.offset_data, "which is what is left of the file"
         )
@@ -88,13 +89,13 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
         if not found.isreg() or found.issparse():
             raise DataError(f"{what}: {found.name!r} is a link, a device or a sparse file; want plain files")
         yield Member(require_inside(what, found.name), found.offset_data, found.size)
-    # tarfile takes a file that ends where a header could begin for a whole one; writers end it by two empty records.
+    # tarfile accepts a file that was cut short before a header. A complete tar ends with two empty records.
     if end + 2 * _RECORD > size or any(read(storage, name, end, end + 2 * _RECORD)):
         raise DataError(f"{what} has {size} bytes and no end of archive behind {end}: it was cut short")
 
 
 def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]]:
-    """Return a tar's samples, each with its files, which stand one after the other."""
+    """Return a tar's samples, each as a list of its consecutive files."""
     found: list[list[Member]] = []
     last = ""
     fields: set[str] = set()
@@ -108,7 +109,7 @@ def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]
         require_size(f"{storage.url}/{name}: {member.name}", member.size, limits.record_bytes, "the limit of a record")
         if found and key == last:
             if field in fields:
-                raise DataError(f"{storage.url}/{name}: {member.name!r} is there twice in a sample")
+                raise DataError(f"{storage.url}/{name}: {member.name!r} occurs twice in a sample")
             found[-1].append(member)
         else:
             found.append([member])
@@ -119,7 +120,7 @@ def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]
 
 
 def value_of(what: str, field: str, data: memoryview, limits: Limits) -> Any:
-    """Return what a member holds, by its ending."""
+    """Return a member's value, decoded by its ending."""
     ending = field.rpartition(".")[2]
     if ending in IMAGES:
         return Image(bytes(data))

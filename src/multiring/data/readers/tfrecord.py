@@ -1,7 +1,7 @@
 """TFRecord files of tf.train.Example.
 
-A record: uint64 length, masked CRC-32C of that, the data, masked CRC-32C of those; little-endian. An Example is a
-protobuf message; the few kinds of field that it has are read here.
+A record consists of its length as uint64, the length's masked CRC-32C, the data, and the data's masked CRC-32C; all
+numbers are little-endian. An Example is a protobuf message. This module parses the few kinds of field that it has.
 
 Sources: tensorflow.org/tutorials/load_data/tfrecord; tensorflow/core/example/example.proto and feature.proto;
 protobuf.dev/programming-guides/encoding.
@@ -27,13 +27,15 @@ _READ_AHEAD = 1 << 20
 
 
 def masked_crc(data: bytes) -> int:
-    """Return a record's check sum as it is stored."""
+    """Return the masked CRC-32C of `data`, which a record stores as its check sum."""
     crc: int = library("google_crc32c").value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, int]]:
-    """Return where a file's records begin, and their lengths; their data's check sums are not looked at.
+    """Return the offset and the length in bytes of each record in a file.
+
+    The check sums of the data are not verified.
 
     Raises:
         DataError: a length is damaged, or the file ends within a record.
@@ -43,7 +45,7 @@ def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, i
     found = []
     place = 0
     head = b""
-    begin = 0  # of `head`
+    begin = 0  # offset of `head` in the file
     while place < size:
         if place + _HEAD.size > begin + len(head):
             begin = place
@@ -62,13 +64,13 @@ def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, i
 
 
 def is_tfrecord(name: str) -> bool:
-    """Return whether a file's name says that it is one."""
+    """Return whether a file's name is the usual name of a TFRecord file."""
     last = name.rpartition("/")[2].lower()
     return "tfrecord" in last or last.endswith(".tfrec")
 
 
 def _codec_of(storage: Storage, name: str) -> str | None:
-    """Return how a file is compressed; None where it begins with a record, whatever its bytes look like."""
+    """Return a file's compression; None if it begins with a valid record, even if that looks like compressed data."""
     head = read(storage, name, 0, min(storage.size(name), _HEAD.size))
     if len(head) == _HEAD.size and _HEAD.unpack(head)[1] == masked_crc(head[:8]):
         return None
@@ -78,14 +80,14 @@ def _codec_of(storage: Storage, name: str) -> str | None:
 class TfRecordSource:
     """Examples in TFRecord files, plain or compressed as a whole.
 
-    A feature of one value is that value; of several, an array or a list.
+    A feature with one value becomes that value. A feature with several values becomes an array or a list.
     """
 
     format = "tfrecord"
 
     def __init__(self, opening: Opening) -> None:
         self._limits = opening.limits
-        # Without such a name somebody has said what they are: ImageNet's are train-00000-of-01024.
+        # If no name is usual, the caller has passed the format: ImageNet's files are train-00000-of-01024.
         names = [each for each in opening.names if is_tfrecord(each)] or list(opening.names)
         codecs = {name: codec for name in names if (codec := _codec_of(opening.storage, name)) is not None}
         self._storage = UnpackedStorage(opening.storage, codecs, opening.limits) if codecs else opening.storage
@@ -103,13 +105,13 @@ class TfRecordSource:
         self.digest = digest_of(self.format, self.shards)
 
     def record(self, number: int) -> Record:
-        """Return an Example's features."""
+        """Return the features of the Example with this number."""
         shard, row = self.numbering.place(number)
         begin, length = (int(each) for each in self._records[shard][row])
         what = f"{self._storage.url}/{self.shards[shard].name}: record {row}"
         data = read(self._storage, self.shards[shard].name, begin, begin + length + _FOOT.size)
         if _FOOT.unpack_from(data, length)[0] != masked_crc(data[:length]):
-            raise DataError(f"{what} is damaged: its check sum is another")
+            raise DataError(f"{what} is damaged: its check sum does not match")
         try:
             return example_of(data[:length])
         except (ValueError, struct.error, IndexError) as error:
@@ -117,10 +119,10 @@ class TfRecordSource:
 
 
 def example_of(data: bytes) -> Record:
-    """Return the features of an Example.
+    """Return the features of an encoded Example.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `data` is not an Example.
     """
     found: Record = {}
     for number, features in _fields(data):
@@ -133,7 +135,7 @@ def example_of(data: bytes) -> Record:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number stands where a message should")  # noqa: TRY004 -- of the file, not the caller
+        raise ValueError("found a number, want a message")  # noqa: TRY004 -- the file is wrong, not the caller's type
     return value
 
 
@@ -153,14 +155,17 @@ def _feature(data: bytes) -> Any:
 
 
 def _whole(inner: list[int | bytes]) -> np.ndarray[Any, Any]:
-    """Return whole numbers, each by itself or many in one piece, as int64."""
+    """Return integers as int64; each entry is one integer or a packed field of many."""
     if all(isinstance(each, int) for each in inner):
         return np.array(inner, np.uint64).view(np.int64)
     return np.concatenate([_integers(each) for each in inner])
 
 
 def _integers(value: int | bytes) -> np.ndarray[Any, Any]:
-    """Return a number, or many in one piece, as int64: without a Python object for each, which would be 30 bytes."""
+    """Return one integer, or a packed field of many, as int64.
+
+    It makes no Python object for each, which needs 30 B.
+    """
     if isinstance(value, int):
         return np.array([value], np.uint64).view(np.int64)
     data = np.frombuffer(value, np.uint8)
@@ -168,7 +173,7 @@ def _integers(value: int | bytes) -> np.ndarray[Any, Any]:
     if not len(data):
         return np.empty(0, np.int64)
     if not len(ends) or ends[-1] != len(data):
-        raise ValueError("a number ends behind the data")
+        raise ValueError("the last number is cut off")
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins
     if lengths.max() > 10:
@@ -181,7 +186,7 @@ def _integers(value: int | bytes) -> np.ndarray[Any, Any]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield a message's fields: numbers as integers, everything else as bytes."""
+    """Yield the number and value of a message's fields: varints as integers, all other values as bytes."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)

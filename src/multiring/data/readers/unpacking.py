@@ -1,4 +1,4 @@
-"""Compressed files, unpacked within limits: what a file claims of its size is not believed."""
+"""Decompress files within limits; the size that a compressed file declares is not trusted."""
 
 import bz2
 import gzip
@@ -17,13 +17,13 @@ from multiring.errors import DataError
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PIECE = 1 << 20
 _FED = 1 << 16
-_MEMORY = 1 << 27  # that an unpacking itself may need, beside what it gives
-_KEPT = 4  # unpacked files
+_MEMORY = 1 << 27  # bytes that a decompressor may need for itself, besides its output
+_KEPT = 4  # decompressed files that are kept in memory
 HEAD_BYTES = 6
 
 
 def codec_of(head: bytes) -> str | None:
-    """Return how a file is compressed, by its first six bytes; None where it is not."""
+    """Return a file's compression, from its first six bytes; None if it has none."""
     found = next((name for magic, name in _MAGICS.items() if head.startswith(magic)), None)
     if found is None and len(head) >= 2 and head[0] & 15 == 8 and (head[0] << 8 | head[1]) % 31 == 0:
         return "zlib"
@@ -31,10 +31,10 @@ def codec_of(head: bytes) -> str | None:
 
 
 def unpacked(what: str, data: bytes, codec: str, most: int) -> bytes:
-    """Return what a compressed file holds.
+    """Return the decompressed content of a file.
 
     Raises:
-        DataError: it is damaged or cut short, or holds more than `most` bytes.
+        DataError: the file is damaged or cut short, or its content exceeds `most` bytes.
     """
     errors = [OSError, EOFError, ValueError, zlib.error, lzma.LZMAError]
     if codec == "zstd":
@@ -67,22 +67,22 @@ def _decompressor(codec: str) -> Any:
 
 
 class _Pieces:
-    """Gives what decompressors of Python's library make, a piece at a time.
+    """Decompresses with a decompressor of Python's library, one piece at a time.
 
-    An .xz or a .bz2 file may consist of several that stand one behind the other, as what compresses in parallel makes
-    them, with zeros between them.
+    An .xz or .bz2 file may be a sequence of several streams, with zeros between them. Parallel compressors write such
+    files.
     """
 
     def __init__(self, codec: str, data: bytes) -> None:
         self._codec, self._decompressor = codec, _decompressor(codec)
-        self._data, self._at = memoryview(data), 0  # what is fed next begins there
+        self._data, self._at = memoryview(data), 0  # the data, and the offset of the next input
 
     def read(self, most: int) -> bytes:
-        """Return the next piece; nothing at the end.
+        """Return the next piece of at most `most` bytes; empty at the end.
 
         Raises:
-            EOFError: the data end before it.
-            ValueError: something else follows.
+            EOFError: the data end before the end of a stream.
+            ValueError: other data follow the stream.
         """
         while not self._decompressor.eof or self._goes_on():
             fed = self._fed()
@@ -90,11 +90,14 @@ class _Pieces:
             if found:
                 return found
             if not fed and not self._decompressor.eof:
-                raise EOFError("it ends before its end is marked")
+                raise EOFError("the file ends before its end mark")
         return b""
 
     def _fed(self) -> bytes | memoryview:
-        """Return what the decompressor takes next, in pieces: what is left of one is copied."""
+        """Return the decompressor's next input.
+
+        Inputs are small, because the decompressor copies unused input.
+        """
         left: bytes = getattr(self._decompressor, "unconsumed_tail", b"")
         if left or not getattr(self._decompressor, "needs_input", True):
             return left
@@ -102,7 +105,7 @@ class _Pieces:
         return self._data[begin : self._at]
 
     def _goes_on(self) -> bool:
-        """Return whether another one follows; begin it."""
+        """Begin the next stream, and return whether there is one."""
         self._at -= len(self._decompressor.unused_data)
         while self._at < len(self._data) and not self._data[self._at]:
             self._at += 1
@@ -115,12 +118,12 @@ class _Pieces:
 
 
 class UnpackedStorage:
-    """A storage of which some files are compressed, and come unpacked; each is unpacked as a whole.
+    """A storage that decompresses some of its files, each as a whole.
 
     Args:
-        storage: where they are.
-        codecs: of those that are compressed, by name.
-        limits: what they may unpack to.
+        storage: the storage of the files.
+        codecs: the compression of each compressed file, by name.
+        limits: the largest decompressed size.
     """
 
     def __init__(self, storage: Storage, codecs: Mapping[str, str], limits: Limits) -> None:
@@ -134,7 +137,7 @@ class UnpackedStorage:
         return self._storage.names()
 
     def size(self, name: str) -> int:
-        """Return a file's bytes, unpacked."""
+        """Return a file's decompressed size in bytes."""
         if name not in self._codecs:
             return self._storage.size(name)
         if name not in self._sizes:
@@ -145,7 +148,7 @@ class UnpackedStorage:
         """Fill `out` with a file's bytes from `begin` on.
 
         Raises:
-            DataError: it is damaged, too large, or ends before.
+            DataError: the file is damaged or too large, or ends before `out` is full.
         """
         if name not in self._codecs:
             self._storage.read_into(name, begin, out)
