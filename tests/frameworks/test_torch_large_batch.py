@@ -395,7 +395,7 @@ def test_a_lagged_state_goes_on_to_the_bit() -> None:
     assert all(torch.equal(one, each) for one, each in zip(model.parameters(), again.parameters(), strict=True))
     plain = mt.LAMB(mt.parameter_groups(network()), 0.01)
     mt.clip_gradients(plain, 1.0)
-    with pytest.raises(ArgumentError, match=r"the state has a stage '.*', which this optimizer has not"):
+    with pytest.raises(ArgumentError, match=r"the state has a stage '.*', which this optimizer lacks"):
         plain.load_state_dict(state)
 
 

@@ -8,12 +8,13 @@
 
 Each rank then trains on its own samples; `loss.backward()` leaves the average of all ranks' gradients.
 
-Names, parameters, their order and defaults are those of `horovod.torch` 0.28.1; what multiring adds comes behind them.
+Names, parameters, their order and their defaults are those of `horovod.torch` 0.28.1. Parameters that multiring adds
+come after Horovod's.
 """
 
 import sys
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- this check must precede the imports below, whose errors would not say how to install torch
 from multiring.frontend.requirements import require_framework
 
 require_framework("torch", "PyTorch")
@@ -245,7 +246,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names, without imported modules."""
     return __all__
 
 

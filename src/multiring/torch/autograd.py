@@ -1,4 +1,4 @@
-"""What sharing gradients needs of torch's autograd and torch keeps private: one place to look after an upgrade."""
+"""Private parts of torch's autograd that the gradient reducers need, in one module to check after a torch upgrade."""
 
 import sys
 from collections.abc import Callable
@@ -12,49 +12,49 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:
-    """Have `callback` called at the end of the backward that is going on; what it raises, backward raises.
+    """Call `callback` at the end of the running backward; an error that it raises is raised by backward.
 
-    Also used by PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP.
+    PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP use the same function.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 
 
 def is_compiled_backward() -> bool:
-    """Return whether the backward that is going on was compiled as a whole: it calls nothing at its end."""
+    """Return whether the running backward was compiled as a whole; such a backward calls no callbacks at its end."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def outside_graphs(function: Function) -> Function:
-    """Return `function`, made to run as it is where torch.compile would trace it.
+    """Return `function`, wrapped so that torch.compile does not trace it.
 
-    As torch.compiler.disable, which imports the compiler at once; this does when the function is called first.
+    torch.compiler.disable does the same, but imports the compiler at once. This wrapper imports it at the first call.
     """
-    found: Function = _disable_dynamo(function)  # type: ignore[assignment] # it is wrapped, no more
+    found: Function = _disable_dynamo(function)  # type: ignore[assignment] # only a wrapper
     return found
 
 
 def is_within_backward() -> bool:
-    """Return whether a node of some backward is at work, as around the backward of a reentrant checkpoint."""
+    """Return whether a backward is running around this call, as around a reentrant checkpoint's inner backward."""
     return torch._C._current_autograd_node() is not None  # noqa: SLF001
 
 
 def add_gradient_hook(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """Have `hook` called each time `parameter.grad` has changed; the handle returned has `remove()`."""
+    """Call `hook` each time autograd has changed `parameter.grad`; return a handle with `remove()`."""
     return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call] # torch's own
 
 
 def gradient_hooks(parameter: Tensor) -> list[Any]:
-    """Return the hooks of `parameter`, also those of other libraries."""
+    """Return the gradient hooks of `parameter`, including hooks of other libraries."""
     hooks: dict[int, Any] | None = parameter._post_accumulate_grad_hooks  # noqa: SLF001
     return list((hooks or {}).values())
 
 
 def current_backward() -> int:
-    """Return a number that tells the backward that is going on from all others of this process; -1 outside of any."""
+    """Return the number of the running backward, unique in this process; -1 outside of a backward."""
     return int(torch._C._current_graph_task_id())  # noqa: SLF001
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often `tensor`, or what it is a view of, was changed in place; -1 where nobody counts."""
+    """Return how often `tensor`, or its base, was changed in place; -1 for an inference tensor, which has no count."""
     return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001

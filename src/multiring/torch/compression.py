@@ -1,8 +1,8 @@
-"""Compression: in what form tensors travel.
+"""Compression: the form in which tensors travel.
 
-Of Horovod's and multiring's compressors the wire types are the same things: `compress` gives a tensor in a narrower
-type, as Horovod does, and where a Group can code by itself what crosses hosts, `wire` is the name of that: sums within
-a host are then still those of float32, and nothing is rounded twice.
+A compressor works in one of two ways. Its `compress` returns a tensor of a narrower type, as in Horovod. If a Group
+supports the compressor's `wire` type, the Group compresses only the data that cross hosts. Sums within a host are then
+computed in float32, and no number is rounded twice.
 """
 
 from typing import Any, ClassVar
@@ -14,24 +14,24 @@ from multiring.runtime import round_trip
 
 
 class Compressor:
-    """How a tensor is compressed before it is reduced, and decompressed afterwards; anybody may add one."""
+    """Compress a tensor before a reduction, and decompress the result; a program may derive its own compressor."""
 
     wire: ClassVar[str | None] = None
-    """The wire type by which sums and averages of float32 travel between hosts instead, where there is one."""
+    """The wire type in which sums and averages of float32 travel between hosts instead; None if there is none."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return `tensor` compressed, and what `decompress` needs."""
+        """Return the compressed tensor, and the context that `decompress` needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return `tensor`, which `compress` or a sum of such gave, in its first form."""
+        """Return a compressed tensor, or a sum of compressed tensors, in the original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+    """Tensors travel unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -39,25 +39,25 @@ class NoneCompressor(Compressor):
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- of the contract
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface
         """Return `tensor`."""
         return tensor
 
 
 class _NarrowFloat(Compressor):
-    """Floating-point tensors travel in a narrower type, others as they are."""
+    """Floating-point tensors travel in a narrower type, other tensors unchanged."""
 
     _dtype: ClassVar[torch.dtype]
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return `tensor` in the narrower type, and its own."""
+        """Return `tensor` in the narrower type, and its original type."""
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize > cls._dtype.itemsize
         return (tensor.to(cls._dtype) if narrow else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return `tensor` in the type it had."""
+        """Return `tensor` in its original type."""
         return tensor.to(ctx) if ctx.is_floating_point else tensor
 
 
@@ -76,19 +76,19 @@ class BF16Compressor(_NarrowFloat):
 
 
 class Int8Compressor(Compressor):
-    """Tensors of float32 travel between hosts as 8-bit integers with scales, others as they are."""
+    """Tensors of float32 travel between hosts as 8-bit integers with scales, other tensors unchanged."""
 
     wire = "int8"
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return what a wire makes of `tensor`, which is still float32: sums of 8-bit integers would overflow."""
+        """Return `tensor` quantized and converted back to float32, because sums of 8-bit integers would overflow."""
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             return tensor, None
         return torch.from_numpy(round_trip(tensor.detach().contiguous().numpy(), "int8")).view(tensor.shape), None
 
     @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- of the contract
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface
         """Return `tensor`."""
         return tensor
 
@@ -103,5 +103,5 @@ class Compression:
 
 
 def option_of(compression: Any) -> Any:
-    """Return `compression` as `Options` have it: None for Compression.none."""
+    """Return `compression` in the form for `Options`: None for Compression.none."""
     return None if compression is Compression.none else compression

@@ -1,4 +1,4 @@
-"""Data sets of `multiring.data` for torch: a loader of tensors, and an IterableDataset for torch's own DataLoader."""
+"""Use data sets of `multiring.data` with torch: a loader of tensors, and an IterableDataset for torch's DataLoader."""
 
 import math
 import weakref
@@ -26,10 +26,10 @@ from multiring.torch.gradients.distributed import Distributed
 
 
 def tensors_of(batch: Batch) -> Batch:
-    """Return a batch with its arrays as tensors of the same memory.
+    """Return `batch` with its arrays as tensors that share their memory.
 
     Raises:
-        DataError: torch has no such type.
+        DataError: torch has no type for an array.
     """
     return {name: _tensor(name, value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
 
@@ -39,17 +39,17 @@ def _tensor(name: str, array: Any) -> Tensor:
         return torch.from_numpy(array)
     except TypeError:
         raise DataError(
-            f"{name} is an array of {array.dtype}, for which torch has no type: want a transform that gives numbers, "
-            "or leaves it out"
+            f"{name} is an array of {array.dtype}, for which torch has no type: use a transform that converts it to "
+            "numbers, or omits it"
         ) from None
 
 
 class DataLoader(Loader):
-    """Batches of tensors of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
+    """Load batches of this rank's samples as tensors; the arguments are those of `multiring.data.Loader`.
 
-    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins. `distribute` takes
-    it in place of torch's DataLoader: `batch` is then that of all ranks together, and gradients are weighted by each
-    rank's part of it.
+    Without `rank` and `ranks`, the loader uses the job's values at the start of each iteration. `distribute` accepts
+    this loader in place of torch's DataLoader. `batch` is then the number of samples of all ranks together, and the
+    gradients are weighted by each rank's part of the batch.
     """
 
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
@@ -63,17 +63,17 @@ class DataLoader(Loader):
             self.count_by(count_in_job)
 
     def attend(self, rules: Rules, weighing: Weighing, optimizer: Distributed) -> None:
-        """Be the loader of a distributed training: of this job's ranks, with gradients weighted."""
+        """Use this loader in `distribute`: load for this job's ranks, and weight the gradients."""
         self._rules, self._weighing, self._optimizer = rules, weighing, optimizer
         self.follow(job_place)
         self.count_by(count_in_job)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of the epoch; at its end, those of the next one."""
+        """Yield the remaining batches of the epoch; after the end of an epoch, yield those of the next epoch."""
         for batch in super().__iter__():
             if self._weighing is not None and self._optimizer is not None:
                 self._weighing.set(self.share)
-                # With the last batch ends the last group of backwards, be it complete or not.
+                # The last batch ends the last group of backwards, even if the group is incomplete.
                 self._weighing.reduce_early(early=self.may_be_last)
             yield tensors_of(batch)
         if self._weighing is not None and self._optimizer is not None:
@@ -81,28 +81,29 @@ class DataLoader(Loader):
             self._weighing.reduce_early(early=False)
 
     def global_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the newest global batch, given that of this rank's part; every rank has to call it.
+        """Return the loss of the newest global batch from the loss of this rank's part; every rank must call this.
 
         Raises:
-            ArgumentError: `distribute` has not been given this loader.
+            ArgumentError: this loader was not passed to `distribute`.
         """
         if self._weighing is None or self._rules is None:
-            raise ArgumentError("global_loss of a loader that `distribute` was not given; want what it returned")
+            raise ArgumentError("global_loss of a loader that did not come from `distribute`; want the one it returned")
         own = scaled(self._weighing.factor_of(self.share), loss.detach())
         return allreduce(own, op=self._rules.op, name="distribute.loss")
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Batch]):
-    """An epoch's batches of this rank, for torch's DataLoader with batch_size=None and any number of its workers.
+    """This rank's batches of an epoch, for torch's DataLoader with batch_size=None and any number of workers.
 
-    The batches come in the same order whatever that number is, as torch takes its workers in turn. What they are ahead
-    is not done: `state_after` says how far a training is that has used so many batches.
+    The order of the batches does not depend on the number of workers, because torch takes batches from the workers in
+    turn. Workers prefetch batches that the training has not used yet. `state_after` therefore takes the number of used
+    batches, and returns the state of the training after them.
 
     Args:
         samples: a Dataset or a Mixture.
-        batch: samples of a step, on all ranks together.
-        rank: this one; by default the job's, as it is when an iteration begins.
-        ranks: how many there are; by default the job's, as they are when an iteration begins.
+        batch: the number of samples of a step, on all ranks together.
+        rank: this rank; by default, the job's value at the start of each iteration.
+        ranks: the number of ranks; by default, the job's value at the start of each iteration.
     """
 
     def __init__(self, samples: Samples, batch: int, *, rank: int | None = None, ranks: int | None = None) -> None:
@@ -110,7 +111,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         self._samples, self._batch = samples, batch
         self._rank, self._ranks = rank, ranks
         self._progress = Progress.beginning(samples)
-        # What workers have to know, which may stay longer than an epoch and a job: the place, and where to begin.
+        # Workers may live longer than an epoch and a job. Shared memory tells them the rank, the number of ranks, the
+        # epoch and the first sample.
         self._told = _shared(torch.zeros(4, dtype=torch.int64))
         self._tell()
         _tell_workers_of(self)
@@ -120,17 +122,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         return (here if self._rank is None else self._rank, ranks if self._ranks is None else self._ranks)
 
     def _tell(self) -> None:
-        """Tell the workers, with whom this is shared, where the next iteration begins, and for which rank."""
+        """Write the next iteration's rank, number of ranks, epoch and first sample to the workers' shared memory."""
         self._told.copy_(torch.tensor([*self._place(), self._progress.epoch, self._progress.samples]))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        if not self._told.is_shared():  # type: ignore[no-untyped-call] # torch's own; a copy, which may have workers of its own
+        if not self._told.is_shared():  # type: ignore[no-untyped-call] # torch's own; a copy may have its own workers
             self._told = _shared(self._told.clone())
             _tell_workers_of(self)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that this worker makes."""
+        """Yield the batches of this worker."""
         told = torch.utils.data.get_worker_info()
         number, workers = (told.id, told.num_workers) if told is not None else (0, 1)
         if told is None:
@@ -142,31 +144,31 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
                 yield tensors_of(batch_of(self._samples, step))
 
     def __len__(self) -> int:
-        """Return how many batches are left of the epoch."""
+        """Return the number of remaining batches of the epoch."""
         return math.ceil((self._samples.order.length - self._progress.samples) / self._batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
+        """Start the next iteration at the begin of `epoch`."""
         self._progress = replace(Progress.beginning(self._samples), epoch=epoch)
         self._tell()
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Return the state of a training that has used so many batches since this epoch began, or was resumed."""
+        """Return the state of a training that has used `batches` batches since the epoch began or was resumed."""
         done = min(self._samples.order.length, self._progress.samples + batches * self._batch)
         return replace(self._progress, samples=done).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Resume from `state`.
 
         Raises:
-            ArgumentError: it is of another data set or seed, or none.
+            ArgumentError: `state` is of another data set or seed, or is not a state.
         """
         self._progress = self._progress.resumed(state, self._samples.order.length)
         self._tell()
 
 
 def _shared(tensor: Tensor) -> Tensor:
-    """Return `tensor`, moved to memory that other processes share."""
+    """Return `tensor`, moved to memory that is shared with other processes."""
     return tensor.share_memory_()  # type: ignore[no-untyped-call, no-any-return] # torch's own
 
 
@@ -174,7 +176,7 @@ _datasets: "weakref.WeakSet[IterableDataset]" = weakref.WeakSet()
 
 
 def _tell_workers_of(dataset: IterableDataset) -> None:
-    """Tell the data set's workers of each job that this process joins from now on."""
+    """From now on, inform the data set's workers about each job that this process joins."""
     _listens()
     _datasets.add(dataset)
 
@@ -186,4 +188,4 @@ def _listens() -> None:
 
 def _tell_all() -> None:
     for each in list(_datasets):
-        each._tell()  # noqa: SLF001 -- of this module
+        each._tell()  # noqa: SLF001 -- a class of this module

@@ -1,7 +1,8 @@
-"""Where the tensors of a group lie in the one buffer that is reduced for all of them.
+"""The fusion buffer: one buffer in which all tensors of a group are reduced together.
 
-Tensors lie one after the other, row by row, each at a multiple of 64 bytes from the first one: the same on every rank,
-wherever a rank has its own tensors. Where they lie so already, that memory is the buffer.
+The buffer holds the tensors one after the other in row-major order. Each starts at a multiple of 64 bytes from the
+first. This layout is the same on all ranks, wherever a rank's own tensors are. If a rank's tensors already have this
+layout in memory, their memory is the buffer.
 """
 
 import weakref
@@ -19,12 +20,12 @@ from multiring.torch.layout_cache import TensorLayout, tensor_layout_of
 
 _ALIGNMENT_BYTES = 64
 _MOST_SPANS = 256
-_MOST_SPARE = 4  # buffers that are kept for the next groups of a layout
+_MOST_SPARE = 4  # the number of buffers that are kept for later groups of a layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where tensors of one type lie in a flat buffer. Offsets and `total` are in elements; gaps are part of it."""
+    """The places of tensors of one type in a flat buffer. Offsets and `total` are in elements, and include gaps."""
 
     dtype: torch.dtype
     shapes: tuple[torch.Size, ...]
@@ -33,7 +34,7 @@ class Layout:
     has_gaps: bool
 
     def views(self, memory: Tensor) -> list[Tensor]:
-        """Return the tensors' places in the flat `memory`."""
+        """Return a tensor in the flat `memory` for each place."""
         start = int(memory.storage_offset())
         return [
             at_place(memory, self.dtype, start + offset, shape)
@@ -43,7 +44,7 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def layout_of(dtype: torch.dtype, shapes: tuple[torch.Size, ...]) -> Layout:
-    """Return the layout of tensors of these shapes; the same one each time."""
+    """Return the layout of tensors of these shapes; equal arguments give the same object while it is cached."""
     grain = _ALIGNMENT_BYTES // dtype.itemsize
     offsets, end, has_gaps = [], 0, False
     for shape in shapes:
@@ -58,52 +59,52 @@ def new_buffer(group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
     """Return a new buffer for `layout`, and the tensors' places in it."""
     memory = new_memory(group, (layout.total,), layout.dtype)
     if layout.has_gaps:
-        memory.zero_()  # what is in the gaps is reduced as well
+        memory.zero_()  # the gaps are reduced too
     return memory, layout.views(memory)
 
 
 class Blocks:
-    """Memory in which what lies between the tensors is nobody's, as long as it is there."""
+    """Known blocks of memory whose gaps between tensors are unused, so that a reduction may overwrite the gaps."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, int] = {}  # by start, addresses
+        self._ends: dict[int, int] = {}  # the end address of each block, by its start address
 
     def add(self, owner: object, start: int, size_bytes: int) -> None:
-        """Know the memory that `owner` keeps."""
+        """Register a block of memory; it is removed when `owner` is deleted."""
         self._ends[start] = start + size_bytes
         weakref.finalize(owner, self._ends.pop, start, None)
 
     def has(self, start: int, end: int) -> bool:
-        """Return whether all memory from address `start` on to `end` is known, in one piece."""
+        """Return whether one registered block contains all memory from address `start` to `end`."""
         return any(first <= start and end <= last for first, last in list(self._ends.items()))
 
 
-blocks = Blocks()  # of this process; memory outlives groups
+blocks = Blocks()  # one object per process, because memory outlives groups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Tensors that lie in memory as their layout has them, and that memory as one."""
+    """Tensors that already have their layout in memory, and this memory as one tensor."""
 
-    watched: list["weakref.ref[Tensor]"]  # as long as they live, nothing else has their identity
+    watched: list["weakref.ref[Tensor]"]  # while the tensors live, no other object has their `id`
     tensor_layout: TensorLayout
     memory: Tensor
     layout: Layout
-    repeats: dict[Hashable, Any]  # what whoever reduces it keeps for the next time
+    repeats: dict[Hashable, Any]  # operations that can be repeated, kept by the caller that reduces the span
 
 
 class Packing:
-    """The buffers of the groups of one process set, kept from one group to the next like it."""
+    """Buffers and spans of one process set's groups of tensors, kept for later groups of the same layout."""
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], Span] = {}
-        self._layouts: dict[Hashable, Layout | None] = {}  # by the form of layouts; None: they lie otherwise
+        self._layouts: dict[Hashable, Layout | None] = {}  # by `form`; None: not in this layout
         self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
 
     def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
-        """Return the span of `tensors`; None where they are not alike, or do not lie as their layout has them.
+        """Return the span of `tensors`; None if their types differ or their memory does not have their layout.
 
-        Memory between them is reduced like they are, so it has to be known to be nobody's.
+        Gaps between the tensors are reduced too. They must therefore be in a registered block.
         """
         found = self.known_span(tensors)
         if found is not None:
@@ -116,19 +117,20 @@ class Packing:
         return found
 
     def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
-        """Return the span of `tensors` where `span_of` has returned it before."""
+        """Return the span that `span_of` returned for `tensors` before, or None."""
         found = self._spans.get(_key(tensors))
         if found is None or not found.tensor_layout.is_of(tensors):
             return None
         if len(found.watched) < len(tensors):
-            # Many never come again. Since the first time others may have taken the places of all but the first.
+            # Watch all tensors only now, at the second use: many groups are used once. Until now only the first tensor
+            # was watched, so the other objects may have been replaced.
             if any(map(Tensor.is_neg, tensors)):
                 return None
             found.watched[:] = self._watch(tensors, tensors)
         return found
 
     def _watch(self, group: Sequence[Tensor], tensors: Sequence[Tensor]) -> list["weakref.ref[Tensor]"]:
-        """Return references to `tensors`; when one of them dies the span of `group` goes, and lets go of its memory."""
+        """Return weak references to `tensors`; when a tensor is deleted, the span of `group` is discarded."""
         on_death = partial(self._drop, _key(group))
         return [weakref.ref(tensor, on_death) for tensor in tensors]
 
@@ -143,7 +145,7 @@ class Packing:
         storage = first.untyped_storage()
         start = tensor_layout.address
         end = start + layout.total * first.itemsize
-        if end > storage.data_ptr() + storage.nbytes():  # the next tensors are there by chance
+        if end > storage.data_ptr() + storage.nbytes():  # the tensors are in separate storages, adjacent by chance
             return None
         if layout.has_gaps and not blocks.has(start, end):
             return None
@@ -152,7 +154,7 @@ class Packing:
         )
 
     def _layout_at(self, tensor_layout: TensorLayout, tensors: Sequence[Tensor]) -> Layout | None:
-        """Return the layout of `tensors`; None where they do not lie as it has them."""
+        """Return the layout of `tensors`; None if their memory does not have it."""
         form = tensor_layout.form
         if form not in self._layouts:
             if len(self._layouts) >= _MOST_SPANS:
@@ -164,21 +166,21 @@ class Packing:
         self._spans.pop(key, None)
 
     def take(self, group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
-        """Return a buffer for `layout`, and the tensors' places in it."""
+        """Return a kept or new buffer for `layout`, and the tensors' places in it."""
         spare = self._spare.get(layout)
         if spare:
             return spare.pop()
         return new_buffer(group, layout)
 
     def give_back(self, layout: Layout, memory: Tensor, views: list[Tensor]) -> None:
-        """Keep a buffer for the next group of its layout."""
+        """Keep a buffer for a later group of its layout."""
         spare = self._spare.setdefault(layout, [])
         if len(spare) < _MOST_SPARE:
             spare.append((memory, views))
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """Return what the span of `tensors` is looked up by."""
+    """Return the key of the span of `tensors`."""
     return id(tensors[0]), len(tensors)
 
 
@@ -186,6 +188,6 @@ def _layout_at(start: int, tensors: Sequence[Tensor]) -> Layout | None:
     layout = layout_of(tensors[0].dtype, tuple(tensor.shape for tensor in tensors))
     size = layout.dtype.itemsize
     for tensor, offset in zip(tensors, layout.offsets, strict=True):
-        if tensor.data_ptr() != start + offset * size and tensor.numel():  # of no elements, it is nowhere
+        if tensor.data_ptr() != start + offset * size and tensor.numel():  # a tensor without elements has no address
             return None
     return layout

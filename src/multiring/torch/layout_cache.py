@@ -1,4 +1,4 @@
-"""Where the tensors of a group lie: one pass over them, as fetching each from memory is most of what that costs."""
+"""The memory layout of a group of tensors, found in one pass: most of the cost is to read each tensor object."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,26 @@ from multiring._native import Footprint as NativeFootprint
 
 
 class TensorLayout(Protocol):
-    """Tensors of one type in host memory, each row by row: which objects they are, and where each of them lies."""
+    """The identities and addresses of row-major tensors of one type in host memory."""
 
     @property
     def address(self) -> int:
-        """Of the first of them."""
+        """The address of the first tensor."""
 
     @property
     def form(self) -> Hashable:
-        """Equal for tensors that lie to each other alike, wherever the first one is."""
+        """A key that is equal for groups with equal types, shapes and offsets from the first tensor."""
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are the same objects, and lie as they did."""
+        """Return whether `tensors` are the same objects, with the same memory and shapes as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTensorLayout:
-    """The same without DLPack's table of C functions, which torch has from 2.10 on: what NativeFootprint must equal."""
+    """A TensorLayout in Python, for torch before 2.10, which has no DLPack table of C functions.
+
+    NativeFootprint must give equal results.
+    """
 
     address: int
     form: Hashable
@@ -36,10 +39,10 @@ class PlainTensorLayout:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "PlainTensorLayout | None":
-        """Return where `tensors` lie; None unless all are of one type, and row by row in host memory."""
+        """Return the layout of `tensors`; None unless all are row-major, of one type and in host memory."""
         try:
             kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
-        except AttributeError:  # no tensors
+        except AttributeError:  # an element is not a tensor
             return None
         if len(kinds) != 1 or next(iter(kinds))[1:] != (torch.strided, True):
             return None
@@ -50,12 +53,15 @@ class PlainTensorLayout:
         return cls(start, form, tuple(map(id, tensors)), _positions(tensors))
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are the same objects, and lie as they did."""
+        """Return whether `tensors` are the same objects, with the same memory and shapes as before."""
         return tuple(map(id, tensors)) == self.ids and _positions(tensors) == self.kept
 
 
 def tensor_layout_of(tensors: Sequence[Tensor]) -> TensorLayout | None:
-    """Return where `tensors`, a list or tuple, lie; None unless all are of one type, and row by row in host memory."""
+    """Return the layout of a list or tuple of tensors.
+
+    The result is None unless all tensors are row-major, of one type and in host memory.
+    """
     if hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return NativeFootprint.of(tensors, Tensor)
     return PlainTensorLayout.of(tensors)

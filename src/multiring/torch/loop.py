@@ -1,4 +1,4 @@
-"""What a training script needs around its gradients: metrics, outputs, seeds."""
+"""Helpers for a training script: gather outputs of all ranks, and seed random generators."""
 
 from typing import Any
 
@@ -11,15 +11,16 @@ from multiring.torch.collectives.allgather import allgather
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
-    """Return all ranks' outputs, by rank: of tensors the rows, of lists the elements; in dicts and tuples each.
+    """Return the outputs of all ranks in rank order: the rows of tensors, and the elements of lists.
 
-    Every rank calls it, also one that had no samples, with tensors of no rows; so that evaluation is exact where the
-    last batches are uneven. Dicts go by their names, in whatever order a rank has them. No gradient comes back.
+    The values of dicts and tuples are gathered one by one; values of dicts are matched by key. Every rank must call
+    this function. A rank without samples passes tensors without rows, so that evaluation is exact even if the last
+    batches differ in size. The result has no gradient.
 
     Raises:
-        ArgumentError: something is neither.
-        HorovodInternalError: on every rank: outputs differ in names or kinds, tensors differ in more than their rows,
-            or a rank is gone.
+        ArgumentError: an output is not a tensor, list, dict or tuple.
+        HorovodInternalError: outputs differ in keys or kinds, tensors differ in more than the number of their rows, or
+            a rank has failed. Every rank raises it.
     """
 
     def rows(tensor: Tensor) -> Tensor:
@@ -33,14 +34,14 @@ def _is_tensor(value: Any) -> bool:
 
 
 def seed_everything(seed: int | None = 0, *, differs: bool = False) -> int:
-    """Seed the generators of Python, NumPy and torch; return this rank's seed. Every rank calls it.
+    """Seed the generators of Python, NumPy and torch, and return this rank's seed; every rank must call this.
 
     Args:
-        seed: 0 to 2^32 - 1, the same on all ranks; None draws one.
-        differs: whether each rank gets numbers of its own, as for dropout or augmentation.
+        seed: 0 to 2^32 - 1, the same on all ranks; with None, a seed is drawn.
+        differs: whether each rank gets different random numbers, as for dropout or augmentation.
 
     Raises:
-        ArgumentError: it is out of range.
-        MismatchError: on every rank: they want different seeds.
+        ArgumentError: `seed` is out of range.
+        MismatchError: the ranks pass different seeds. Every rank raises it.
     """
     return first_rank.seed_everything(seed, [torch.manual_seed], differs=differs)

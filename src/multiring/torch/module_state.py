@@ -1,4 +1,4 @@
-"""All that a module is: parameters, buffers whether they are saved or not, and state that is no tensor."""
+"""The complete state of a module: parameters, saved and unsaved buffers, and extra state that is not a tensor."""
 
 import copy
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
-    """The state of a module, in the tensors that it works with.
+    """The state of a module; its tensors are the module's own, not copies.
 
-    tensors: parameters, and buffers that its state_dict has.
-    unsaved: buffers that its state_dict leaves out (`persistent=False`).
-    extra: what else its state_dict has, as by `get_extra_state`.
+    tensors: the parameters, and the buffers that are in the state_dict.
+    unsaved: the buffers that are not in the state_dict (`persistent=False`).
+    extra: the other values of the state_dict, for example from `get_extra_state`.
     """
 
     tensors: dict[str, Tensor]
@@ -29,7 +29,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleState":
-        """Return the state of `module` as it is now."""
+        """Return the present state of `module`."""
         state = module.state_dict()
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -42,10 +42,10 @@ class ModuleState:
 
 
 def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank's `module` what of rank `root_rank`'s is no parameter, and no buffer that is saved.
+    """Broadcast the unsaved buffers and the extra state of `module` from rank `root_rank` to all ranks.
 
     Raises:
-        HorovodInternalError: on every rank: one is gone; on the others: one's state cannot be had, or be pickled.
+        HorovodInternalError: a rank has failed; or another rank's state cannot be read or pickled.
     """
     members = members_of(process_set)
     with internal_errors("broadcast_parameters"), told_to_others(members.group, "broadcast_parameters"):
@@ -58,7 +58,7 @@ def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = 
 
 
 def set_rest(module: nn.Module, unsaved: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
-    """Let `module` have these buffers that are not saved, and this state that is no tensor of its own."""
+    """Set the unsaved buffers and the extra state of `module`."""
     with torch.no_grad():
         for name, value in unsaved.items():
             owner, _, leaf = name.rpartition(".")
@@ -66,7 +66,7 @@ def set_rest(module: nn.Module, unsaved: Mapping[str, Tensor], extra: Mapping[st
             own = holder._buffers.get(leaf)  # noqa: SLF001 -- torch has no other way to a buffer that may be None
             if own is not None and own.shape == value.shape and own.dtype is value.dtype:
                 own.copy_(value)
-            else:  # a cache, say, that the forward makes anew
+            else:  # for example, a cache that the forward pass replaces
                 holder._buffers[leaf] = value.clone()  # noqa: SLF001 -- as above
     if extra:
         module.load_state_dict({**module.state_dict(), **copy.deepcopy(dict(extra))})

@@ -1,4 +1,4 @@
-"""What the entries of several sparse tensors add up to, or are on average."""
+"""Sums and averages of the entries of several sparse tensors."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,21 @@ from multiring.torch.interop import dtype_name
 
 
 def sum_of_entries(places: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the coalesced sparse tensor of entries, of which several may have one place; `places` has them as rows."""
-    # Checking would take longer than the sum, and what torch has coalesced is right.
+    """Return the coalesced sparse tensor of the entries, adding up entries of the same index.
+
+    Each row of `places` is the index of one entry.
+    """
+    # Skip the check of the invariants: it would take longer than the sum, and a coalesced tensor satisfies them.
     return torch.sparse_coo_tensor(places.t(), values, tuple(shape), check_invariants=False).coalesce()
 
 
 def average_of_entries(
     places: Tensor, values: Tensor, shape: Sequence[int], ranks: int, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return where the entries are, and the average of each place's over `ranks`.
+    """Return the distinct indices, and for each the sum of its entries divided by `ranks`.
 
-    Integers are summed exactly, as a sum may need more bits than the average, then divided, multiplied by `factor` and
-    truncated; others are divided, and not multiplied.
+    Integers are summed exactly, because a sum may need more bits than its average. The sums are then divided,
+    multiplied by `factor` and truncated. Other types are divided, but not multiplied by `factor`.
     """
     dtype = values.dtype
     if dtype.is_floating_point or dtype.is_complex:

@@ -1,8 +1,8 @@
-"""Keep torch.compile out of what multiring does: a compiled function breaks its graph at each call, and goes on.
+"""Exclude multiring's functions from torch.compile: a compiled function breaks its graph at each call of them.
 
-What ranks do together cannot be traced: it waits for others. Nothing is wrapped, so that calls cost what they did: a
-function is marked for the compiler, which then calls it as it is, and its code for the interpreter's hook, which then
-leaves alone whatever it calls.
+Functions that communicate cannot be traced, because they wait for other ranks. multiring's functions are not wrapped,
+so calls cost nothing extra. Instead, each function gets a mark for the compiler, which then calls it untraced. Its code
+object gets a mark for torch's interpreter hook, which then also skips the functions that it calls.
 """
 
 import sys
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 _PACKAGE = str(Path(__file__).parents[1])
-_WHY = "multiring's ranks work together there, which cannot be traced"
-# Layers and optimizers' steps are arithmetic, which may be compiled; a layer that is not says so itself.
+_WHY = "multiring's ranks communicate there, which cannot be traced"
+# Layers and optimizer steps are arithmetic and may be compiled; a layer that communicates excludes itself.
 _STAGES = ("after_step", "gradients", "lag", "noise", "precision", "stages")
 _TRACED = (
     *("multiring.torch.nn", "multiring.torch.optim", "multiring.torch.tracing"),
@@ -24,7 +24,7 @@ _TRACED = (
 
 
 def keep_untraced(package: str, more: ModuleType) -> None:
-    """Have all functions and methods of a package's loaded modules, and those that `more` exports, called untraced."""
+    """Exclude from tracing all functions of the loaded modules of `package`, and those that `more` exports."""
     for name, module in list(sys.modules.items()):
         if name.startswith(package) and not name.startswith(_TRACED):
             for value in list(vars(module).values()):
@@ -55,7 +55,7 @@ def _functions_of(kind: type) -> Iterator[FunctionType]:
 def _mark(function: FunctionType) -> None:
     marked: Any = function
     marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, _WHY  # noqa: SLF001 -- torch's
-    if not function.__code__.co_filename.startswith(_PACKAGE):  # a wrapper of the library's, which others share
+    if not function.__code__.co_filename.startswith(_PACKAGE):  # a standard-library wrapper, shared by others
         return
     hook = torch._C._dynamo.eval_frame  # noqa: SLF001 -- as above
     if hasattr(hook, "set_code_exec_strategy"):

@@ -1,1 +1,1 @@
-"""What happens around the optimizer's own step, each a stage with its place in one order; see `stages.py`."""
+"""Stages that run before and after the optimizer's own step, in a fixed order; see `stages.py`."""

@@ -1,4 +1,4 @@
-"""accumulate: several batches for a step, in a loop that is written for one."""
+"""accumulate: use several batches for each step, in a loop written for one batch a step."""
 
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ _HELD = ("step", "zero_grad")
 
 
 class Accumulation:
-    """Several backwards for a step; see `accumulate`."""
+    """A context that makes one optimizer step from several batches; see `accumulate`."""
 
     def __init__(self, optimizer: Any, steps: Any) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -21,24 +21,24 @@ class Accumulation:
             raise ArgumentError(f"accumulate(optimizer, {steps!r}): want how many batches make a step, 1 or more")
         self._optimizer: torch.optim.Optimizer = optimizer
         self._steps: int = steps
-        self._done = 0  # batches of the step that is being made
-        self._is_last = False  # the batch is the last of its pass, as the program says
+        self._done = 0  # the number of batches in the current step
+        self._is_last = False  # the program says that the batch is the last of its pass
         self._is_within = False
-        self._own: dict[str, Any] = {}  # what the optimizer object itself has of what is held
+        self._own: dict[str, Any] = {}  # the optimizer's own instance attributes that `_nothing` replaces
         if isinstance(optimizer, Distributed):
             optimizer.accumulate(steps)
 
     def __call__(self, *, last: bool) -> "Accumulation":
-        """Say whether the next batch is the last of its pass, with which its step is complete, however few it has."""
+        """Set whether the next batch is the last of its pass. The last batch completes the step in any case."""
         self._is_last = last
         if isinstance(self._optimizer, Distributed):
             self._optimizer.reduce_early(early=last)
         return self
 
     def __enter__(self) -> bool:
-        """Return whether the step is complete with this batch; else `step` and `zero_grad` do nothing within."""
+        """Return whether this batch completes the step; otherwise disable `step` and `zero_grad` in the context."""
         if self._is_within:
-            raise StateError("accumulate: `with` within `with`; want one for each batch")
+            raise StateError("accumulate: `with` within `with`; want one `with` for each batch")
         self._is_within = True
         self._done += 1
         is_last = self._is_last or (isinstance(self._optimizer, Distributed) and self._optimizer.ends_early)
@@ -62,7 +62,7 @@ class Accumulation:
 
 
 def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> Accumulation:
-    """Return a context for the work on one batch, of which `steps` make one step of the optimizer.
+    """Return a context for the work on one batch; `steps` batches make one step of the optimizer.
 
         accumulated = mt.accumulate(optimizer, 4)
         for inputs, labels in loader:
@@ -73,19 +73,20 @@ def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> Accumulation:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Within it `step` and `zero_grad` do nothing until the step is complete; gradients add up, and ranks share them once.
-    Under `distribute` the last batch of a pass completes its step, however many there were; elsewhere
-    `with accumulated(last=number == len(loader)):` says so. Make it before the loop, of the optimizer that that uses.
+    In the context, `step` and `zero_grad` do nothing until the step is complete. The gradients add up, and the ranks
+    share them once. Under `distribute`, the last batch of a pass always completes a step. In other loops, mark the last
+    batch by `with accumulated(last=number == len(loader)):`. Create the context before the loop, with the optimizer
+    that the loop uses.
 
     Args:
-        optimizer: any.
-        steps: how many; the same on all ranks.
+        optimizer: any optimizer.
+        steps: the number of batches per step; the same on all ranks.
 
     Raises:
-        ArgumentError: `steps` below 1, or no optimizer.
+        ArgumentError: `steps` is below 1, or `optimizer` is not an optimizer.
     """
     return Accumulation(optimizer, steps)
 
 
 def _nothing(*_arguments: Any, **_keywords: Any) -> None:
-    """Stand in for `step` and `zero_grad` where a step is not complete."""
+    """Replace `step` and `zero_grad` while a step is not complete."""

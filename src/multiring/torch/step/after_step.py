@@ -1,4 +1,4 @@
-"""What follows a step that had a gradient: schedules, AdaScale, averages of weights; and clipping, before it."""
+"""Stages after a step: schedules, AdaScale and moving averages of weights; and gradient clipping before it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from multiring.torch.step.stages import StepContext, each_gradient, stages_of
 
 
 class RateSchedule:
-    """Sets learning rates by how many steps had a gradient; see `schedule`."""
+    """Set learning rates by the number of steps that had a gradient; see `schedule`."""
 
     name = "schedule"
 
@@ -33,25 +33,25 @@ class RateSchedule:
 
     @property
     def gain(self) -> float:
-        """AdaScale's, of the next step; 1 without it."""
+        """AdaScale's gain for the next step; 1 without AdaScale."""
         return 1.0 if self._adascale is None else self._adascale.gain
 
     def before(self, step: StepContext) -> None:  # noqa: ARG002 -- as Stage
-        """Set the rate of this step; AdaScale's gain is known now."""
+        """Set the learning rate of this step, because AdaScale's gain is known only now."""
         self._set()
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        """Advance, and set the rate of the next step."""
+        """Advance the schedule, and set the learning rate of the next step."""
         if applied:
             self.position += 1.0 if self._adascale is None else self._adascale.advance()
             self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is."""
+        """Return the schedule's position and the base learning rates."""
         return {"position": self.position, "bases": list(self._bases)}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
-        """Go on from there."""
+        """Restore the position and the base learning rates."""
         self.position, self._bases = state["position"], list(state["bases"])
         self._set()
 
@@ -61,16 +61,16 @@ class RateSchedule:
 
 
 def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
-    """Let the learning rates follow `rule`, from what they are now; nothing has to be called in the loop.
+    """Scale the optimizer's present learning rates by `rule`; the loop needs no further call.
 
         mt.schedule(optimizer, Warmup(500) * Cosine(10_000))
 
-    Steps without a gradient, as the first one with lag or one that overflowed, do not count. It is saved with the
-    optimizer's state.
+    Steps without a gradient do not count: the first step with gradient lag, and steps that overflowed. The schedule is
+    saved with the optimizer's state.
 
     Args:
-        optimizer: any, plain or distributed; after `distribute`, which may scale its rates.
-        rule: of `multiring.convergence.rate_schedules`.
+        optimizer: a plain or distributed optimizer. Call this after `distribute`, which may scale the learning rates.
+        rule: a schedule of `multiring.convergence.rate_schedules`.
     """
     found = RateSchedule(optimizer, rule, None)
     stages_of(optimizer).add(found)
@@ -80,13 +80,13 @@ def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
 def adascale(
     optimizer: torch.optim.Optimizer, rule: Schedule, noise: NoiseWatch, *, scale: float, batch: int
 ) -> RateSchedule:
-    """Train by AdaScale: the rates, and the schedule, of a small batch, for one that is `scale` times larger.
+    """Use a small batch's learning rates and schedule for a batch `scale` times larger, by AdaScale.
 
     Args:
         optimizer: SGD with the small batch's learning rate.
-        rule: the small batch's schedule, in its steps; training ends where `position` reaches its end.
-        noise: `noise_scale(optimizer, every=1)`.
-        scale: S.
+        rule: the small batch's schedule, in steps of the small batch; stop training when `position` reaches its end.
+        noise: the result of `noise_scale(optimizer, every=1)`.
+        scale: the large batch divided by the small batch (AdaScale's S).
         batch: the small batch, in samples.
 
     Source: `multiring.convergence.adascale`.
@@ -97,7 +97,7 @@ def adascale(
 
 
 class MovingAverage:
-    """An exponential average of weights and of batch statistics; see `moving_average`."""
+    """An exponential moving average of weights and of batch statistics; see `moving_average`."""
 
     name = "average"
 
@@ -107,16 +107,16 @@ class MovingAverage:
         self._averages = [each.detach().clone() for each in self._followed()]
 
     def _followed(self) -> list[Tensor]:
-        """Return this rank's parts of the model's tensors, as they are now.
+        """Return this rank's parts of the model's present tensors.
 
-        `model.half()`, or a forward, may put others in their places.
+        `model.half()` or a forward pass may replace the tensors, so this is called for each use.
         """
         numbers = [each for each in self._model.buffers() if each.is_floating_point() or each.is_complex()]
         return plain([*(each.detach() for each in self._model.parameters()), *numbers])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it the model has the averages, as for evaluation; what is changed there, the averages keep."""
+        """Return a context in which the model has the averages, for evaluation; changes there go to the averages."""
         followed = self._followed()
         now = [each.detach().clone() for each in followed]
         with torch.no_grad():
@@ -129,10 +129,10 @@ class MovingAverage:
                 torch._foreach_copy_(followed, now)
 
     def before(self, step: StepContext) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        """Move towards the weights, and the statistics."""
+        """Move the averages towards the present weights and statistics."""
         if applied:
             with torch.no_grad():
                 torch._foreach_lerp_(self._averages, self._followed(), 1 - self._decay)
@@ -143,7 +143,7 @@ class MovingAverage:
         return {"averages": [as_spread(each, likes[n : n + 1]) for n, each in enumerate(self._averages)]}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Go on from there."""
+        """Restore the averages."""
         parameters = [*self._model.parameters()]
         for number, (own, kept) in enumerate(zip(self._averages, state["averages"], strict=True)):
             is_spread = number < len(parameters) and is_dtensor(parameters[number]) and not is_dtensor(kept)
@@ -151,51 +151,54 @@ class MovingAverage:
 
 
 def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 0.999) -> MovingAverage:
-    """Keep an exponential moving average of `model`'s weights, which moves with each step that had a gradient.
+    """Keep an exponential moving average of `model`'s weights, updated at each step that had a gradient.
 
-    Running statistics of batch norms, and all other buffers of numbers with a fraction, are averaged alike: those of
-    today's weights do not fit an average. They are a rank's own, as the model's are. It is saved with the optimizer's
-    state, rank 0's for all.
+    Floating-point and complex buffers, such as batch norm's running statistics, are averaged in the same way, because
+    the statistics of the present weights do not fit averaged weights. Averages of buffers differ between ranks, as the
+    buffers do. The averages are saved with the optimizer's state; a checkpoint has those of rank 0 for all ranks.
 
     Raises:
         ArgumentError: `decay` is not from 0 to 1.
     """
     require_number("decay", decay, below=1.0)
-    model = model if isinstance(model, nn.Module) else model.module  # what this rank holds of a ParallelModel
+    model = model if isinstance(model, nn.Module) else model.module  # this rank's part of a ParallelModel
     found = MovingAverage(model, decay)
     stages_of(optimizer).add(found)
     return found
 
 
 class Clipping:
-    """Shortens long gradients; see `clip_gradients`."""
+    """Clip gradients by their norm; see `clip_gradients`."""
 
     name = "clip"
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.norm = 0.0  # of the last gradient, before
+        self.norm = 0.0  # the norm of the last gradient, before clipping
 
     def before(self, step: StepContext) -> None:
-        """Shorten the gradient."""
+        """Scale the gradient down if its norm is above the limit."""
         self.norm = square_of(step.parameters, step.gradients) ** 0.5
         if self.norm > self._limit:
             factor = self._limit / self.norm
             each_gradient(step, lambda gradients: scaled(gradients, factor))
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty dict: clipping has no state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """There is nothing to keep."""
+        """Do nothing: clipping has no state."""
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Clipping:
-    """Shorten gradients, all parameters' together, to a norm of `limit`; after they are unscaled, before they wait.
+    """Clip the gradients of all parameters together to a norm of `limit`.
+
+    Clipping follows the division by the loss scale, and works on reduced gradients. With gradient lag, it works on the
+    gradient that the step applies.
 
     Raises:
         ArgumentError: `limit` is not above 0.

@@ -1,4 +1,4 @@
-"""What the optimizers of this room do alike: find gradients, take norms, begin buffers."""
+"""Helpers of the optimizers and stages: find gradients, compute norms, create optimizer state."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from multiring.torch.parallelizing.held import PartGradient, held_of, is_dtensor
 
 
 def with_gradients(optimizer: str, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters of `group` that have a gradient, and those.
+    """Return the parameters of `group` that have a gradient, and their gradients.
 
     Raises:
         UnsupportedError: a gradient is sparse.
@@ -31,16 +31,18 @@ def with_gradients(optimizer: str, group: dict[str, Any]) -> tuple[list[Tensor],
 
 
 def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of `tensors` in which a complex number is two real ones, as torch's own Adam sees it."""
+    """Return views of `tensors` in which a complex number is two real numbers, as in torch's own Adam."""
     return [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
 
 
 def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> NDArray[np.float64]:
-    """Return |each|; shape (tensors,). Of DTensors, every rank that holds a part calls it.
+    """Return the norm of each tensor, in an array of shape (tensors,).
+
+    For DTensors, every rank that holds a part must call this function.
 
     Args:
-        tensors: plain ones, or DTensors.
-        like: the DTensors of which `tensors` are this rank's parts.
+        tensors: plain tensors, or DTensors.
+        like: DTensors, if `tensors` are this rank's parts of them.
     """
     if not tensors:
         return np.empty(0)
@@ -54,11 +56,13 @@ def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
 
 
 def square_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
-    """Return |g|^2 of all `gradients` together; of a pipeline those of all stages. Every rank calls it.
+    """Return the squared norm of all `gradients` together; in a pipeline, of the gradients of all stages.
+
+    Every rank must call this function.
 
     Args:
-        parameters: some of the model's, which say how it is spread.
-        gradients: this rank's.
+        parameters: some parameters of the model, which show how the model is divided among the ranks.
+        gradients: this rank's gradients.
     """
     found = float((norms_of(gradients) ** 2).sum())
     held = held_of(parameters)
@@ -70,8 +74,8 @@ def square_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> floa
 
 
 def are_finite(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
-    """Return whether every number of `gradients` is finite, on all ranks that hold some; each of them calls it."""
-    # Not by the sum of squares, which may overflow.
+    """Return whether all `gradients` are finite on all ranks that hold a part; each such rank must call this."""
+    # Check each tensor's norm: the sum of their squares may overflow.
     is_bad = not np.isfinite(norms_of(gradients)).all()
     held = held_of(parameters)
     if held is None or held.stages is None:
@@ -82,19 +86,19 @@ def are_finite(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> boo
 
 
 def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each of `tensors`, as torch's operations on lists want them: all of one kind."""
+    """Return this rank's part of each tensor as a plain Tensor, for torch's operations on lists of tensors."""
     return [each.as_subclass(Tensor) if isinstance(each, PartGradient) else each for each in locals_of(tensors)]
 
 
 def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
-    """Return each of `tensors` times `factor`, of the kind that it is."""
+    """Return each tensor times `factor`; a DTensor gives a DTensor."""
     if any(map(is_dtensor, tensors)):
         return [each * factor for each in tensors]
     return list(torch._foreach_mul(plain(tensors), factor))  # noqa: SLF001 -- torch's name
 
 
 def buffers_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Return what the optimizer keeps as `name` for each parameter; zeros where it begins."""
+    """Return the optimizer's state `name` of each parameter; create missing ones as zeros."""
     for each in parameters:
         state = optimizer.state[each]
         if name not in state:
@@ -103,7 +107,7 @@ def buffers_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], n
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
-    """Return what `closure` does, with gradients; None where there is none."""
+    """Call `closure` with gradients enabled, and return its result; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -111,12 +115,12 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
 
 
 def number(value: Any) -> float:
-    """Return a learning rate, which torch lets be a tensor of one element."""
+    """Return a learning rate as a float; torch also allows a tensor of one element."""
     return float(value)
 
 
 def require_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ArgumentError where a group's trust_ratio is no bool."""
+    """Raise ArgumentError if a group's `trust_ratio` is not a bool."""
     for group in optimizer.param_groups:
         if not isinstance(group["trust_ratio"], bool):
             raise ArgumentError(f"trust_ratio={group['trust_ratio']!r} of a parameter group: want True or False")

@@ -1,4 +1,4 @@
-"""Gradient lag: a step applies the gradient of the one before."""
+"""Gradient lag: each step applies the gradient of the previous step."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from multiring.torch.step.stages import Mark, StepContext, StepStages, stages_of
 
 
 class _Waiting:
-    """A gradient that waits for the next step, perhaps still on its way; by the number of its parameter."""
+    """The gradients that wait for the next step; their reduction may still be running."""
 
     def __init__(self, count: int, marks: dict[str, Mark | None], gradients: dict[int, Tensor] | Round) -> None:
         self.count = count
@@ -23,10 +23,10 @@ class _Waiting:
         self._gradients = gradients
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return the gradients of all ranks, once they are there.
+        """Wait for the reduced gradients, and return them by the number of their parameter.
 
         Raises:
-            HorovodInternalError: ranks disagree, or one is gone.
+            HorovodInternalError: the ranks' operations differ, or a rank has failed.
         """
         if isinstance(self._gradients, dict):
             return self._gradients
@@ -35,7 +35,7 @@ class _Waiting:
 
 
 class GradientLag:
-    """The gradient that waits for the next step; see `gradient_lag`."""
+    """The stage that delays each gradient by one step; see `gradient_lag`."""
 
     name = "lag"
 
@@ -49,19 +49,19 @@ class GradientLag:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a gradient waits, be it on its way."""
+        """Whether a gradient waits for the next step; its reduction may still be running."""
         return self._waiting is not None
 
     @property
     def waiting_gradients(self) -> list[Tensor]:
-        """Those that the next step applies, in the order of the parameters, once they are there."""
+        """The reduced gradients that the next step applies, in the order of the parameters; waits for them."""
         return [] if self._waiting is None else list(self._waiting.gradients(self._parameters).values())
 
     def flush(self) -> None:
-        """Apply the gradient that waits, where there is one; nothing waits then. Every rank calls it, at the end."""
+        """Apply the waiting gradient, if there is one. Every rank must call this after the last step."""
         if self._waiting is None:
             return
-        self._optimizer.zero_grad()  # raises where a backward has brought gradients that no step has seen
+        self._optimizer.zero_grad()  # raises an error if no step has used the gradients of the last backward
         self._stages.is_flushing = True
         try:
             with self._optimizer.skip_synchronize() if isinstance(self._optimizer, Distributed) else nullcontext():
@@ -70,7 +70,7 @@ class GradientLag:
             self._stages.is_flushing = False
 
     def before(self, step: StepContext) -> None:
-        """Exchange the gradients, and what is known of them, for those that wait."""
+        """Swap the step's gradients and marks with the waiting ones."""
         waiting = self._waiting
         if waiting is not None and waiting.count != len(step.parameters):
             raise StateError(
@@ -92,7 +92,7 @@ class GradientLag:
         on_its_way = optimizer.take_round() if isinstance(optimizer, Distributed) else None
         if on_its_way is not None and not step.is_dropped:
             return _Waiting(count, step.marks, on_its_way)
-        # Copies: others may keep that memory and write to it, as DDP does with gradient_as_bucket_view.
+        # Copy the gradients: other code may write to their memory, as DDP does with gradient_as_bucket_view.
         own = {
             number: each.grad.detach().clone() for number, each in enumerate(step.parameters) if each.grad is not None
         }
@@ -103,7 +103,7 @@ class GradientLag:
         return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the gradients that wait, by the number of their parameter, once they are there."""
+        """Wait for the delayed gradients, and return copies of them by the number of their parameter."""
         if self._waiting is None:
             return {"pending": {}}
         found = self._waiting.gradients(self._parameters)
@@ -113,7 +113,8 @@ class GradientLag:
             and not precision.whole.skips
             and not are_finite(self._parameters, list(found.values()))
         ):
-            # The next step will raise an error that asks to go on from this state: it is to be one that can.
+            # The next step will raise an error that asks to resume from a checkpoint. A checkpoint with these gradients
+            # could not be resumed.
             return {"pending": {}}
         return {
             "pending": {str(number): each.clone() for number, each in found.items()},
@@ -121,7 +122,7 @@ class GradientLag:
         }
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Let these gradients wait."""
+        """Make the saved gradients wait for the next step."""
         found: dict[int, Tensor] = {}
         for number, parameter in enumerate(parameters):
             kept = state["pending"].get(str(number))
@@ -137,32 +138,34 @@ class GradientLag:
 
 
 def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLag:
-    """Let step t of `optimizer` apply the gradient of step t - 1 to the weights as they are then; return what waits.
+    """Make each step of `optimizer` apply the gradient of the previous step; return the stage that keeps it.
 
         lag = mt.gradient_lag(optimizer)
         ...
         lag.flush()      # after the last step
 
-    The first step applies nothing, and no counter advances. With a DistributedOptimizer the ranks reduce each gradient
-    while the next step's forward and backward run: a backward ends with this rank's own gradients in `.grad`, which
-    are not to be changed, and a step leaves None there. Unscaling, the check for infinities, the noise scale and
-    clipping come with the reduced gradient, one step later, by what was known when it was made; decay and trust ratios
-    are of the weights to which it is applied. A gradient that overflowed is dropped alone. What waits is in the
-    optimizer's state_dict. It costs the memory of one more set of gradients.
+    The first step applies nothing, and no counter advances. With a DistributedOptimizer, the ranks reduce each gradient
+    while the next step's forward and backward run. A backward then ends with this rank's own gradients in `.grad`,
+    which the program must not change, and a step sets `.grad` to None. Unscaling, the check for infinities, the noise
+    scale and clipping work on the reduced gradient, one step later. They use the loss scale and the number of samples
+    with which the gradient was made. Weight decay and trust ratios use the weights to which the gradient is applied. A
+    gradient that overflowed is dropped, without effect on other gradients. The waiting gradient is part of the
+    optimizer's state_dict. Lag costs the memory of one more set of gradients.
 
-    `optimizer.synchronize()` after a backward waits for its gradients, as without lag, so that they can be seen and
-    changed within `skip_synchronize()`; so does torch's own GradScaler. Nothing is hidden then.
+    If the program calls `optimizer.synchronize()` after a backward, the call waits for the reduced gradients, as
+    without lag. The program can then change them within `skip_synchronize()`. torch's own GradScaler waits in the same
+    way. In both cases, the reduction does not overlap with the next step.
 
-    Momentum and lag together want a smaller learning rate: on a quadratic of curvature c, SGD with momentum m is stable
-    up to (1 - m)/c with lag 1, in place of 2 (1 + m)/c. docs/convergence.md says what is known.
+    Momentum and lag together need a smaller learning rate. On a quadratic of curvature c, SGD with momentum m is stable
+    up to (1 - m)/c with lag 1, in place of 2 (1 + m)/c. docs/convergence.md describes the effects.
 
     Args:
-        optimizer: any, plain or distributed; before or after it becomes so.
-        steps: 0, which changes nothing, or 1.
+        optimizer: a plain or distributed optimizer; it may also become distributed later.
+        steps: 1, or 0 for no lag.
 
     Raises:
-        ArgumentError: another number.
-        StateError: it has lag already.
+        ArgumentError: `steps` is neither 0 nor 1.
+        StateError: the optimizer has gradient lag already.
 
     Source: Kurth et al., "Exascale deep learning for climate analytics", SC18, arXiv 1810.01993.
     """

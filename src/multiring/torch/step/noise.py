@@ -21,11 +21,11 @@ from multiring.torch.gradients.distributed import Distributed, setup_of
 from multiring.torch.step.gradients import norms_of, square_of
 from multiring.torch.step.stages import Mark, StepContext, stages_of
 
-_SKETCH = 4096  # numbers: norms are then off by 2 %, each time another way
+_SKETCH = 4096  # the size of a sketch; norms then have an independent error of 2 % at each measurement
 
 
 class NoiseWatch:
-    """Measures the noise scale every few steps; see `noise_scale`."""
+    """Measure the noise scale every few steps; see `noise_scale`."""
 
     name = "noise"
 
@@ -38,17 +38,17 @@ class NoiseWatch:
         self._warns = warns
         self._known = NoiseScale(window)
         self._steps = 0
-        self._observation: _Observation | None = None  # of the step that is being made, if it is its turn
-        self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norms, samples
+        self._observation: _Observation | None = None  # of the current step, if it is measured
+        self._parts: list[tuple[float, int]] = []  # micro-batches of one rank: squared norm, number of samples
         self._before: list[Tensor] = []
         self._batch = 0.0
-        self._measured = 0  # also gradients that are not finite, which do not count
+        self._measured = 0  # the number of measurements, including gradients that are not finite
         self._said: set[str] = set()
         self._adascale: AdaScale | None = None
         self._begin()
 
     def begin_adascale(self, scale: float, batch: int) -> AdaScale:
-        """Return what is told each measurement, from now on."""
+        """Return an AdaScale that receives each measurement from now on."""
         if self._every != 1:
             raise ArgumentError(f"AdaScale with a noise scale of every {self._every} steps; want noise_scale(every=1)")
         self._adascale = AdaScale(scale, batch)
@@ -64,19 +64,19 @@ class NoiseWatch:
 
     @property
     def batch(self) -> float:
-        """Samples of the last step that was measured."""
+        """The number of samples of the last measured step."""
         return self._batch
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Return the noise scale and where it may lie; see `NoiseScale.interval`."""
+        """Return the noise scale with its confidence interval; see `NoiseScale.interval`."""
         return self._known.interval(level)
 
     def critical(self, batch: float) -> float:
-        """Return the critical batch of the run so far, all of it within the window; see `NoiseScale.progress_mean`."""
+        """Return the critical batch of the run so far, over the window; see `NoiseScale.progress_mean`."""
         return self._known.progress_mean(batch)
 
     def report(self) -> str:
-        """Return a line: the noise scale, or how many steps it still needs."""
+        """Return a line of text with the noise scale, or with the number of measurements that it needs."""
         if len(self._known) < 8:
             return f"noise scale: {len(self._known)} of at least 8 measurements; a longer run tells it"
         left = self._known.steps_needed()
@@ -84,19 +84,19 @@ class NoiseWatch:
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
-        """Return `multiring.convergence.advise` with what was measured here; `known` are its other arguments.
+        """Return `multiring.convergence.advise` for the measurements here; `known` are its other arguments.
 
         Raises:
-            StateError: too little was measured, or what was gives no finite noise scale yet.
+            StateError: there are too few measurements, or they give no finite noise scale yet.
         """
         if "critical" not in known and not 0 < self.value < float("inf"):
             raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps before")
         return advise(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
-        """Take note, on one rank, that a micro-batch of so many samples has been added to the gradients.
+        """Record that a backward has added a micro-batch of `samples` samples to the gradients; for a single rank.
 
-        Called after each backward of a step, before the next one. Each counts for its share of the step's samples.
+        Call this after each backward of a step. Each micro-batch is weighted by its share of the step's samples.
         """
         if not self._is_due():
             return
@@ -109,7 +109,10 @@ class NoiseWatch:
     # ---- as a stage ----
 
     def mark(self, step: StepContext) -> Mark | None:
-        """Return what was measured of the gradients just made, where it is their turn; all ranks' may be to come."""
+        """Return the measurement of the new gradients, if this step is measured.
+
+        With gradient lag, the norm of the reduced gradients is added to the mark later.
+        """
         self._steps += 1
         if (
             not isinstance(step.optimizer, Distributed)
@@ -123,7 +126,7 @@ class NoiseWatch:
         return found
 
     def before(self, step: StepContext) -> None:
-        """Count what was measured of the gradients that are applied now."""
+        """Add the measurement of the gradients that this step applies."""
         mark = step.marks.get(self.name) or {}
         sample = _sample_of(mark)
         if sample is not None:
@@ -136,15 +139,15 @@ class NoiseWatch:
                 self._warn()
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured."""
+        """Return the measurements."""
         adascale = None if self._adascale is None else self._adascale.state_dict()
         return {"steps": self._steps, "known": self._known.state_dict(), "adascale": adascale, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
-        """Go on from there."""
+        """Restore the measurements."""
         self._steps, self._batch = state["steps"], state["batch"]
         self._known.load_state_dict(state["known"])
         if self._adascale is not None and state["adascale"] is not None:
@@ -159,9 +162,9 @@ class NoiseWatch:
         return self._steps % self._every == 0
 
     def _begin(self) -> None:
-        """Have the next step watched, if it is its turn."""
+        """Observe the gradients of the next step, if it is to be measured."""
         setup = setup_of(self._optimizer)
-        # What comes out of these is not the mean of what went in, step by step: they owe something to the next one.
+        # With compression, the result of a reduction is not the mean of its inputs: errors go to the next reduction.
         is_altered = setup is not None and (setup.options.is_lossy or setup.options.translates)
         self._observation = _Observation(_SKETCH if is_altered else 0, self._steps) if self._is_due() else None
         self._parts, self._before = [], []
@@ -172,7 +175,7 @@ class NoiseWatch:
         if len(self._parts) < 2:
             return None
         total = float(sum(samples for _, samples in self._parts))
-        # A part's gradient is in the sum with its share of the samples.
+        # The sum of gradients has each part weighted by its share of the samples.
         mean = sum(square * total / samples for square, samples in self._parts)
         whole = square_of(step.parameters, step.gradients)
         return {"batch": total, "mean": mean, "total": total, "parts": len(self._parts), "divisor": 1.0, "whole": whole}
@@ -185,7 +188,7 @@ class NoiseWatch:
         passes = 1 if setup is None else setup.options.backward_passes_per_step
         shares = optimizer.shares_of_step
         if len({each.total for each in shares}) > 1 or (shares and 1 < passes != len(shares)):
-            return None  # batches of unlike sizes, or fewer of them than others: the sum of their means is no mean
+            return None  # batches of different sizes, or missing batches: the sum of their means is not a mean
         share = None
         if shares:
             samples, total, least = (
@@ -195,11 +198,11 @@ class NoiseWatch:
         own = self._samples if share is None else share.samples
         if own is None:
             raise StateError(
-                "noise_scale: how many samples a step has is not known; make the loader by mt.distribute, or pass "
-                "samples=, this rank's"
+                "noise_scale: the number of samples of a step is not known; make the loader by mt.distribute, or pass "
+                "samples=, the number on this rank"
             )
         is_sum = setup is not None and setup.options.op == "sum"
-        # What the rank's own gradient was multiplied by, beside being a mean over its samples.
+        # The factor by which the mean over the rank's samples was multiplied to give the rank's gradient.
         weight = float(own) if is_sum else 1.0 if share is None else share.weight
         square = observation.own / weight**2 if own else 0.0
         is_mean_of_means = share is None and not is_sum
@@ -213,7 +216,7 @@ class NoiseWatch:
         whole = observation.whole
         if len(observation.sketch):
             whole = float((told[4:] ** 2).sum()) / (1.0 if is_sum else group.size**2)
-        # Means of unlike numbers of samples count as their harmonic mean.
+        # For means over different numbers of samples, use the harmonic mean of these numbers.
         by = parts if is_mean_of_means else total
         found = {"mean": mean / by, "total": parts**2 / inverse if is_mean_of_means else total, "parts": parts}
         observation.mark = {**found, "batch": total, "divisor": total**2 if is_sum else 1.0, "whole": whole}
@@ -228,11 +231,12 @@ class NoiseWatch:
 
 
 class _Observation:
-    """What the reducer shows of one step's gradients.
+    """The norms of one step's gradients, observed before and after the reduction.
 
-    Where compression alters the gradients' sum, the norms are of sketches: g's is S g, of a few thousand numbers, where
-    each number of g is added to one of S g with a random sign, the same on all ranks. Then E |S g|^2 = |g|^2, and the
-    sketch of a mean is the mean of sketches, which is small enough to be summed as it is.
+    If compression changes the sum of the gradients, the norms are computed from sketches. The sketch of g is S g, a
+    vector of a few thousand numbers. Each element of g is added to one element of S g with a random sign, which is the
+    same on all ranks. Then E |S g|^2 = |g|^2. The sketch of a mean is the mean of the sketches, and sketches are small
+    enough to be summed without compression.
 
     Source: Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
     """
@@ -240,31 +244,31 @@ class _Observation:
     def __init__(self, sketched: int, seed: int) -> None:
         self.has_begun = False
         self._own = 0.0
-        self.whole: float | None = None  # all ranks', once it is known
-        self.mark: Mark = {}  # what waits for that
+        self.whole: float | None = None  # the squared norm of the reduced gradients, once it is known
+        self.mark: Mark = {}  # the measurement that needs `whole`
         self._seed = seed
         self._signs = torch.Generator()
         self._sketch = torch.zeros(sketched, dtype=torch.float64)
 
     @property
     def sketch(self) -> NDArray[np.float64]:
-        """Of this rank's gradients; empty where the norms themselves serve."""
+        """The sketch of this rank's gradients; empty if the norms are computed without sketches."""
         found: NDArray[np.float64] = self._sketch.numpy()
         return found
 
     @property
     def own(self) -> float:
-        """This rank's squared norm."""
+        """The squared norm of this rank's gradients."""
         return float(self._sketch.square().sum()) if len(self._sketch) else self._own
 
     def begin(self) -> None:
-        """Look at a reduction from its begin."""
+        """Start to observe a reduction."""
         self.has_begun, self._own, self.whole = True, 0.0, None
         self._sketch.zero_()
         self._signs.manual_seed(self._seed)
 
     def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Count some of this rank's."""
+        """Add some of this rank's gradients."""
         if not len(self._sketch):
             self._own += float((norms_of(gradients) ** 2).sum())
             return
@@ -275,7 +279,7 @@ class _Observation:
             self._sketch += (flat * signs).view(-1, width).sum(0)
 
     def see_whole(self, gradients: Sequence[Tensor]) -> None:
-        """Count all ranks'."""
+        """Compute the norm of the reduced gradients."""
         if len(self._sketch):
             return
         self.whole = float((norms_of(gradients) ** 2).sum())
@@ -290,7 +294,7 @@ def _sample_of(mark: Mark) -> NoiseSample | None:
 
 
 def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | None) -> Facts:
-    """Return what is known of a run that may harm its convergence."""
+    """Return the facts of a run that its convergence depends on."""
     options = None
     share, owed = None, 0.0
     if isinstance(optimizer, Distributed):
@@ -326,7 +330,7 @@ def noise_scale(
     window: int = 1000,
     warns: bool = True,
 ) -> NoiseWatch:
-    """Measure the gradient noise scale of `optimizer`'s steps; return what tells it.
+    """Measure the gradient noise scale of `optimizer`'s steps; return the object that reports it.
 
         noise = mt.noise_scale(optimizer)
         ...
@@ -334,19 +338,20 @@ def noise_scale(
         if len(noise) >= 8:
             mt.print_once(noise.advise(learning_rate=0.1))
 
-    It takes the squared norms of each rank's gradient and of their average, and one small sum. On one rank call
-    `noise.part(samples)` after each of two or more backwards that make a step.
+    A measurement computes the squared norms of each rank's gradient and of the average gradient, and sums a few numbers
+    over the ranks. On a single rank, each step needs two or more backwards; call `noise.part(samples)` after each.
 
     Args:
-        optimizer: a DistributedOptimizer, or any on one rank.
-        samples: this rank's in each step; a loader of `distribute` knows.
-        every: steps from one measurement to the next.
-        window: measurements that an answer is from.
-        warns: whether to warn, once each, of what may harm convergence (`multiring.convergence.convergence_concerns`).
+        optimizer: a DistributedOptimizer; on a single rank, any optimizer.
+        samples: the number of this rank's samples in each step; not needed with a loader of `distribute`.
+        every: the number of steps from one measurement to the next.
+        window: the number of most recent measurements that a result uses.
+        warns: whether to warn, once for each kind, of settings that may harm convergence
+            (`multiring.convergence.convergence_concerns`).
 
     Raises:
-        ArgumentError: a number out of range.
-        StateError: it is measured already.
+        ArgumentError: a number is out of range.
+        StateError: the optimizer's noise scale is measured already.
     """
     if every < 1 or (samples is not None and samples < 1):
         raise ArgumentError(f"noise_scale(samples={samples!r}, every={every!r}): want 1 or more")

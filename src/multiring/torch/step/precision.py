@@ -1,4 +1,4 @@
-"""Mixed precision by one switch: 16-bit arithmetic, float32 weights, and a loss scale on which all ranks agree."""
+"""mixed_precision: 16-bit arithmetic, float32 weights, and a loss scale that is the same on all ranks."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(slots=True)
 class _Round:
-    """What was found of one gradient, by all optimizers whose it is."""
+    """The result of the check of one step's gradients, for all optimizers that share a loss scale."""
 
     overflows: bool
     seen_by: set[int]
@@ -33,7 +33,7 @@ class _Round:
 
 @dataclass(slots=True)
 class _Made:
-    """What is known of a gradient when it has been made, to all optimizers whose it is."""
+    """The mark of one step's gradients, for all optimizers that share a loss scale."""
 
     mark: Mark
     seen_by: set[int]
@@ -46,32 +46,32 @@ class MixedPrecision:
         self._optimizers = optimizers
         self._dtype = _TYPES[dtype]
         self._scale = scale
-        self._loss = 0.0  # the last one that is not finite, else the last one
-        self._steps = 0  # whose gradients have been made
+        self._loss = 0.0  # the first loss of the step that is not finite, else the last loss
+        self._steps = 0  # the number of steps whose gradients have been made
         self._made = _Made({}, set())
         self._round: _Round | None = None
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by; 1 where nothing is."""
+        """The factor of the loss; 1 without loss scaling."""
         return 1.0 if self._scale is None else self._scale.scale
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out for an overflow."""
+        """The number of steps that were skipped because of an overflow."""
         return 0 if self._scale is None else self._scale.skipped
 
     @property
     def steps(self) -> int:
-        """How many steps there have been, those that were left out too."""
+        """The number of steps, including the skipped ones."""
         return self._steps
 
     def autocast(self) -> Any:
-        """Return the context for the forward: torch's autocast, or one that does nothing for float32."""
+        """Return the context for the forward pass: torch's autocast, or a context without effect for float32."""
         return torch.autocast("cpu", self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Run the backward of the scaled loss; outside of `autocast`."""
+        """Run the backward of the scaled loss; call this outside of `autocast`."""
         value = float(loss.detach())
         if math.isfinite(self._loss):
             self._loss = value
@@ -79,11 +79,11 @@ class MixedPrecision:
 
     @property
     def skips(self) -> bool:
-        """Whether a step that overflows is left out; else it is an error."""
+        """Whether a step that overflows is skipped; otherwise it raises an error."""
         return self._scale is not None
 
     def mark(self, part: int) -> Mark:
-        """Return the step, scale and loss of what the last backwards made of one optimizer's gradients."""
+        """Return the step's number, loss scale and loss, as the mark of the gradients of optimizer `part`."""
         if not self._made.mark or part in self._made.seen_by:
             self._made = _Made({"step": self._steps, "scale": self.scale, "own_loss": self._loss}, set())
             self._steps += 1
@@ -92,10 +92,11 @@ class MixedPrecision:
         return self._made.mark
 
     def check(self, step: StepContext, part: int) -> None:
-        """Divide the gradients of one optimizer by the scale, and drop them if those of any overflowed.
+        """Divide one optimizer's gradients by the scale; drop them if any optimizer's gradients overflowed.
 
         Raises:
-            StateError: on every rank: a gradient is not finite, and no scale is to blame, or it cannot be less.
+            StateError: a gradient is not finite, and there is no loss scale or it cannot be reduced further. Every
+                rank raises it.
         """
         if self._round is None or part in self._round.seen_by:
             self._round = self._decided(step)
@@ -105,11 +106,11 @@ class MixedPrecision:
         if found.overflows:
             step.drop()
         elif scale != 1.0:
-            # By a power of two: nothing is rounded but what is too small for float32.
+            # The scale is a power of two: the division is exact, except for numbers that are too small for float32.
             each_gradient(step, lambda gradients: scaled(gradients, 1.0 / scale))
 
     def _decided(self, step: StepContext) -> _Round:
-        """Look at the gradients of all optimizers, and update the scale, once for all of them."""
+        """Check the gradients of all optimizers, and update their common scale."""
         gradients = list(step.gradients)
         for optimizer in self._optimizers:
             if optimizer is not step.optimizer:
@@ -127,23 +128,29 @@ class MixedPrecision:
         return _Round(overflows, set())
 
     def _scale_residuals(self, change: float) -> None:
-        """Let what error feedback owes be of the new scale."""
+        """Scale the errors that error feedback keeps by `change`, as the loss scale."""
         for optimizer in self._optimizers:
             if isinstance(optimizer, Distributed):
                 optimizer.scale_residuals(change)
 
     def state(self) -> dict[str, Any]:
-        """Return the scale, and how many steps there were."""
+        """Return the state of the scale, and the number of steps."""
         return {"steps": self._steps, "scale": None if self._scale is None else self._scale.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there; a scale is dropped where there is none here, and begins where the state has none."""
+        """Restore the number of steps and the scale.
+
+        Without loss scaling here, a saved scale is ignored. Without a saved scale, this object's scale is unchanged.
+        """
         self._steps, self._round, self._made = state["steps"], None, _Made({}, set())
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
 
     def _failure(self, step: StepContext, why: str) -> StateError:
-        """Return the error, which names the ranks whose loss it was; all of them get here in the same step."""
+        """Return the error for a gradient that is not finite. It names the ranks whose loss is not finite.
+
+        All ranks must call this in the same step.
+        """
         mark = step.marks.get("unscale") or {}
         losses = np.array([float(mark.get("own_loss") or 0.0)])
         group = step.optimizer.group if isinstance(step.optimizer, Distributed) else None
@@ -155,12 +162,12 @@ class MixedPrecision:
         what = f"the loss is {whose}" if bad else "the loss is finite on every rank, but gradients are not"
         return StateError(
             f"step {mark.get('step', '?')}: {what}{why}. The weights are those of the step before; go on from the last "
-            "checkpoint with a lower learning rate, or without the samples that did it"
+            "checkpoint with a lower learning rate, or without the samples that caused this"
         )
 
 
 class _Part:
-    """The stage of one of the optimizers."""
+    """The stage of one of the optimizers that share a loss scale."""
 
     name = "unscale"
 
@@ -172,11 +179,11 @@ class _Part:
         return self.whole.mark(self._number)
 
     def before(self, step: StepContext) -> None:
-        if not step.is_dropped:  # else a GradScaler found it
+        if not step.is_dropped:  # a GradScaler may have found an overflow before
             self.whole.check(step, self._number)
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return self.whole.state()
@@ -186,7 +193,7 @@ class _Part:
 
 
 def _coming(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the gradients that the next step of an optimizer begins with."""
+    """Return the gradients with which the next step of `optimizer` begins."""
     lag = stages_of(optimizer).find("lag")
     if isinstance(lag, GradientLag):
         return lag.waiting_gradients
@@ -201,7 +208,7 @@ def mixed_precision(
     *,
     scale: LossScale | None = None,
 ) -> MixedPrecision:
-    """Train `optimizer`'s parameters in 16 bits; return what the loop uses.
+    """Train `optimizer`'s parameters in 16 bits; return the object that the training loop uses.
 
         precision = mt.mixed_precision(optimizer, "bf16")
         ...
@@ -210,23 +217,27 @@ def mixed_precision(
         precision.backward(loss)
         optimizer.step()
 
-    Weights, gradients, their sums and the optimizer's state stay float32, as do the functions that torch's autocast
-    keeps so: norms, losses, softmax. With "fp16" the loss is scaled; a step whose gradient overflows is left out, on
-    all ranks or on none, since all see the same gradients. With the others a gradient that is not finite is an error on
-    every rank, which names the step and the rank whose loss it was; the weights are as before it.
+    Weights, gradients, their sums and the optimizer's state stay float32. So do the functions that torch's autocast
+    computes in float32: norms, losses and softmax.
 
-    What travels is float32 unless the DistributedOptimizer has compression=Compression.bf16 or .fp16: then 16 bits,
-    summed in float32.
+    With "fp16" the loss is scaled, and a step whose gradient overflows is skipped. All ranks skip the same steps,
+    because they check the same reduced gradients. With the other types, a gradient that is not finite raises an error
+    on every rank. The error names the step and the ranks whose loss is not finite. The weights keep their values from
+    before the step.
+
+    Gradients travel as float32 unless the DistributedOptimizer has compression=Compression.bf16 or .fp16. They then
+    travel in 16 bits and are summed in float32.
 
     Args:
-        optimizer: plain or distributed; or several that step together, as Muon and AdamW: they have one scale, and
-            leave out a step together.
-        dtype: "bf16", "fp16", or "float32" for the check alone.
-        scale: of "fp16"; by default one that begins at 65,536.
+        optimizer: a plain or distributed optimizer; or several optimizers that step together, such as Muon and AdamW.
+            They share one loss scale, and skip the same steps.
+        dtype: "bf16", "fp16", or "float32" for the check of gradients alone.
+        scale: the loss scale for "fp16"; by default one that begins at 65,536.
 
     Raises:
-        ArgumentError: no such type, a scale that it does not take, or parameters that are not float32 or float64.
-        StateError: the optimizer has one already.
+        ArgumentError: `dtype` is unknown, `scale` is given for another type than "fp16", parameters are not float32 or
+            float64, or "fp16" is chosen for a model of `parallelize`.
+        StateError: the optimizer has mixed precision already.
     """
     require_choice("dtype", dtype, tuple(_TYPES))
     if scale is not None and dtype != "fp16":
@@ -243,8 +254,8 @@ def mixed_precision(
         for each in group["params"]:
             if each.dtype not in {torch.float32, torch.float64}:
                 raise ArgumentError(
-                    f"mixed_precision of a parameter, {described(each)}: want float32 weights, of which autocast makes "
-                    "16-bit copies where they serve; use model.float()"
+                    f"mixed_precision of a parameter, {described(each)}: want float32 weights, because autocast makes "
+                    "16-bit copies of them; use model.float()"
                 )
     found = MixedPrecision(optimizers, dtype, (scale or LossScale()) if dtype == "fp16" else None)
     for number, own in enumerate(optimizers):

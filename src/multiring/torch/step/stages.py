@@ -1,13 +1,14 @@
-"""What happens between a backward and the optimizer's own step, and after it, in one order.
+"""The stages that run between a backward and the optimizer's own step, and after it, in a fixed order.
 
     reduce, unscale, inf check, noise scale, clip, trust ratio; step; moving average, schedule
 
-Each is a stage, attached to the optimizer in any order; the optimizer stays the object that it was. A gradient that is
-dropped, as after an overflow, leaves the step without any (`.grad` None), so that neither moments nor counters move.
-What stages keep is in the optimizer's state_dict.
+A program attaches stages to the optimizer in any order; the optimizer remains the same object. If a stage drops the
+gradients, as after an overflow, the step has none (`.grad` is None), and neither moments nor counters change. The
+state of the stages is part of the optimizer's state_dict.
 
-Gradient lag puts the gradient of the step before at the front of all this, and lets this step's be reduced until the
-next one. What a stage knows of a gradient when it is made, such as its loss scale, goes along with it: its mark.
+With gradient lag, the stages work on the gradient of the previous step, while the gradient of this step is reduced
+until the next step. The mark of a gradient keeps the data that a stage needs later, such as the loss scale with which
+the gradient was made.
 """
 
 from collections.abc import Callable
@@ -22,26 +23,26 @@ from multiring.torch.gradients.distributed import Distributed
 KEY = "multiring_stages"
 ORDER = ("lag", "unscale", "noise", "clip", "trust", "average", "schedule")
 
-Mark = dict[str, Any]  # numbers, strings and None, which go into checkpoints
+Mark = dict[str, Any]  # numbers, strings and None; marks are saved in checkpoints
 
 
 class StepContext:
-    """One step: its parameters, and whether they have a gradient."""
+    """One step: its parameters, its gradients and their marks."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
         self.is_dropped = False
-        self.is_taken = False  # what `.grad` was when the step began is somebody's who keeps it for the next one
-        self.marks: dict[str, Mark | None] = {}  # of the gradients, by stage
+        self.is_taken = False  # gradient lag has kept the step's original gradients for the next step
+        self.marks: dict[str, Mark | None] = {}  # the marks of the gradients, by the name of the stage
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Those there are, in the order of the parameters."""
+        """The present gradients, in the order of the parameters."""
         return [each.grad for each in self.parameters if each.grad is not None]
 
     def drop(self) -> None:
-        """Take the gradients away: this step has none."""
+        """Remove the gradients, so that the step applies nothing."""
         self.is_dropped = True
         for each in self.parameters:
             each.grad = None
@@ -53,31 +54,32 @@ class StepContext:
 
 
 class Stage(Protocol):
-    """A part of a step."""
+    """Work that is done before and after an optimizer's own step."""
 
     name: str  # one of ORDER
 
     def before(self, step: StepContext) -> None:
-        """Look at, or change, the gradients before the optimizer's own step; out of place."""
+        """Use or replace the gradients before the optimizer's own step; do not change them in place."""
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """See what the step has made; `applied` says whether it had gradients."""
+        """Work after the optimizer's own step; `applied` says whether the step had gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept from step to step."""
+        """Return the state that the stage keeps from step to step."""
 
     def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Keep what `state_dict` returned; `parameters` are the optimizer's."""
+        """Restore a state that `state_dict` returned; `parameters` are the optimizer's parameters."""
 
 
 @runtime_checkable
 class MarkingStage(Stage, Protocol):
-    """One that knows something of a gradient when it is made, which it wants to know when that is applied."""
+    """A stage that records data when a gradient is made, and uses them when the gradient is applied."""
 
     def mark(self, step: StepContext) -> Mark | None:
-        """Return that, of the gradients just made; as `step.marks[name]` it comes back, perhaps a step later.
+        """Return data of the new gradients, which the stage finds in `step.marks[name]` when they are applied.
 
-        What is this rank's own has a name that begins with "own", and does not go into checkpoints.
+        With gradient lag, this is one step later. Keys that begin with "own" hold data of this rank alone; they are
+        not saved in checkpoints.
         """
 
 
@@ -86,8 +88,8 @@ class StepStages:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._stages: list[Stage] = []
-        self.is_flushing = False  # the step is for a gradient that waits: none has been made
-        self._kept: list[tuple[Tensor, Tensor | None]] = []  # what `.grad` was when the step began
+        self.is_flushing = False  # the step only applies a waiting gradient, without a new one
+        self._kept: list[tuple[Tensor, Tensor | None]] = []  # parameters, and their `.grad` when the step began
         self._applied = False
         self._context: StepContext | None = None
         optimizer.register_step_pre_hook(self._before)
@@ -96,14 +98,14 @@ class StepStages:
         optimizer.register_load_state_dict_pre_hook(self._loading)
         optimizer.register_load_state_dict_post_hook(self._loaded)
         self._state: dict[str, Any] | None = None
-        # A GradScaler then tells what it found, in place of leaving the step out.
+        # A GradScaler then sets `found_inf` and calls `step`, and does not skip the step itself.
         vars(optimizer)["_step_supports_amp_scaling"] = True
 
     def add(self, stage: Stage) -> None:
-        """Take one more.
+        """Attach a stage.
 
         Raises:
-            StateError: there is one of that kind.
+            StateError: the optimizer already has a stage of this name.
         """
         if any(each.name == stage.name for each in self._stages):
             raise StateError(f"the optimizer has a stage {stage.name!r} already; want one at most")
@@ -111,7 +113,7 @@ class StepStages:
         self._stages.sort(key=lambda each: ORDER.index(each.name))
 
     def find(self, name: str) -> Stage | None:
-        """Return the stage of that name, where there is one."""
+        """Return the stage of this name, or None."""
         return next((each for each in self._stages if each.name == name), None)
 
     def _before(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -163,7 +165,7 @@ class StepStages:
         unknown = [name for name in self._state or {} if self.find(name) is None]
         if unknown:
             raise ArgumentError(
-                f"the state has a stage {unknown[0]!r}, which this optimizer has not; attach it before load_state_dict"
+                f"the state has a stage {unknown[0]!r}, which this optimizer lacks; attach it before load_state_dict"
             )
         return {name: value for name, value in state.items() if name != KEY}
 
@@ -177,10 +179,10 @@ class StepStages:
 
 
 def stages_of(optimizer: Any) -> StepStages:
-    """Return the stages of `optimizer`, which has some from then on.
+    """Return the stages of `optimizer`; create them at the first call.
 
     Raises:
-        ArgumentError: it is no optimizer.
+        ArgumentError: `optimizer` is not an optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
@@ -192,7 +194,7 @@ def stages_of(optimizer: Any) -> StepStages:
 
 
 def each_gradient(step: StepContext, change: Callable[[list[Tensor]], Any]) -> None:
-    """Let `change` of all gradients be the gradients; it returns as many new tensors."""
+    """Replace all gradients by the tensors that `change` returns for them, one for each."""
     having = [each for each in step.parameters if each.grad is not None]
     if having:
         for each, changed in zip(having, change([p.grad for p in having if p.grad is not None]), strict=True):
@@ -200,12 +202,12 @@ def each_gradient(step: StepContext, change: Callable[[list[Tensor]], Any]) -> N
 
 
 def _take_from_scaler(step: StepContext) -> None:
-    """Do what a GradScaler asks of an optimizer: unscale, and leave out what overflowed."""
+    """Handle the attributes that a GradScaler sets: unscale the gradients, or drop them after an overflow."""
     given = vars(step.optimizer)
     found_inf, scale = given.get("found_inf"), given.get("grad_scale")
     if found_inf is None:
         return
-    # Optimizers that do not know what these are refuse them.
+    # An optimizer without support for a GradScaler rejects these attributes.
     given.update(found_inf=None, grad_scale=None)
     if bool(found_inf):
         step.drop()
