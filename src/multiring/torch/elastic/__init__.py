@@ -1,4 +1,4 @@
-"""Training that goes on after a failure, from where it last committed; Horovod's interface.
+"""Training that continues after a failure from its last commit; Horovod's interface.
 
     @mt.elastic.run
     def train(state):
@@ -8,7 +8,7 @@
 
     train(mt.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler))
 
-Membership is fixed: the ranks that began go on, or the job ends (multiring.frontend.elastic.state).
+Membership is fixed: all of the original ranks continue, or the job ends (multiring.frontend.elastic.state).
 """
 
 from multiring.frontend.elastic.running import run as run

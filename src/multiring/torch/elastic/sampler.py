@@ -1,4 +1,4 @@
-"""ElasticSampler: a sampler that knows what of an epoch is done, and deals the rest anew after a reset."""
+"""ElasticSampler: a sampler that deals the unprocessed rest of an epoch anew after a reset."""
 
 from collections.abc import Sized
 
@@ -10,16 +10,16 @@ from multiring.runtime.job.job import is_rank
 
 
 class ElasticSampler(ElasticOrder, Sampler[int]):
-    """This rank's share of a dataset's samples, less those that were processed in the epoch so far.
+    """This rank's share of the samples that have not been processed in the current epoch.
 
-    Give it to a TorchState, call `record_batch` after each batch, and `set_epoch` at the end of each epoch. After a
-    reset the ranks go on with the samples that were not recorded when the state was committed last, each of them once;
-    only where they are no multiple of the number of ranks, a few are taken twice at the end of the epoch.
+    Pass the sampler to a TorchState, call `record_batch` after each batch, and `set_epoch` at the end of each epoch.
+    After a reset the ranks continue with the samples that the last commit had not recorded, each of them once. If their
+    number is no multiple of the number of ranks, a few samples are taken twice at the end of the epoch.
 
     Args:
-        dataset: of constant length.
-        shuffle: whether each epoch has an order of its own.
-        seed: of those orders; the same on all ranks.
+        dataset: a data set of constant length.
+        shuffle: whether to shuffle the samples, differently in each epoch.
+        seed: seed of the shuffling; the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:  # noqa: FBT001, FBT002 -- Horovod's

@@ -1,4 +1,4 @@
-"""TorchState: what a program with torch keeps of itself, to go on from after a failure."""
+"""TorchState: the state that a torch program saves to continue from after a failure."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -21,59 +21,59 @@ _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 
 
 class StateHandler:
-    """How one object of a state is kept; the base of all handlers, also of others'."""
+    """Saves, restores and synchronises one object of a state; the base class of all handlers."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def meet(self) -> None:
-        """Ask the other ranks what `save` needs to know; all handlers have met before the first one saves."""
+        """Exchange information with other ranks; every handler does this before any handler saves."""
 
     def save(self) -> None:
-        """Keep the object as it is now."""
+        """Save the object as it is now."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Make the object what it was when it was kept last."""
+        """Restore the object as it was last saved."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Make the object rank 0's on every rank, and keep it."""
+        """Replace the object on every rank by rank 0's, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Fit the object to the ranks there are now."""
+        """Adapt the object to the current ranks."""
 
     def set_value(self, value: Any) -> None:
-        """Keep `value` instead from now on."""
+        """Replace the object by `value`, and save it."""
         self.value = value
         self.save()
 
 
 class StateDictHandler(StateHandler):
-    """An object that has a state_dict, a copy of which stays in memory."""
+    """Saves an object that has a state_dict as a copy in memory."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self._saved = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
-        """Keep the object as it is now."""
+        """Save the object as it is now."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Make the object what it was when it was kept last."""
-        # A copy: optimizers and schedulers go on working in what they load.
+        """Restore the object as it was last saved."""
+        # A copy is loaded, because optimizers and schedulers change the state that they load in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Make the object rank 0's on every rank, and keep it."""
+        """Replace the object on every rank by rank 0's, and save it."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
         self._saved = copy.deepcopy(self.value.state_dict())
 
 
 class ModelStateHandler(StateDictHandler):
-    """A model's parameters and buffers, those that are not saved as well, and its extra state."""
+    """Saves a model's parameters, all of its buffers (also non-persistent ones), and its extra state."""
 
     def __init__(self, model: nn.Module) -> None:
         refuse_parts("TorchState", held_of_module(model), _PARTED)
@@ -81,17 +81,17 @@ class ModelStateHandler(StateDictHandler):
         self._unsaved = self._copied_unsaved()
 
     def save(self) -> None:
-        """Keep the object as it is now."""
+        """Save the model as it is now."""
         super().save()
         self._unsaved = self._copied_unsaved()
 
     def restore(self) -> None:
-        """Make the object what it was when it was kept last."""
+        """Restore the model as it was last saved."""
         super().restore()
         set_rest(self.value, self._unsaved, {})
 
     def sync(self) -> None:
-        """Make the object rank 0's on every rank, and keep it; in place."""
+        """Replace the model's state on every rank by rank 0's in place, and save it."""
         broadcast_parameters(self.value, root_rank=0)
         self.save()
 
@@ -100,24 +100,24 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """An optimizer's state and options."""
+    """Saves an optimizer's state and options."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         refuse_parts("TorchState", held_by(optimizer), _PARTED)
         super().__init__(optimizer)
 
     def sync(self) -> None:
-        """Make the object rank 0's on every rank, and keep it."""
+        """Replace the optimizer's state on every rank by rank 0's, and save it."""
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
     def reset(self) -> None:
-        """Share gradients with the ranks there are now, where the optimizer shares them."""
+        """Make a DistributedOptimizer reduce its gradients over the current ranks."""
         share_anew(self.value)
 
 
 class SamplerStateHandler(StateDictHandler):
-    """Which samples are processed: what all ranks recorded together."""
+    """Saves the samples that all ranks together have recorded as processed."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         super().__init__(sampler)
@@ -125,12 +125,12 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = False
 
     def meet(self) -> None:
-        """Ask the others, before the first one saves, what all ranks recorded, where that is each rank's own."""
+        """Gather the samples that all ranks recorded, if each rank records its own."""
         if self.value.records_indices:
             self._met = _recorded_by_all(allgather_object(self.value.state_dict()))
 
     def save(self) -> None:
-        """Keep the object as it is now."""
+        """Save the recorded samples of all ranks."""
         if self._met is None:
             self.meet()
         self._saved = self._met or self.value.state_dict()
@@ -138,15 +138,16 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = False
 
     def restore(self) -> None:
-        """Make the object what it was when it was kept last."""
+        """Restore the recorded samples as they were last saved."""
         super().restore()
         self._is_restored = True
 
     def sync(self) -> None:
-        """As in StateHandler, with what all ranks recorded.
+        """Replace the recorded samples on every rank, and save them.
 
-        Rank 0 may be where it committed, and others where they committed before or after that, if the ranks failed
-        amid a commit: then what rank 0 has kept of all ranks fits its model, and what they have does not.
+        If the ranks failed during a commit, rank 0 may have restored another commit than the others. In that case the
+        samples that rank 0 saved match its model, and the other ranks' samples do not. So all ranks take rank 0's. If
+        rank 0 has not restored, the samples that any rank recorded count.
         """
         told = allgather_object((self._is_restored, self.value.state_dict()))
         is_kept, state = told[0]
@@ -155,12 +156,12 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = False
 
     def reset(self) -> None:
-        """Deal the samples that are not processed to the ranks there are now."""
+        """Deal the unprocessed samples to the current ranks."""
         self.value.reset()
 
 
 def _recorded_by_all(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first of `states`, by rank, with the samples that any of them has."""
+    """Return the first of `states`, extended by the samples that any rank has recorded."""
     recorded = [state["processed_indices"] for state in states if "processed_indices" in state]
     if not recorded:
         return states[0]
@@ -168,15 +169,17 @@ def _recorded_by_all(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer and whatever else, each an attribute: kept by `commit`, the same on all ranks by `sync`.
+    """A model, an optimizer and other values: `commit` saves them, `sync` copies rank 0's.
 
-    Modules, optimizers, learning rate schedulers, gradient scalers and ElasticSamplers are kept by their state_dict,
-    and stay the objects they are; anything else is copied, and has to be what `broadcast_object` takes.
+    Each value is an attribute of the state.
+
+    Modules, optimizers, learning rate schedulers, gradient scalers and ElasticSamplers are saved by their state_dict,
+    and stay the same objects. Any other value is copied, so it has to be one that `broadcast_object` accepts.
 
     Args:
         model: a module, or None.
         optimizer: an optimizer, or None.
-        kwargs: more of both, and anything else.
+        kwargs: further modules, optimizers and other values, by attribute name.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class TorchState(ObjectState):
         )
 
     def save(self) -> None:
-        """Keep everything as it is now, or nothing where that fails."""
+        """Save all values as they are now, or none of them if one cannot be saved."""
         for handler in self._handlers.values():
             handler.meet()
         with all_or_nothing(self, *self._handlers.values()):
@@ -205,20 +208,23 @@ class TorchState(ObjectState):
             super().save()
 
     def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
+        """Restore all values as they were last saved."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it; what was kept stays where that fails."""
+        """Replace all values on every rank by rank 0's, and save them.
+
+        If this fails, the values of the last save remain.
+        """
         with all_or_nothing(self, *self._handlers.values()):
             for handler in self._handlers.values():
                 handler.sync()
             super().sync()
 
     def reset(self) -> None:
-        """Fit what depends on the ranks to those there are now."""
+        """Adapt samplers and optimizers to the current ranks."""
         for handler in self._handlers.values():
             handler.reset()
 
@@ -240,12 +246,17 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return which handler is for which type: pairs of a type and what makes a StateHandler of an object of it."""
+    """Return the registry: pairs of a type and the handler class of its objects."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Have TorchStates that are made from now on take their handlers from `registry`; the first type that fits wins."""
+    """Use `registry` for all TorchStates that are created from now on.
+
+    Args:
+        registry: pairs of a type and a function that makes a StateHandler of an object of this type. The first type
+            that matches is used.
+    """
     global _registry  # noqa: PLW0603 -- Horovod's interface
     _registry = registry
 

@@ -1,1 +1,1 @@
-"""Layers that look at the samples of all ranks."""
+"""Layers that communicate with all ranks."""

@@ -1,11 +1,11 @@
 """Batch normalisation over the samples of all ranks.
 
-Forward: each rank's count n, means m and sums of squared deviations s, by channel, go to all ranks in one collective,
-and are put together there without a difference of large numbers:
+Forward: for each channel, a rank computes the count n, the mean m and the sum of squared deviations s of its samples.
+One allgather exchanges these numbers. They are combined without a difference of large numbers:
 
     n = sum n_r      m = sum n_r m_r / n      s = sum s_r + sum n_r (m_r - m)^2
 
-Backward: dy summed over the samples, and dy (x - m), in another.
+Backward: one allreduce sums dy and dy (x - m) over all samples.
 
 Source: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", COMPSTAT
 1982; Ioffe & Szegedy, "Batch normalization", ICML 2015 (section 3: the gradient).
@@ -32,24 +32,26 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation as torch's BatchNorm1d, 2d and 3d have it, over the samples of all ranks of a process set.
+    """Batch normalisation like torch's BatchNorm1d, 2d and 3d, over the samples of all ranks.
 
-    In training, every rank of the set has to run each forward, and each backward that reaches the input, with as many
-    samples as it likes; also with none. Running means and variances are the same on all ranks. Gradients of weight and
-    bias are those of this rank's own loss, for a DistributedOptimizer to average like any other.
+    In training, every rank of the process set has to run each forward, and each backward that reaches the input. Ranks
+    may have different numbers of samples, also none. Running means and variances are the same on all ranks. Gradients
+    of weight and bias are those of this rank's own loss; a DistributedOptimizer averages them like any others.
 
     Args:
         num_features: channels C of the input, of shape (N, C, ...).
-        eps: added to the variance.
-        momentum: the share of a batch in the running statistics; None for a plain mean of all batches.
-        affine: whether there are weight and bias.
-        track_running_stats: whether there are running statistics, for evaluation; without, that takes the batch's too.
-        process_set: by default all ranks.
+        eps: number added to the variance.
+        momentum: weight of a batch in the running statistics; None for a plain mean of all batches.
+        affine: whether the layer has a weight and a bias.
+        track_running_stats: whether the layer keeps running statistics for evaluation. Without them, evaluation uses
+            the statistics of the batch.
+        process_set: the ranks; by default all ranks.
 
     Raises:
-        ArgumentError: from forward: the input is of another shape, or all ranks' batches have one value a channel.
+        ArgumentError: from forward: the input's shape is wrong, or a channel has only one value on all ranks together.
         UnsupportedError: from forward: the input is not in host memory.
-        HorovodInternalError: from forward and backward, on every rank: they are at different layers, or one is gone.
+        HorovodInternalError: from forward and backward: the ranks run different layers, or a rank is lost. Every rank
+            raises it.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class SyncBatchNorm(_BatchNorm):
         return output
 
     def _share(self) -> float:
-        """Return the share of this batch in the running statistics."""
+        """Return the weight of this batch in the running statistics."""
         if self.momentum is not None:
             return self.momentum
         return 0.0 if self.num_batches_tracked is None else 1.0 / max(1, int(self.num_batches_tracked))
@@ -110,16 +112,17 @@ class SyncBatchNorm(_BatchNorm):
                 running.copy_(running.double().lerp_(found, share))
 
     def _plain(self, values: Tensor, mean: Tensor | None, variance: Tensor | None, *, training: bool) -> Tensor:
-        """Return `values` normalised by what this rank has alone."""
+        """Return `values` normalised by this rank's own statistics, or by the given ones in evaluation."""
         return nn.functional.batch_norm(
             values, mean, variance, self.weight, self.bias, training, self._share() if training else 0.0, self.eps
         )
 
 
 def convert_sync_batchnorm(module: nn.Module, process_set: ProcessSet = global_process_set) -> nn.Module:
-    """Return `module` with each of its BatchNorm layers replaced by a SyncBatchNorm; one if it is such a layer itself.
+    """Replace each BatchNorm layer of `module` by a SyncBatchNorm, and return the module.
 
-    Parameters and running statistics are the same tensors as before, so that an optimizer's stay what they are.
+    If `module` itself is a BatchNorm layer, return a SyncBatchNorm. Parameters and running statistics stay the same
+    tensors, so an optimizer of the module remains valid.
 
     Raises:
         ArgumentError: `parallelize` has put the module on the ranks.
@@ -148,10 +151,10 @@ def _converted(layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
 
 
 class _Statistics:
-    """What the samples of all ranks have in common; float64, shape (C,), the same bits on all ranks."""
+    """Statistics of all ranks' samples: float64, shape (C,), bit-identical on all ranks."""
 
     def __init__(self, rows: NDArray[np.float64]) -> None:
-        """Put together `rows`, by rank: n, m by channel, s by channel."""
+        """Combine `rows`, one per rank: n, then m of each channel, then s of each channel."""
         channels = rows.shape[1] // 2
         counts, means, squares = rows[:, :1], rows[:, 1 : channels + 1], rows[:, channels + 1 :]
         self.count = int(counts.sum())
@@ -165,7 +168,7 @@ class _Statistics:
         """Return the statistics of all ranks' `values`, of shape (N, C, ...).
 
         Raises:
-            ArgumentError: on every rank: all `values` together are one a channel.
+            ArgumentError: a channel has only one value on all ranks together. Every rank raises it.
         """
         own = _row_of(values)
         with internal_errors("SyncBatchNorm"):
@@ -179,13 +182,13 @@ class _Statistics:
 
 
 def _row_of(values: Tensor) -> NDArray[np.float64]:
-    """Return what one rank tells of its `values`: n, m by channel, s by channel."""
+    """Return this rank's row of statistics: n, then m of each channel, then s of each channel."""
     channels = values.shape[1]
     row = np.zeros(1 + 2 * channels)
     count = values.numel() // max(1, channels)
     if count and channels:
         wide, dims = values.to(_worked_in(values)), _samples(values)
-        # About a mean that was rounded, and then what is left of it; torch.var_mean takes ten times as long.
+        # First deviations from a rounded mean, then a correction by the rest; torch.var_mean takes ten times as long.
         estimate = wide.mean(dims)
         deviations = wide - _by_channel(estimate, values)
         left = deviations.sum(dims).double() / count
@@ -197,10 +200,10 @@ def _row_of(values: Tensor) -> NDArray[np.float64]:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - m) / sqrt(s / n + eps) w + b, of which m and s depend on all ranks' x."""
+    """(x - m) / sqrt(s / n + eps) w + b, in which m and s depend on all ranks' x."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 -- torch wants tensors as arguments of their own
+    def forward(  # noqa: PLR0913, PLR0917 -- torch wants each tensor as an argument
         ctx: Any,
         input: Tensor,  # noqa: A002 -- as in torch
         weight: Tensor | None,
@@ -221,10 +224,13 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients: with dy that of the output, x' the normalised input and <> the mean over all samples.
+        """Return the gradients of the input, the weight and the bias.
 
-        input: (dy - <dy> - x' <dy x'>) w / sqrt(s / n + eps)
-        weight: the sum of dy x' over this rank's samples; bias: that of dy
+        With dy the gradient of the output, x' the normalised input and <> the mean over all ranks' samples:
+
+            input: (dy - <dy> - x' <dy x'>) w / sqrt(s / n + eps)
+            weight: the sum of dy x' over this rank's samples
+            bias: the sum of dy over this rank's samples
         """
         values, weight = ctx.saved_tensors
         statistics: _Statistics = ctx.statistics
@@ -255,10 +261,10 @@ def _worked_in(values: Tensor) -> torch.dtype:
 
 
 def _by_channel(found: Tensor, values: Tensor) -> Tensor:
-    """Return `found`, of shape (C,), so that it goes with `values`, of shape (N, C, ...)."""
+    """Return `found`, of shape (C,), as a view that broadcasts with `values`, of shape (N, C, ...)."""
     return found.view(-1, *[1] * (values.dim() - 2))
 
 
 def _samples(values: Tensor) -> list[int]:
-    """Return the dimensions other than the channels'."""
+    """Return all dimensions except the channels."""
     return [dim for dim in range(values.dim()) if dim != 1]

@@ -1,1 +1,1 @@
-"""Where the time goes: the share of this machine's peak, what bounded the training, and its steps in the timeline."""
+"""Reports on time: the share of the machine's peak, the bottleneck, and steps in the timeline."""

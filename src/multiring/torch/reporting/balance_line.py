@@ -1,4 +1,4 @@
-"""The balance line of a training with torch: which of its data, its computation or its wire bounded it."""
+"""The balance line of a training run with torch: whether data, computation or the wire bounds it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from multiring.runtime import is_initialized
 
 
 def balance(loader: Loader) -> BalanceWatch:
-    """Begin to count what bounds a training that `loader` feeds.
+    """Start to measure what bounds a training run that `loader` feeds.
 
         watch = mt.balance(loader)
         for batch in loader:
@@ -20,9 +20,9 @@ def balance(loader: Loader) -> BalanceWatch:
             evaluate(model)
         mt.print_once(watch.finish())
 
-    `finish` returns a `Balance`, whose text is the line; every rank calls it. Nothing is called at each step: what
-    workers did the loader counts, what the wire did the runtime. Operations that are no training's, between `balance`
-    and `finish` and outside of `paused`, count as its own.
+    `finish` returns a `Balance`, whose text is the balance line; every rank calls it. Steps need no call: the loader
+    counts the work of its workers, and the runtime counts the work of the wire. Every operation between `balance` and
+    `finish` counts as training, unless it runs within `paused`.
 
     Args:
         loader: a `DataLoader`, or multiring.data's Loader.

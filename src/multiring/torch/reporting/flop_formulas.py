@@ -1,7 +1,8 @@
-"""The FLOP of operations that torch's counter leaves out or counts wrongly, two for a multiplication with its addition.
+"""FLOP formulas of operations that torch's counter leaves out or counts wrongly.
 
-torch's counter knows the attention of GPUs and no recurrent layer, and takes the backward of a grouped convolution for
-that of a full one: https://github.com/pytorch/pytorch/blob/main/torch/utils/flop_counter.py.
+A multiplication with its addition counts as two FLOP. torch's counter knows only the attention of GPUs and no recurrent
+layers, and it counts the backward of a grouped convolution like that of a full one:
+https://github.com/pytorch/pytorch/blob/main/torch/utils/flop_counter.py.
 """
 
 import math
@@ -15,7 +16,7 @@ Shape = Sequence[int]
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *_others: Any, **_options: Any) -> int:
-    """Two products: of queries with keys, and of their weights with values."""
+    """Count the products of queries with keys, and of attention weights with values."""
     *outer, queries, features = query
     return 2 * math.prod(outer) * queries * key[-2] * (features + value[-1])
 
@@ -23,12 +24,12 @@ def _attention(query: Shape, key: Shape, value: Shape, *_others: Any, **_options
 def _attention_backward(
     _gradient: Shape, query: Shape, key: Shape, value: Shape, *_others: Any, **_options: Any
 ) -> int:
-    """Two products for each of the forward's; what is computed once more to save memory does not count."""
+    """Count two products for each forward product; recomputation to save memory does not count."""
     return 2 * _attention(query, key, value)
 
 
 def _recurrent(given: Shape, into: Shape, across: Shape, *_others: Any, **_options: Any) -> int:
-    """The gates of each step: of its input, and of the state before."""
+    """Count the gates of all time steps: the products with the inputs and with the previous states."""
     return 2 * given[0] * given[1] * (math.prod(into) + math.prod(across))
 
 
@@ -37,7 +38,7 @@ def _recurrent_backward(given: Shape, into: Shape, across: Shape, *_others: Any,
 
 
 def _convolution_backward(gradient: Shape, given: Shape, weight: Shape, *others: Any, **_options: Any) -> int:
-    """As many as forward for the gradient of the input, and as many for that of the weight, where they are wanted."""
+    """Count each wanted gradient (of the input, of the weight) like the forward."""
     is_transposed, wanted = others[4], others[7]
     positions = given if is_transposed else gradient
     return 2 * positions[0] * math.prod(positions[2:]) * math.prod(weight) * (int(wanted[0]) + int(wanted[1]))
@@ -56,7 +57,7 @@ def _sum_of_products(_added: Shape, one: Shape, other: Shape, **_options: Any) -
 
 
 def _three_factors(one: Shape, two: Shape, three: Shape, *places: Any, **_options: Any) -> int:
-    """Every combination of the three factors' indices, as torch.nn.Bilinear has."""
+    """Count one product for each combination of the three factors' indices, as in torch.nn.Bilinear."""
     spread = []
     for shape, added in zip((one, two, three), places, strict=False):
         full = list(shape)
@@ -67,7 +68,7 @@ def _three_factors(one: Shape, two: Shape, three: Shape, *places: Any, **_option
 
 
 def _distances(one: Shape, other: Shape, **_options: Any) -> int:
-    """Of many points to many, by one product."""
+    """Count the distances between two sets of points as one matrix product."""
     return 2 * math.prod(one) * other[-2]
 
 
@@ -85,7 +86,7 @@ _BY_NAME = {
     "_trilinear": _three_factors,
     "_euclidean_dist": _distances,
 }
-# Versions of torch differ in what there is.
+# Each version of torch has only some of these operations.
 FORMULAS: dict[Any, Any] = {
     getattr(torch.ops.aten, name): formula for name, formula in _BY_NAME.items() if hasattr(torch.ops.aten, name)
 }

@@ -1,10 +1,9 @@
-"""How fast a training run is: samples and FLOP a second, and what share that is of what this machine can do.
+"""The speed of a training run: samples and FLOP a second, and the share of this machine's peak.
 
-FLOP are those of products, convolutions, attention and recurrent layers, by torch's counter and `flop_formulas`, on a
-plain copy of the model without values, forward and backward, two for each multiplication with its addition, and none
-for what activation checkpointing computes once more; the peak is
-the highest rate of matrix products and of one convolution, measured here, on all ranks at once. Neither is from a data
-sheet.
+FLOP are those of matrix products, convolutions, attention and recurrent layers, forward and backward. torch's counter
+and `flop_formulas` count them on a plain copy of the model without values. A multiplication with its addition counts as
+two FLOP, and recomputation by activation checkpointing does not count. The peak is the highest rate of matrix products
+and of a convolution. It is measured on this machine, on all ranks at once; neither number comes from a data sheet.
 """
 
 import copy
@@ -35,22 +34,22 @@ _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
-    """Return the FLOP of one step, by torch's counter.
+    """Return the FLOP of one step, forward and backward.
 
     Args:
-        model: of which a plain copy is used: no hook of the original sees it.
-        step: returns the loss of the model that it gets, of as many samples as are meant.
+        model: the model. A plain copy of it is counted, so hooks of the original are not called.
+        step: a function that gets the copy and returns its loss for the intended number of samples.
 
     Raises:
-        ArgumentError: `step` returns no loss to differentiate, or nothing is counted.
+        ArgumentError: `step` returns no differentiable loss, or no operation of the model is counted.
     """
     held = held_of_module(model)
     if held is not None and not held.is_whole:
         raise ArgumentError(
-            f"training_flop of a model under {held.parallelism}: want the plain model as one process has it, for which "
-            "one that is not trained serves"
+            f"training_flop of a model under {held.parallelism}: want the plain model as one process has it; it need "
+            "not be trained"
         )
-    # Of tensors without values shapes are enough: neither time nor memory of a step is taken.
+    # Tensors without values suffice to count, so this takes neither the time nor the memory of a step.
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         shapes = {id(each): mode.from_tensor(each) for each in (*model.parameters(), *model.buffers())}
@@ -58,12 +57,12 @@ def training_flop(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
             return _counted(copy.deepcopy(model, shapes), step)
     except ArgumentError:
         raise
-    except Exception:  # noqa: BLE001 -- a step may need values: .item(), a mask, NumPy; what is wrong with it shows below
+    except Exception:  # noqa: BLE001 -- the step may need values: .item(), a mask, NumPy; other errors show below
         return _counted(copy.deepcopy(model), step)
 
 
 class _NoModules:
-    """In place of what finds the module of an operation, whose hooks end a step that calls autograd.grad itself."""
+    """Replaces torch's module tracker, whose hooks break a step that calls autograd.grad itself."""
 
     parents = frozenset({"Global"})
 
@@ -75,7 +74,7 @@ class _NoModules:
 
 
 class _Counter(FlopCounterMode):
-    """torch's counter, which leaves out what activation checkpointing computes once more during backward."""
+    """torch's counter without operations that activation checkpointing recomputes in backward."""
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=FORMULAS)
@@ -83,7 +82,7 @@ class _Counter(FlopCounterMode):
         self.is_backward = False
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
-        # Of a backward, operations alone that are computed once more are to be differentiated.
+        # In a backward, only recomputed operations have gradients enabled.
         if self.is_backward and torch.is_grad_enabled():
             return out
         return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call] # torch's own
@@ -106,18 +105,21 @@ def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
 def measured_peak(
     dtype: str = "float32", *, sizes: Sequence[int] = SIZES, channels: int = _CHANNELS, seconds: float = 0.2
 ) -> dict[str, float]:
-    """Return this rank's FLOP/s of square matrix products and of a 3 x 3 convolution, while all ranks measure.
+    """Return this rank's FLOP/s of matrix products and of a 3 x 3 convolution, while all ranks measure.
 
-    Every rank calls it, where there are several.
+    In a job of several ranks, every rank has to call it.
 
     Args:
         dtype: "float32", "bf16" or "fp16".
-        sizes: of the matrices.
-        channels: of the convolution, of images of 14 x 14, channels_last.
-        seconds: how long each is repeated, at least twice.
+        sizes: the sizes of the square matrices.
+        channels: channels of the convolution. Its images have 14 x 14 pixels, in channels_last.
+        seconds: minimum duration of each measurement; the work is repeated at least twice.
+
+    Returns:
+        The rates by name, for example "matrix 512".
 
     Raises:
-        ArgumentError: no such type.
+        ArgumentError: `dtype` is none of the three.
     """
     if dtype not in _DTYPES:
         raise ArgumentError(f"measured_peak(dtype={dtype!r}): want {' or '.join(map(repr, _DTYPES))}")
@@ -136,7 +138,7 @@ def measured_peak(
 
 
 def _rate(work: Callable[[], object], flop: float, seconds: float) -> float:
-    """Return the best rate of `work`, in FLOP/s, after one call that does not count."""
+    """Return the best rate of `work` in FLOP/s, after one warm-up call."""
     work()
     if is_initialized() and size() > 1:
         barrier()
@@ -151,16 +153,16 @@ def _rate(work: Callable[[], object], flop: float, seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a run reached, of all ranks together.
+    """The speed of a training run, of all ranks together.
 
     Attributes:
-        seconds: of training: input, steps and logging; not what was within `paused`.
-        samples: all ranks'.
-        flop: of them.
-        peak: the sum over ranks of the highest FLOP/s that each measured.
-        peaks: that sum by each time it was measured: before, between, after.
-        ranks: how many.
-        dtype: of the arithmetic of which the peak is.
+        seconds: time of training: input, steps and logging, without the time within `paused`.
+        samples: number of samples of all ranks.
+        flop: FLOP of these samples.
+        peak: highest of `peaks`.
+        peaks: for each measurement of the peak (before, between and after training), the sum over ranks of FLOP/s.
+        ranks: number of ranks.
+        dtype: data type with which the peak was measured.
     """
 
     seconds: float
@@ -173,7 +175,7 @@ class Throughput:
 
     @property
     def share(self) -> float:
-        """The sustained part of the peak."""
+        """The sustained share of the peak, from 0 to 1."""
         return self.flop / self.seconds / self.peak
 
     def __str__(self) -> str:
@@ -189,7 +191,7 @@ class Throughput:
 
 
 class TrainingReport:
-    """Counts the samples of a run and the time they take; see `training_report`."""
+    """Counts the samples of a run and their time; see `training_report`."""
 
     def __init__(
         self,
@@ -207,16 +209,16 @@ class TrainingReport:
 
     @property
     def samples(self) -> int:
-        """This rank's so far."""
+        """The number of samples that this rank has counted."""
         return self._samples
 
     def count(self, samples: int) -> None:
-        """Count a step of so many samples of this rank's."""
+        """Count a step of `samples` samples of this rank."""
         self._samples += samples
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it time does not count: evaluation, checkpoints."""
+        """Stop the clock within the block, for example for evaluation or checkpoints."""
         if self._began is None:
             raise StateError("training report: paused() within paused()")
         self._seconds += self._clock() - self._began
@@ -227,15 +229,15 @@ class TrainingReport:
             self._began = self._clock()
 
     def measure_peak(self) -> None:
-        """Measure the peak once more, as between two epochs; every rank calls it. Its time does not count."""
+        """Measure the peak again, outside of the counted time. Every rank calls it."""
         with self.paused():
             self._peaks.append(max(self._measure().values()))
 
     def finish(self) -> Throughput:
-        """Measure the peak a last time, and return what all ranks reached; every rank calls it.
+        """Measure the peak a last time, and return the speed of all ranks. Every rank calls it.
 
         Raises:
-            StateError: no sample was counted, on any rank.
+            StateError: no rank has counted a sample.
         """
         self.measure_peak()
         with self.paused():
@@ -264,7 +266,7 @@ def training_report(
     dtype: str = "float32",
     measure: Callable[[], dict[str, float]] | None = None,
 ) -> TrainingReport:
-    """Begin to report on a training run: samples and FLOP a second, and the share of what the machine can do.
+    """Start to report on a training run: samples and FLOP a second, and the share of the machine's peak.
 
         report = mt.training_report(model, lambda plain: loss_of(plain(inputs), labels), samples=len(inputs))
         for inputs, labels in loader:
@@ -277,14 +279,14 @@ def training_report(
     Every rank calls it, and measures its peak at the same time.
 
     Args:
-        model: as it is trained.
-        step: the loss of `samples` samples.
-        samples: how many.
-        dtype: of the arithmetic, for the peak.
-        measure: what measures it; by default `measured_peak`, which takes some seconds.
+        model: the model to train.
+        step: a function that gets a copy of the model and returns the loss of `samples` samples.
+        samples: number of samples in `step`'s loss.
+        dtype: data type with which the peak is measured.
+        measure: a function that measures the peak; by default `measured_peak`, which takes some seconds.
 
     Raises:
-        ArgumentError: as `training_flop` and `measured_peak` do.
+        ArgumentError: `samples` is below 1, or `training_flop` or `measured_peak` raises it.
     """
     if samples < 1:
         raise ArgumentError(f"training_report(samples={samples!r}): want 1 or more")

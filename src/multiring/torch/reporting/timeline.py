@@ -1,12 +1,12 @@
-"""The training loop in the timeline: forward, backward and optimizer, recorded from outside while one is on.
+"""Forward, backward and optimizer steps in the timeline, recorded by hooks while it runs.
 
-forward     a call of a module that no other module's call is around
-backward    from the first gradient of such a module's output to the end of that backward's graph; waiting for other
-            ranks' gradients comes behind it
-optimizer   a step, with what is done in its hooks
+forward     an outermost call of a module, which is not within another module's call
+backward    from the first gradient of such a module's output to the end of that backward's graph; the wait for other
+            ranks' gradients follows it
+optimizer   a step, including its hooks
 
-torch has hooks for all modules, and for all optimizers, but none for all backwards. Under torch.compile only the
-outermost call is hooked, which is not compiled.
+torch has hooks for all modules and for all optimizers, but none for all backwards. Under torch.compile only the
+outermost call, which is not compiled, is hooked.
 """
 
 import threading
@@ -25,18 +25,18 @@ from multiring.trace import Spans, follow
 
 
 class _Calls(threading.local):
-    """What goes on in a thread: of modules the outermost one."""
+    """The running calls of a thread: its outermost module, its backward and its optimizer steps."""
 
     def __init__(self) -> None:
         self.outermost: nn.Module | None = None
-        self.depth = 0  # of the outermost one's calls of itself
+        self.depth = 0  # how many calls of the outermost module are nested in each other
         self.began_ns = 0
-        self.backward = -1  # the one whose end is waited for
-        self.steps: dict[int, int] = {}  # when each optimizer's step began
+        self.backward = -1  # the number of the backward whose end is awaited
+        self.steps: dict[int, int] = {}  # start of each optimizer's step, by `id`
 
 
 class _Hooks:
-    """The hooks, which are there while a timeline is on only."""
+    """Installs the hooks when a timeline starts, and removes them when it stops."""
 
     def __init__(self) -> None:
         self._spans = Spans()
@@ -44,10 +44,10 @@ class _Hooks:
         self._handles: list[Any] = []
 
     def started(self, spans: Spans) -> None:
-        """Begin to add to `spans`."""
+        """Install the hooks, which add to `spans`."""
         self._spans = spans
         self._calls = _Calls()
-        # True, and no harm: of the calls within each other the outermost is recorded.
+        # The warning is true but harmless, because only the outermost of nested calls is recorded.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks", UserWarning)
         self._handles = [
             register_module_forward_pre_hook(self._before_forward),
@@ -57,7 +57,7 @@ class _Hooks:
         ]
 
     def stopped(self) -> None:
-        """Stop that."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -115,7 +115,7 @@ _hooks = _Hooks()
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """Yield the tensors of what a module returned, as far as it is made of sequences, mappings and dataclasses."""
+    """Yield the tensors in a module's output; it may nest sequences, mappings and dataclasses."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
@@ -129,4 +129,4 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
             yield from _tensors(getattr(outputs, name))
 
 
-follow(_hooks)  # whoever starts a timeline
+follow(_hooks)  # install these hooks whenever a timeline starts
