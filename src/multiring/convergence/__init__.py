@@ -1,4 +1,4 @@
-"""How large batches train: the noise scale, the critical batch, and learning-rate schedules, without a framework."""
+"""Large-batch training without a framework: noise scale, critical batch and rate schedules."""
 
 from multiring.convergence.critical_batch import Advice as Advice
 from multiring.convergence.critical_batch import Law as Law
@@ -32,5 +32,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names only."""
     return __all__

@@ -1,10 +1,10 @@
-"""AdaScale: how much of S steps a step with an S times larger batch is worth.
+"""AdaScale: the number of small-batch steps that one step with an S times larger batch is worth.
 
     gain = (sigma^2 + mu^2) / (sigma^2 / S + mu^2)        from 1 to S
 
 mu^2 is the squared norm of the gradient's mean, sigma^2 its variance at the small batch. The learning rate of the small
-batch is multiplied by the gain, and its schedule advances by it. Where the gradient is all noise that is S, linear
-scaling; where there is none, 1. It warms up by itself.
+batch is multiplied by the gain, and its schedule advances by the gain. If the gradient is pure noise, the gain is S, as
+in linear scaling. Without noise it is 1. AdaScale therefore needs no warm-up.
 
 Source: Johnson, Agrawal, Gu & Guestrin, "AdaScale SGD: a user-friendly algorithm for distributed training", ICML 2020,
 arXiv 2007.05105.
@@ -18,12 +18,12 @@ from multiring.errors import ArgumentError
 
 
 def adascale_gain(variance: float, square: float, scale: float) -> float:
-    """Return the gain.
+    """Return the gain, from 1 to `scale`.
 
     Args:
-        variance: sigma^2, of the small batch's gradient; below 0 counts as 0.
-        square: mu^2; below 0 counts as 0.
-        scale: S, how many times larger the batch is.
+        variance: sigma^2 of the small batch's gradient; a negative value counts as 0.
+        square: mu^2; a negative value counts as 0.
+        scale: S, the factor by which the batch is larger.
     """
     variance, square = max(variance, 0.0), max(square, 0.0)
     below = variance / scale + square
@@ -31,18 +31,18 @@ def adascale_gain(variance: float, square: float, scale: float) -> float:
 
 
 class AdaScale:
-    """The gain, from averages over the last steps."""
+    """The gain, computed from moving averages over the last steps."""
 
     def __init__(self, scale: float, batch: float, memory: float | None = None) -> None:
-        """Begin with a gain of 1.
+        """Start with a gain of 1.
 
         Args:
-            scale: S.
-            batch: of the small batch, in samples; S times that is trained with.
-            memory: how much of an average is kept at each step; by default max(1 - S/1000, 0).
+            scale: S, the factor by which the training batch is larger than the small batch.
+            batch: samples of the small batch.
+            memory: weight of the old average at each step; by default max(1 - S/1000, 0).
 
         Raises:
-            ArgumentError: a number out of range.
+            ArgumentError: a number is out of range.
         """
         if not scale >= 1 or not batch > 0:
             raise ArgumentError(f"AdaScale(scale={scale!r}, batch={batch!r}): want 1 or more, and above 0")
@@ -55,26 +55,26 @@ class AdaScale:
 
     @property
     def gain(self) -> float:
-        """What the next step is worth."""
+        """The gain of the next step, in steps of the small batch."""
         if not self._weight:
             return 1.0
         return adascale_gain(self._variance / self._weight, self._square / self._weight, self._scale)
 
     def add(self, sample: NoiseSample) -> None:
-        """Take what a step says of the gradient."""
+        """Add a step's noise sample to the averages."""
         keep = self._memory
         self._weight = keep * self._weight + (1 - keep)
         self._variance = keep * self._variance + (1 - keep) * sample.noise / self._batch
         self._square = keep * self._square + (1 - keep) * sample.signal
 
     def advance(self) -> float:
-        """Count a step; return its gain."""
+        """Count a step, and return its gain."""
         gain = self.gain
         self.progress += gain
         return gain
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it knows."""
+        """Return the averages and the progress."""
         return {
             "weight": self._weight,
             "variance": self._variance,
@@ -83,6 +83,6 @@ class AdaScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Know what `state_dict` returned."""
+        """Restore the averages and the progress from `state`."""
         self._weight, self._variance = state["weight"], state["variance"]
         self._square, self.progress = state["square"], state["progress"]

@@ -1,4 +1,4 @@
-"""Arguments that are numbers within bounds, or one of several words."""
+"""Checks that an argument is a number within bounds, or one of several choices."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from multiring.errors import ArgumentError
 
 
 def require_number(what: str, value: Any, least: float = 0.0, below: float = np.inf) -> None:
-    """Raise ArgumentError unless `value` is a number from `least` on, and below `below`."""
+    """Raise ArgumentError unless `value` is a number of at least `least` and below `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < below:
         end = "" if below == np.inf else f" and below {below:g}"
         raise ArgumentError(f"{what}={value!r}: want a number of {least:g} or more{end}")

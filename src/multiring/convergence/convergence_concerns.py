@@ -1,33 +1,33 @@
-"""What of a run's setting may harm its convergence, and why."""
+"""Settings of a run that may harm its convergence, with reasons."""
 
 from dataclasses import dataclass
 
 from multiring.convergence.noise_scale import Interval
 
-_FAR = 10.0  # times the critical batch: 11 times the least samples
-_OWED = 10.0  # times the gradient: what was sent is mostly old
+_FAR = 10.0  # times the critical batch: training then needs 11 times the fewest possible samples
+_OWED = 10.0  # times the gradient's norm: what is sent is then mostly old
 _UNEVEN = 2.0
 _SKIPS = 0.1
-_MANY = 100  # steps, before a part of them says something
+_MANY = 100  # steps before a share of them is significant
 _HEAVY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is known of a run.
+    """Facts about a run; a default value means that a fact is unknown.
 
     Args:
         batch: samples of a step.
-        noise: the noise scale, where it is known.
-        lag: of gradients, in steps.
-        momentum: of the optimizer.
-        wire: the wire type, where gradients travel in another than their own.
-        has_feedback: whether what the wire loses goes along with the next gradient.
-        owed: the norm of what compression has not sent yet.
-        gradient: the norm of a gradient.
-        shares: samples of the rank that has fewest, and of an even share.
-        steps: how many there have been.
-        skipped: how many of them overflowed.
+        noise: the noise scale.
+        lag: gradient lag, in steps.
+        momentum: the optimizer's momentum.
+        wire: the wire type, if gradients are not sent in their own type.
+        has_feedback: whether the compression error is added to the next gradient.
+        owed: norm of the gradients that compression has not sent yet.
+        gradient: norm of a gradient.
+        shares: samples of the rank with the fewest samples, and of an even share.
+        steps: number of steps so far.
+        skipped: number of steps that overflowed.
     """
 
     batch: float = 0.0
@@ -45,7 +45,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """One thing that may harm convergence."""
+    """A possible harm to convergence."""
 
     kind: str
     reason: str
@@ -55,7 +55,7 @@ class Concern:
 
 
 def concerns(facts: Facts) -> list[Concern]:
-    """Return what may harm the convergence of such a run; of each kind one at most."""
+    """Return the concerns about such a run, at most one of each kind."""
     found = []
     noise = facts.noise
     if noise is not None and 0 < noise.high < facts.batch / _FAR:
@@ -81,23 +81,23 @@ def concerns(facts: Facts) -> list[Concern]:
         found.append(
             Concern(
                 "compression",
-                "gradients travel as int8 and what that loses is lost: what is below 1/254 of a block's largest never "
-                "arrives; pass error_feedback=True",
+                "gradients are sent as int8 and the compression error is discarded: values below 1/254 of a block's "
+                "largest value never arrive; pass error_feedback=True",
             )
         )
     if facts.gradient > 0 and facts.owed > _OWED * facts.gradient:
         found.append(
             Concern(
                 "residual",
-                f"compression owes {facts.owed / facts.gradient:.0f} times a gradient: what is sent is mostly old; "
-                "want a higher rank, or a finer wire type",
+                f"the residual of compression is {facts.owed / facts.gradient:.0f} times a gradient: what is sent is "
+                "mostly old; want a higher rank, or a finer wire type",
             )
         )
     if facts.shares is not None and facts.shares[0] * _UNEVEN < facts.shares[1]:
         found.append(
             Concern(
                 "uneven ranks",
-                f"a rank had {facts.shares[0]} samples where an even share is {facts.shares[1]}: batch statistics and "
+                f"a rank had {facts.shares[0]} samples, but an even share is {facts.shares[1]}: batch statistics and "
                 "compression see a noisier gradient there; want batches that the ranks divide",
             )
         )
@@ -105,7 +105,7 @@ def concerns(facts: Facts) -> list[Concern]:
         found.append(
             Concern(
                 "overflow",
-                f"{facts.skipped} of {facts.steps} steps overflowed and were left out; want bf16, a lower first loss "
+                f"{facts.skipped} of {facts.steps} steps overflowed and were skipped; want bf16, a lower first loss "
                 "scale, or a lower learning rate",
             )
         )

@@ -1,11 +1,11 @@
-"""What a batch costs: the law of large-batch training, its fit, and advice.
+"""The cost of a batch size: the law of large-batch training, its fit, and advice.
 
     E = Emin (1 + B / Bc)        samples to a target, at batch B
-    S = Smin (1 + Bc / B)        steps to it; E = B S, Emin = Bc Smin
+    S = Smin (1 + Bc / B)        steps to the target; E = B S, Emin = Bc Smin
     rate = rate_max / (1 + Bc / B)        the best learning rate of SGD
 
-Far below Bc twice the batch is half the steps, for the same samples; far beyond it twice the batch is twice the
-samples, for the same steps. At Bc both are twice their least.
+Far below Bc, twice the batch halves the steps, and needs the same number of samples. Far above Bc, twice the batch
+doubles the samples, and needs the same number of steps. At Bc, both are twice their minimum.
 
 Source: McCandlish et al., "An empirical model of large-batch training", 2018, arXiv 1812.06162.
 """
@@ -21,12 +21,12 @@ from multiring.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """E = least (1 + (B / critical)^exponent).
+    """The law E = least (1 + (B / critical)^exponent).
 
     Args:
-        least: Emin, in samples, epochs or whatever E counts.
+        least: Emin, in samples, epochs or any other unit of E.
         critical: Bc, in samples.
-        exponent: 1 in the law; others for comparison.
+        exponent: 1 in the law; other values are for comparison.
     """
 
     least: float
@@ -38,20 +38,20 @@ class Law:
         return float(self.least * (1.0 + (batch / self.critical) ** self.exponent))
 
     def residuals(self, batches: Sequence[float], needed: Sequence[float]) -> list[float]:
-        """Return how far each of `needed` is above the law, as a part of it."""
+        """Return the relative deviation of each of `needed` from the law; positive if it is above."""
         return [each / self.needed(batch) - 1.0 for batch, each in zip(batches, needed, strict=True)]
 
 
 def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float = 1.0) -> Law:
-    """Return the law whose logarithms are closest to those of `needed`, by least squares.
+    """Return the law that fits `needed` best, by least squares of logarithms.
 
     Args:
-        batches: three or more, above 0.
-        needed: E at each, above 0.
-        exponent: of B.
+        batches: three or more batch sizes, above 0.
+        needed: E at each batch size, above 0.
+        exponent: the exponent of B.
 
     Raises:
-        ArgumentError: there are too few, or one is not above 0.
+        ArgumentError: there are fewer than three batches, or a number is not above 0.
     """
     sizes, logs = np.asarray(batches, float), np.log(np.asarray(needed, float))
     if len(sizes) < 3 or len(sizes) != len(logs) or not (sizes > 0).all() or not np.isfinite(logs).all():
@@ -59,7 +59,7 @@ def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float =
             f"law of batches {list(batches)} and {list(needed)}: want three or more of each, all above 0"
         )
     low, high = math.log(sizes.min()) - 12.0, math.log(sizes.max()) + 12.0
-    # For each Bc the best Emin is the mean difference of logarithms; over log Bc a grid is refined.
+    # For each Bc, the best Emin is the mean difference of logarithms. Bc is searched on a grid that is refined.
     for _ in range(8):
         grid = np.linspace(low, high, 65)
         shapes = np.log1p(np.exp(exponent * (np.log(sizes)[None, :] - grid[:, None])))
@@ -73,14 +73,14 @@ def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float =
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one batch means, beside the batch that was trained with."""
+    """The cost of one batch size, relative to the batch size that was trained with."""
 
     batch: int
-    steps: float  # as a part of those of the batch that was trained with
-    samples: float  # likewise
-    learning_rate: float | None  # SGD's
-    total_steps: float | None  # where a finished run was given
-    epochs: float | None  # likewise
+    steps: float  # relative to the known run's steps
+    samples: float  # relative to the known run's samples
+    learning_rate: float | None  # for SGD only
+    total_steps: float | None  # None unless the known run's steps were given
+    epochs: float | None  # None unless the known run's steps and samples per epoch were given
 
     def __str__(self) -> str:
         text = f"batch {self.batch:>8,}: {self.steps:6.2f} x the steps, {self.samples:6.2f} x the samples"
@@ -91,12 +91,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Which batch pays, and what others cost.
+    """The largest batch that pays, and the costs of other batches.
 
     Attributes:
         critical: Bc, in samples.
-        pays_up_to: the largest doubling of the batch from which at least a third of the steps' time is saved by having
-            twice the ranks; Bc, or the batch itself where that is beyond it already.
+        pays_up_to: the largest batch that is reached by a doubling which saves at least a third of the steps: Bc,
+            rounded.
         choices: other batches.
     """
 
@@ -109,7 +109,7 @@ class Advice:
         return "\n".join([head, *map(str, self.choices)])
 
 
-def advise(  # noqa: PLR0913 -- what a run is known by
+def advise(  # noqa: PLR0913 -- the numbers that describe a run
     *,
     critical: float,
     batch: int,
@@ -119,19 +119,19 @@ def advise(  # noqa: PLR0913 -- what a run is known by
     samples_per_epoch: int | None = None,
     batches: Sequence[int] | None = None,
 ) -> Advice:
-    """Return which batch still pays, and what others cost in steps and samples.
+    """Return the largest batch that pays, and the costs of others in steps and samples.
 
     Args:
-        critical: Bc in samples: the noise scale, averaged over a run (`NoiseScale.progress_mean`), or a fit's.
-        batch: that of the run which is known.
-        learning_rate: its own, best for it; that of others follows for "sgd".
-        optimizer: "sgd" or another one, of whose learning rate the law says nothing.
-        steps: how many it took to its target; then steps of others are told.
-        samples_per_epoch: then epochs are, too.
-        batches: to tell of; by default from a quarter to 16 times `batch`.
+        critical: Bc in samples, from a fit or from the noise scale averaged over a run (`NoiseScale.progress_mean`).
+        batch: batch size of a known run.
+        learning_rate: the best learning rate for `batch`. With "sgd", those of other batches follow from it.
+        optimizer: "sgd" or another name; the law gives learning rates only for SGD.
+        steps: steps of the known run to its target. With it, the result contains the steps of other batches.
+        samples_per_epoch: with it, and with `steps`, the result contains epochs.
+        batches: batch sizes to advise on; by default from a quarter to 16 times `batch`.
 
     Raises:
-        ArgumentError: a number that is not above 0.
+        ArgumentError: a number is not above 0.
     """
     given = {"critical": critical, "batch": batch, "learning_rate": learning_rate, "steps": steps}
     given |= {"samples_per_epoch": samples_per_epoch}

@@ -1,19 +1,19 @@
-"""The gradient noise scale: how large a batch may be before its gradient is hardly noisier than that of all data.
+"""The gradient noise scale: the batch size beyond which more samples hardly reduce the gradient's noise.
 
     noise scale = tr(Sigma) / |G|^2
 
-G is the gradient of the loss over all data, Sigma the covariance of one sample's gradient. Neither is known, but a
-step of several ranks has gradients of parts of a batch and of the whole, whose squared norms differ by noise alone.
-With rank i's gradient g_i over b_i samples, p ranks, B = sum b_i and the whole batch's g = sum (b_i / B) g_i:
+G is the gradient of the loss over all data, Sigma the covariance of one sample's gradient. Neither is known. But a step
+of several ranks computes gradients of parts of a batch and of the whole batch, whose squared norms differ by noise
+alone. With rank i's gradient g_i over b_i samples, p ranks, B = sum b_i and the whole batch's g = sum (b_i / B) g_i:
 
     E|g_i|^2 = |G|^2 + tr(Sigma) / b_i          E|g|^2 = |G|^2 + tr(Sigma) / B
     E sum (b_i / B) |g_i|^2 = |G|^2 + p tr(Sigma) / B
 
-so that both follow, without bias and for uneven parts too. Each is averaged over steps, then they are divided: an
-average of quotients would be biased, and often infinite.
+Both unknowns follow from these equations, without bias and for parts of different sizes. Each is averaged over steps
+before they are divided, because an average of quotients would be biased, and often infinite.
 
 Source: McCandlish, Kaplan, Amodei & the OpenAI Dota Team, "An empirical model of large-batch training", 2018,
-arXiv 1812.06162, appendix A; here with parts of unlike sizes.
+arXiv 1812.06162, appendix A; generalised here to parts of different sizes.
 """
 
 import math
@@ -31,15 +31,15 @@ Series = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class NoiseSample:
-    """What one step says; either may be negative, as only their means over many steps are what they stand for."""
+    """Estimates from one step. Either may be negative; only means over many steps are meaningful."""
 
-    signal: float  # of |G|^2
-    noise: float  # of tr(Sigma)
+    signal: float  # estimate of |G|^2
+    noise: float  # estimate of tr(Sigma)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and where it may lie; in samples. `high` is infinite where the data cannot tell it from that."""
+    """A value and its confidence interval, in samples; `high` is infinite if the data gives no limit."""
 
     value: float
     low: float
@@ -50,15 +50,15 @@ class Interval:
 
 
 def noise_sample(own: Sequence[float], samples: Sequence[float], whole: float) -> NoiseSample:
-    """Return what a step says of the noise scale.
+    """Return one step's estimates for the noise scale.
 
     Args:
-        own: |g_i|^2 of each part, a rank's or a micro-batch's; of the mean over its samples.
-        samples: b_i, how many each part has; parts of none do not count.
-        whole: |g|^2 of the mean over all of them.
+        own: |g_i|^2 of each part (a rank or a micro-batch), where g_i is the mean over the part's samples.
+        samples: b_i, the number of samples of each part. Parts without samples are ignored.
+        whole: |g|^2, where g is the mean over all samples.
 
     Raises:
-        ArgumentError: fewer than two parts have samples, or there are not as many norms as numbers.
+        ArgumentError: fewer than two parts have samples, or `own` and `samples` differ in length.
     """
     parts = [(norm, count) for norm, count in zip(own, samples, strict=False) if count > 0]
     if len(own) != len(samples) or len(parts) < 2:
@@ -72,26 +72,29 @@ def noise_sample(own: Sequence[float], samples: Sequence[float], whole: float) -
 
 
 def sample_of_means(mean: float, whole: float, total: float, parts: float) -> NoiseSample:
-    """Return what a step says of the noise scale, where ranks have summed up what they know.
+    """Return one step's estimates for the noise scale from sums over the ranks.
 
     Args:
-        mean: of |g_i|^2 over the parts, weighted by their samples.
+        mean: the mean of |g_i|^2 over the parts, weighted by their samples.
         whole: |g|^2.
-        total: B.
-        parts: p, those that have samples; more than 1.
+        total: B, the number of samples of all parts.
+        parts: p, the number of parts that have samples; more than 1.
     """
     noise = (mean - whole) * total / (parts - 1)
     return NoiseSample(signal=whole - noise / total, noise=noise)
 
 
 class NoiseScale:
-    """The noise scale of the last steps."""
+    """The noise scale over the last steps."""
 
     def __init__(self, window: int = 1000) -> None:
-        """Know nothing yet; `window` is of how many steps an answer speaks.
+        """Create an estimate without any steps.
+
+        Args:
+            window: number of the latest steps that count.
 
         Raises:
-            ArgumentError: `window` below 2.
+            ArgumentError: `window` is below 2.
         """
         if window < 2:
             raise ArgumentError(f"window={window}: want 2 steps or more")
@@ -103,7 +106,7 @@ class NoiseScale:
         return len(self._signals)
 
     def add(self, sample: NoiseSample) -> None:
-        """Count one step; one that is not finite, as of a loss scale that was too large, does not count."""
+        """Count one step; a sample that is not finite, for example after an overflow, is ignored."""
         if not (math.isfinite(sample.signal) and math.isfinite(sample.noise)):
             return
         self._signals.append(sample.signal)
@@ -112,7 +115,10 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """The noise scale, in samples; infinite where the gradient cannot be told from zero, NaN without steps."""
+        """The noise scale in samples.
+
+        It is infinite if the gradient cannot be distinguished from zero, and NaN without steps.
+        """
         if not self._signals:
             return math.nan
         return float(_quotient(np.mean(self._noises), np.mean(self._signals)))
@@ -126,10 +132,11 @@ class NoiseScale:
         )
 
     def steps_needed(self, precision: float = 0.25) -> int:
-        """Return how many more steps it takes until the interval's half width is about `precision` of the value.
+        """Return the number of further steps until the interval's half width is about `precision` times the value.
 
-        By what the steps so far say: its width falls as one over the root of their number. 0 where it is narrow enough;
-        -1 where there are too few steps to say, or the gradient cannot be told from zero.
+        The estimate assumes that the width falls with the square root of the number of steps. The result is 0 if the
+        interval is narrow enough already. It is -1 if there are too few steps for an estimate, or if the gradient
+        cannot be distinguished from zero.
         """
         if len(self) < 8:
             return -1
@@ -140,11 +147,11 @@ class NoiseScale:
         return max(0, math.ceil(len(self) * ((width / precision) ** 2 - 1)))
 
     def progress_mean(self, batch: float, blocks: int = 16) -> float:
-        """Return the critical batch of a whole run, of which all steps were counted, at batch size `batch`.
+        """Return the critical batch Emin / Smin of a whole run at batch size `batch`; all steps must be counted.
 
-        The noise scale grows while a model trains. A step at batch B makes 1 / (1 + noise/B) of the progress that a
-        step without noise makes; over that progress the noise scale is averaged: Emin / Smin of the run. The steps are
-        cut into `blocks`, within each of which both parts are averaged.
+        The noise scale grows while a model trains. A step at batch B makes 1 / (1 + noise/B) of the progress of a step
+        without noise. The noise scale is averaged over that progress. For this, the steps are cut into `blocks`, and
+        both estimates are averaged within each block.
 
         Source: McCandlish et al. 2018, appendix D, for a constant batch.
         """
@@ -152,7 +159,7 @@ class NoiseScale:
         noises = np.array([np.mean(each) for each in np.array_split(self._noises, blocks)])
         signals = np.array([np.mean(each) for each in np.array_split(self._signals, blocks)])
         weights = np.array([len(each) for each in np.array_split(self._noises, blocks)], float)
-        # noise/(1 + noise/signal/B) and 1/(1 + ...), each times signal: nothing is divided by what may be zero.
+        # noise/(1 + noise/signal/B) and 1/(1 + ...) are multiplied by signal, so that no division by zero occurs.
         noises, signals = np.maximum(noises, 0.0), np.maximum(signals, 0.0)
         whole = signals + noises / batch
         progress = weights * np.divide(signals, whole, out=np.zeros_like(signals), where=whole > 0)
@@ -160,11 +167,11 @@ class NoiseScale:
         return float(_quotient(samples.sum(), progress.sum()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it knows."""
+        """Return the window and the estimates of its steps."""
         return {"window": self._window, "signals": list(self._signals), "noises": list(self._noises)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Know what `state_dict` returned."""
+        """Restore the window and the estimates from `state`."""
         self._window = int(state["window"])
         self._signals, self._noises = list(state["signals"]), list(state["noises"])
 
@@ -174,14 +181,15 @@ def block_bootstrap(
 ) -> Interval:
     """Return mean(noises) / mean(signals) with its percentile interval over resampled blocks of steps.
 
-    Steps that follow each other are alike, so blocks of n^(1/3) neighbouring steps are drawn, in a circle.
+    Consecutive steps are correlated, so blocks of n^(1/3) consecutive steps are drawn; the last step is followed by the
+    first.
 
     Args:
         noises: shape (n,).
         signals: shape (n,).
-        level: of the interval.
-        resamples: how many.
-        seed: of the draws.
+        level: confidence level of the interval.
+        resamples: number of resamples.
+        seed: seed of the random draws.
 
     Source: Politis & Romano, "A circular block-resampling procedure for stationary data", 1992; the length after
     Hall, Horowitz & Jing, "On blocking rules for the bootstrap with dependent data", Biometrika 82, 1995.
@@ -190,19 +198,19 @@ def block_bootstrap(
     length = max(1, round(count ** (1 / 3)))
     blocks = -(-count // length)
     starts = np.random.default_rng(seed).integers(0, count, (resamples, blocks))
-    # Sums over a block from cumulative ones: the resampled steps themselves are never laid out.
+    # Sums over blocks come from cumulative sums, so the resampled steps need no memory.
     sums = []
     for series in (noises, signals):
         around = np.concatenate([[0.0], np.cumsum(np.concatenate([series, series[:length]]))])
         sums.append((around[starts + length] - around[starts]).sum(axis=1))
     found = _quotient(sums[0], sums[1])
-    # By the lower of two neighbours: there is nothing between a number and infinity.
+    # The quantile takes the lower neighbour, because a number and infinity cannot be interpolated.
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], method="lower")
     return Interval(float(_quotient(noises.mean(), signals.mean())), float(low), float(high))
 
 
 def _quotient(noise: Any, signal: Any) -> Any:
-    """Return noise / signal; 0 where there is no noise, infinity where there is no signal."""
+    """Return noise / signal; 0 without noise, infinite without signal."""
     noise, signal = np.maximum(noise, 0.0), np.asarray(signal, float)
     found = np.divide(noise, signal, out=np.full(np.shape(signal), np.inf), where=signal > 0)
     return np.where(noise > 0, found, 0.0)

@@ -1,8 +1,8 @@
-"""What learning rate and batch size do while training goes on: factors by step, for any framework.
+"""Schedules of the learning rate and the batch size over training steps, for any framework.
 
-A schedule is called with a step, perhaps a fraction of one, and returns what the first learning rate is multiplied by;
-so torch's LambdaLR takes one, optax's scale_by_schedule, and multiring's own. They are multiplied:
-`Warmup(5) * Cosine(90)`.
+A schedule is a function of the step, which may be fractional. It returns the factor of the initial learning rate.
+torch's LambdaLR, optax's scale_by_schedule and multiring's own schedules accept such functions. Schedules can be
+multiplied: `Warmup(5) * Cosine(90)`.
 
 Sources: Goyal et al., "Accurate, large minibatch SGD", 2017, arXiv 1706.02677 (linear scaling, warm-up); Krizhevsky,
 "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997 (square root); Loshchilov &
@@ -19,20 +19,20 @@ from multiring.errors import ArgumentError
 
 
 class Schedule:
-    """A factor by step."""
+    """The factor of the learning rate at each step."""
 
     def __call__(self, step: float) -> float:
-        """Return the factor at `step`, from 0 on."""
+        """Return the factor at `step`, which is 0 or more."""
         raise NotImplementedError
 
     def __mul__(self, other: "Schedule") -> "Schedule":
-        """Return both together."""
+        """Return the product of two schedules."""
         return Product((self, other))
 
 
 @dataclass(frozen=True)
 class Product(Schedule):
-    """Several at once."""
+    """The product of several schedules."""
 
     parts: tuple[Schedule, ...]
 
@@ -43,18 +43,18 @@ class Product(Schedule):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always `factor`."""
+    """A constant factor."""
 
     factor: float = 1.0
 
-    def __call__(self, step: float) -> float:  # noqa: ARG002 -- as Schedule
-        """Return it."""
+    def __call__(self, step: float) -> float:  # noqa: ARG002 -- the signature of Schedule
+        """Return the constant factor."""
         return self.factor
 
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """From `start` to 1 along a line, in `steps` steps."""
+    """A linear rise from `start` to 1 in `steps` steps."""
 
     steps: float
     start: float = 0.0
@@ -64,13 +64,13 @@ class Warmup(Schedule):
         require_number("Warmup start", self.start)
 
     def __call__(self, step: float) -> float:
-        """Return the factor; 1 from the end on."""
+        """Return the factor; 1 after the last step of the warm-up."""
         return 1.0 if step >= self.steps else self.start + (1.0 - self.start) * step / self.steps
 
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """From 1 to `end`, as (1 - step/steps)^power."""
+    """A fall from 1 to `end` in `steps` steps, as (1 - step/steps)^power."""
 
     steps: float
     power: float = 2.0
@@ -80,14 +80,14 @@ class Polynomial(Schedule):
         _require_above_zero("Polynomial", self.steps)
 
     def __call__(self, step: float) -> float:
-        """Return the factor; `end` from the end on."""
+        """Return the factor; `end` after `steps` steps."""
         left = max(0.0, 1.0 - step / self.steps)
         return float(self.end + (1.0 - self.end) * left**self.power)
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """From 1 to `end` along half a cosine."""
+    """A fall from 1 to `end` in `steps` steps along half a cosine."""
 
     steps: float
     end: float = 0.0
@@ -96,14 +96,14 @@ class Cosine(Schedule):
         _require_above_zero("Cosine", self.steps)
 
     def __call__(self, step: float) -> float:
-        """Return the factor; `end` from the end on."""
+        """Return the factor; `end` after `steps` steps."""
         part = min(1.0, step / self.steps)
         return self.end + (1.0 - self.end) * 0.5 * (1.0 + math.cos(math.pi * part))
 
 
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """Times `factor` at each of `at`."""
+    """A multiplication by `factor` at each step in `at`."""
 
     at: tuple[float, ...]
     factor: float = 0.1
@@ -115,15 +115,15 @@ class Steps(Schedule):
 
 @dataclass(frozen=True)
 class GrowingBatch:
-    """A batch that grows where `Steps` would let the learning rate fall: by the same factor, up to a limit.
+    """A batch size that grows by the factor by which `Steps` would lower the learning rate.
 
-    What the batch cannot grow any more, the learning rate falls by.
+    Once the batch has reached its limit, the learning rate falls instead.
 
     Args:
-        batch: the first one.
-        at: the steps, counted in samples of the first batch divided by it, as a schedule at that batch counts.
-        factor: what the learning rate would be multiplied by, below 1.
-        most: the largest batch.
+        batch: the first batch size.
+        at: the steps at which the batch grows, counted in samples divided by the first batch size.
+        factor: factor of the learning rate that is replaced, below 1; the batch is divided by it.
+        most: the largest batch size.
     """
 
     batch: int
@@ -136,23 +136,23 @@ class GrowingBatch:
             raise ArgumentError(f"{self}: want a batch of 1 or more, at most `most`, and a factor between 0 and 1")
 
     def at_step(self, step: float) -> tuple[int, float]:
-        """Return the batch, and the factor of the learning rate."""
+        """Return the batch size at `step`, and the factor of the learning rate."""
         wanted = self.factor ** -sum(step >= each for each in self.at)
         batch = min(self.most, round(self.batch * wanted))
         return batch, batch / (self.batch * wanted)
 
 
 def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> float:
-    """Return the learning rate for a batch of `to` samples, where `rate` is that for `batch`.
+    """Return the learning rate for a batch of `to` samples, given the `rate` for `batch` samples.
 
     Args:
-        rate: a learning rate.
-        batch: samples.
-        to: samples.
-        rule: "linear", for SGD far below the critical batch; "sqrt", as is usual for Adam.
+        rate: the known learning rate.
+        batch: its batch size, in samples.
+        to: the new batch size, in samples.
+        rule: "linear", for SGD far below the critical batch, or "sqrt", as is usual for Adam.
 
     Raises:
-        ArgumentError: no such rule, or a batch that is not above 0.
+        ArgumentError: the rule is unknown, or a batch size is not above 0.
     """
     require_choice("rule", rule, ("linear", "sqrt"))
     _require_above_zero("scaled_rate", batch)
@@ -161,7 +161,7 @@ def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> f
 
 
 def advanced(schedule: Schedule, gains: Sequence[float]) -> list[float]:
-    """Return the factors of steps that each advance the schedule by a gain, as AdaScale's do."""
+    """Return the factors of steps that advance `schedule` by `gains`, like AdaScale's steps."""
     found, at = [], 0.0
     for gain in gains:
         found.append(schedule(at))

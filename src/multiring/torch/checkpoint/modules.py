@@ -1,4 +1,4 @@
-"""torch's modules and optimizers in checkpoints: what belongs to them, and how a file's names meet theirs."""
+"""torch's modules and optimizers in checkpoints: their state, and the match of names with a file's."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,17 +23,20 @@ from multiring.torch.parallelizing.held import is_dtensor
 
 _ARRAYS = TensorArrays()
 BUFFERS, _EXTRA = "buffers", "_extra_state"
-# What torch.compile, DistributedDataParallel, activation checkpointing and FSDP put before the names of what they wrap.
+# Name components that torch.compile, DistributedDataParallel, activation checkpointing and FSDP add around a module.
 WRAPPERS = frozenset({"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
 def unwrapped(name: str) -> str:
-    """Return the name of a tensor or module without those of wrappers around it."""
+    """Return the name of a tensor or module without the components that wrappers add."""
     return ".".join(each for each in name.split(".") if each not in WRAPPERS)
 
 
 def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
-    """Return by own name the saved one; they differ where one of both models was wrapped and the other was not."""
+    """Return a mapping from own names to saved names.
+
+    The names differ if only one of the two models was in wrappers.
+    """
     mine, theirs = list(own), list(saved)
     same = {name: name for name in mine}
     if set(mine) == set(theirs):
@@ -45,21 +48,24 @@ def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
 
 
 def state_of_module(module: nn.Module) -> State:
-    """Return what is saved of a module; running statistics, such as BatchNorm's, are of each rank's samples."""
+    """Return the state of a module for a checkpoint.
+
+    Buffers, such as BatchNorm's running statistics, are saved for each rank by itself.
+    """
     state = module.state_dict()
     buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_dtensor(each)}
     keys = _keys_of(module, state)
-    # The author of a module keeps these out of its state_dict; training goes on to the bit only if they are there.
+    # The module's author left these buffers out of its state_dict, but a bit-identical continuation needs them.
     beside = {name: each for name, each in buffers.items() if name not in keys and is_plain_memory(each)}
     own = {keys[name]: state[keys[name]] for name in buffers if name in keys} | beside
     return State(state, own or None, {BUFFERS: beside} if beside else None)
 
 
 def _keys_of(module: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return by the names of a module's buffers those that its state_dict has for them; none of those it leaves out."""
+    """Return the state_dict key of each of a module's buffers, except of buffers outside the state_dict."""
     buffers = [name for name, _ in module.named_buffers(remove_duplicate=False)]
     found = {name: name for name in buffers if name in state}
-    # Some wrappers take their names out of the state_dict alone. A module of the program's may have such a name, too.
+    # Some wrappers remove their components from state_dict keys only. A program's own module may have such a name, too.
     known = {*buffers, *(name for name, _ in module.named_parameters(remove_duplicate=False))}
     short = {unwrapped(key): key for key in state if key not in known}
     found.update((name, short[unwrapped(name)]) for name in buffers if name not in found and unwrapped(name) in short)
@@ -67,10 +73,10 @@ def _keys_of(module: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tensor]:
-    """Return a module's tensors by the names under which the file has what they are to be.
+    """Return a module's tensors by their names in the file, for loading in place.
 
     Raises:
-        ArgumentError: the file is another model's.
+        ArgumentError: the file belongs to a different model.
     """
     own = {key: each for key, each in module.state_dict().items() if isinstance(each, Tensor)}
     own = {key: each for key, each in own.items() if not key.endswith(_EXTRA)}
@@ -96,7 +102,7 @@ def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tenso
 
 
 def _tensors_in(tree: Any) -> dict[str, Ref]:
-    """Return the tensors of a module's state, as a tree has it, by their names in the module."""
+    """Return references to the tensors in a module's saved `tree`, by their names in the module."""
     found = {}
     for key, each in entries_of(tree).items():
         if isinstance(each, dict) and list(each) == [ARRAY] and not key.endswith(_EXTRA):
@@ -105,7 +111,7 @@ def _tensors_in(tree: Any) -> dict[str, Ref]:
 
 
 def _difference(ref: Ref | None, mine: Tensor) -> str:
-    """Return how what the file has differs from a tensor that it is to be loaded into; "" where it does not."""
+    """Return why a saved tensor cannot be loaded into `mine`, or "" if it can."""
     if ref is None:
         return "is not in the checkpoint"
     if ref.shape != tuple(mine.shape):
@@ -114,13 +120,13 @@ def _difference(ref: Ref | None, mine: Tensor) -> str:
         dtype = dtype_name(mine.dtype)
         return (
             f"is {ref.kind} in the checkpoint, and {dtype} here, which would round it: want a model of that type, or "
-            "the value that `load` returns without this part, converted"
+            "convert the value that `load` returns without this part"
         )
     return ""
 
 
 def load_module(module: nn.Module, state: State) -> None:
-    """Load what `state_of_module` returned, perhaps of the same model in other wrappers."""
+    """Load the `state` of `state_of_module`; the saved model may have been in other wrappers."""
     own, shared = module.state_dict(), dict(state.shared)
     names = matched(own, shared)
     back = {saved: name for name, saved in names.items()}
@@ -146,7 +152,7 @@ def load_module(module: nn.Module, state: State) -> None:
 
 
 def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Tensor]) -> None:
-    """Give buffers that are not in the state_dict what they had, where they are what they were."""
+    """Load buffers outside the state_dict, if their shape and type have not changed."""
     kept = _keys_of(module, own)
     buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if name not in kept}
     names = matched(buffers, saved)
@@ -158,9 +164,10 @@ def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, 
 
 
 def places_in_optimizer(optimizer: torch.optim.Optimizer, state: Any, tree: Any) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's own `state` by the file's names, where it has all that the file has.
+    """Return the tensors of an optimizer's `state` by their names in the file, for loading in place.
 
-    Not those that share their memory, as a learning rate that several groups have: the file may have several values.
+    The result is empty if the file's state has another structure. Tensors that share memory, such as the learning rate
+    of several groups, are left out, because the file may have several values for them.
     """
     flat = Flattener(_ARRAYS)
     if _skeleton(flat.tree(state, "optimizer")) != _skeleton(tree):
@@ -177,12 +184,12 @@ def places_in_optimizer(optimizer: torch.optim.Optimizer, state: Any, tree: Any)
 
 
 def _storage_of(tensor: Tensor) -> int:
-    """Return where the memory begins that a tensor is a part of; 0 where it is none of the host's."""
+    """Return the address of a tensor's storage; 0 if it is not in host memory."""
     return tensor.untyped_storage().data_ptr() if is_plain_memory(tensor) else 0
 
 
 def _skeleton(tree: Any) -> Any:
-    """Return a tree without the names of its arrays and without its numbers."""
+    """Return `tree` without the names of arrays and without the values of numbers."""
     if isinstance(tree, list):
         return [_skeleton(each) for each in tree]
     if isinstance(tree, dict):
@@ -205,9 +212,10 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
-    """Return an optimizer's state with what belongs to a parameter laid out as it is: over the ranks, and in memory.
+    """Return an optimizer's state in which each tensor is laid out like its parameter.
 
-    A step sums in the order of the memory, so another layout would round otherwise.
+    This concerns the distribution over ranks, and the order in memory: a step sums in memory order, so another order
+    would round differently.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if not isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""Saving and loading what a training script has: its models, optimizers and values."""
+"""Save and load the models, optimizers and values of a training script."""
 
 import os
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class _Torch(Framework):
         torch.dtype: Special(dtype_name, dtype_of),
     }
 
-    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- as below
+    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- the signature of Framework
         held = _in_stages(value)
         if held is not None:
             # Imported here: what it stands on takes half a second, and few programs need it.
@@ -60,7 +60,7 @@ class _Torch(Framework):
             return dict(places_in_optimizer(value, self.state(name, value).shared, tree))
         return {}
 
-    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- as Framework has it
+    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- the signature of Framework
         held, shared = _in_stages(value), state.shared
         if isinstance(value, torch.optim.Optimizer):
             _require_own_options(value, shared)
@@ -90,7 +90,7 @@ class _Torch(Framework):
 
 
 def _in_stages(value: Any) -> Held | None:
-    """Return how the model of a module, or of an optimizer, is spread, where a rank holds a stage of it alone."""
+    """Return how the model of a module or an optimizer is distributed, if this rank holds one pipeline stage."""
     held = None
     if isinstance(value, nn.Module):
         held = held_of_module(value)
@@ -100,12 +100,15 @@ def _in_stages(value: Any) -> Held | None:
 
 
 def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Raise ArgumentError where `state` is of another kind of optimizer: torch would take it, and fail in a step."""
+    """Raise ArgumentError if `state` belongs to another kind of optimizer.
+
+    torch would load it, and fail in a later step.
+    """
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if not groups or not optimizer.param_groups:
         return
     found, wanted = set(groups[0]), set(optimizer.param_groups[0])
-    # Versions of torch add an option now and then; another optimizer's differ both ways.
+    # Versions of torch sometimes add an option; between two kinds of optimizers, options differ in both directions.
     if found - wanted and wanted - found:
         raise ArgumentError(
             f"load: the checkpoint is another optimizer's: it has {', '.join(sorted(found - wanted))}, and "
@@ -120,25 +123,25 @@ def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 
 def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:
-    """Save models, optimizers, schedulers and plain values to the folder `path`, in place of what is there.
+    """Save models, optimizers, schedulers and plain values to the folder `path`, replacing its contents.
 
-    Every rank calls it, and the checkpoint is complete when it returns; what was there before stays until then. Rank 0
-    writes what is equal, each rank what is its own: random numbers, a model's running statistics, what compression
-    owes of its gradients, `own`.
-    Arrays are safetensors, the rest is JSON.
+    Every rank calls it. When it returns, the new checkpoint is complete; until then, the previous one remains. Rank 0
+    writes the state that all ranks share. Each rank writes its own state: random number generators, a model's running
+    statistics, the residuals of gradient compression, and `own`. Arrays are saved as safetensors, and everything else
+    as JSON.
 
         mt.save("run/last", model=model, optimizer=optimizer, epoch=epoch)
 
     Args:
-        path: the same on all ranks; on a file system that they share, or on each host's own.
-        own: a plain value of this rank's own.
-        randomness: whether the states of the generators of random numbers are saved.
-        unnamed: nothing; whatever is there is refused, with how it is meant.
+        path: the same on all ranks, on a shared file system or on each host's own.
+        own: a plain value of this rank.
+        randomness: whether to save the states of the random number generators.
+        unnamed: must be empty. Positional parts are refused with an example of the right call.
         parts: objects with state_dict and load_state_dict, or numbers, strings, tensors, and dicts and lists of those.
 
     Raises:
-        ArgumentError: a part is neither; nothing was saved.
-        MismatchError: on the other ranks: one could not save.
+        ArgumentError: a part is of none of these kinds. Nothing was saved.
+        MismatchError: another rank could not save.
         OSError: this rank could not write.
         UnsupportedError: safetensors is not installed.
     """
@@ -147,26 +150,26 @@ def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomnes
 
 
 def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
-    """Load the last complete checkpoint of `path` into these models, optimizers and so on; return the other values.
+    """Load the last complete checkpoint of `path` into `parts`; return the other values.
 
-    Every rank calls it; on any number of ranks. Nothing is unpickled.
+    Every rank calls it. The number of ranks may differ from the one that saved. Nothing is unpickled.
 
         epoch = mt.load("run/last", model=model, optimizer=optimizer)["epoch"]
 
     Args:
-        path: what `save` was given.
-        randomness: whether the generators of random numbers go on from where they were, where there are as many ranks.
-        unnamed: nothing; whatever is there is refused, with how it is meant.
-        parts: what to load into, by the names under which it was saved.
+        path: the path that was passed to `save`.
+        randomness: whether to restore the random number generators, if the number of ranks is the same.
+        unnamed: must be empty. Positional parts are refused with an example of the right call.
+        parts: the models, optimizers and other objects to load into, by the names under which they were saved.
 
     Returns:
-        The values that are not among `parts`, by name; and under "own" what this rank saved so, or None on another
-        number of ranks.
+        The saved values that are not among `parts`, by name. The name "own" has the value that this rank saved as
+        `own`, or None if the number of ranks differs.
 
     Raises:
-        ArgumentError: on every rank: there is no checkpoint, or a part is not in it; or it is damaged, or of another
-            model, whose first difference is named.
-        MismatchError: on the other ranks: one could not load.
+        ArgumentError: there is no checkpoint, or it is damaged, lacks a part, or belongs to a different model. Every
+            rank raises it; the text names the first difference.
+        MismatchError: another rank could not load.
         UnsupportedError: safetensors is not installed.
     """
     _refuse_unnamed("load", path, unnamed)
@@ -174,7 +177,7 @@ def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, *
 
 
 def _refuse_unnamed(what: str, path: Any, unnamed: tuple[Any, ...]) -> None:
-    """Raise ArgumentError where something came without a name, or no path did, as in torch.save."""
+    """Raise ArgumentError if a part has no name, or the path is not first, as in torch.save."""
     if unnamed or not isinstance(path, str | os.PathLike):
         order = "" if isinstance(path, str | os.PathLike) else f"; the path comes first, not a {type(path).__name__}"
         raise ArgumentError(f'mt.{what}: want a path, and parts by name: mt.{what}("run/last", model=model){order}')

@@ -1,4 +1,4 @@
-"""torch's tensors in checkpoints: their bytes on the way out and in, and which of them cannot be kept."""
+"""torch's tensors in checkpoints: their bytes, and the kinds of tensors that cannot be saved."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from multiring.torch.interop import dtype_name, is_one_piece
 from multiring.torch.parallelizing.held import is_dtensor
 
 _PLAIN = {Tensor, nn.Parameter, nn.Buffer} if hasattr(nn, "Buffer") else {Tensor, nn.Parameter}
-_WIDER = {  # what holds every value of a type
+_WIDER = {  # for each type, the types that can hold all of its values
     "bfloat16": {"float32", "float64"},
     "float16": {"float32", "float64"},
     "float32": {"float64"},
@@ -27,20 +27,20 @@ _WIDER = {  # what holds every value of a type
 
 
 def widens(kind: Any, dtype: torch.dtype) -> bool:
-    """Return whether a tensor of `dtype` holds every value of the file's type."""
+    """Return whether a tensor of `dtype` can hold every value of the file's type."""
     name = dtype_name(dtype)
     return bool(kind == name or name in _WIDER.get(str(kind), ()))
 
 
 class TensorArrays:
-    """torch's tensors, in checkpoints."""
+    """Array functions for torch's tensors in checkpoints."""
 
     def is_array(self, value: Any) -> bool:
         """Return whether `value` is a tensor of any kind."""
         return isinstance(value, Tensor)
 
     def outgoing(self, array: Tensor, name: str) -> Outgoing:
-        """Return what is to be written of a tensor; raise ArgumentError where it could not come back."""
+        """Return a tensor's bytes for writing; raise ArgumentError if it could not be loaded again."""
         whole = is_dtensor(array)
         if not whole:
             _refuse(array, name)
@@ -50,7 +50,7 @@ class TensorArrays:
         return Outgoing(kind, tuple(array.shape), size, lambda: _pieces(array))
 
     def empty(self, kind: Kind, shape: tuple[int, ...]) -> Tensor:
-        """Return a new tensor of undefined contents."""
+        """Return a new tensor with undefined contents."""
         dtype = getattr(torch, kind, None) if isinstance(kind, str) else None
         if not isinstance(dtype, torch.dtype):
             raise ArgumentError(
@@ -60,11 +60,11 @@ class TensorArrays:
         return torch.empty(shape, dtype=dtype)
 
     def itemsize(self, array: Tensor) -> int:
-        """Return how many bytes an element takes."""
+        """Return the number of bytes of an element."""
         return array.dtype.itemsize
 
     def windows(self, array: Tensor) -> Iterator[memoryview]:
-        """Yield memory for the bytes of a tensor, which `can_be_filled`, row by row."""
+        """Yield buffers for the bytes of a tensor, row by row; the tensor must satisfy `can_be_filled`."""
         if is_one_piece(array):
             yield _bytes_of(array)
             return
@@ -76,12 +76,15 @@ class TensorArrays:
 
 
 def is_plain_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor is dense memory of the host."""
+    """Return whether a tensor is dense and in host memory."""
     return type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
 
 
 def can_be_filled(tensor: Tensor) -> bool:
-    """Return whether a tensor's memory can be written to element by element: it is the host's, and no two share it."""
+    """Return whether a tensor's elements can be overwritten one by one.
+
+    The tensor has to be in host memory, and no two of its elements may share memory.
+    """
     if not is_plain_memory(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
     extent = 1
@@ -93,8 +96,8 @@ def can_be_filled(tensor: Tensor) -> bool:
 
 
 def placed_as(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that every rank has, laid out over the ranks as the DTensor `like` is; nothing is sent."""
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 -- it takes a second to import
+    """Return this rank's part of `whole`, distributed like the DTensor `like`; nothing is sent."""
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 -- the import takes a second
 
     placed: Tensor = distribute_tensor(
         whole.to(like.dtype),
@@ -111,7 +114,7 @@ def _gathered(array: Any) -> Tensor:
 
 
 def _refuse(array: Tensor, name: str) -> None:
-    """Raise ArgumentError unless a tensor is one whose elements can be kept."""
+    """Raise ArgumentError unless a tensor's elements can be saved."""
     kind, told = type(array), shown(name)
     if is_uninitialized(array):
         raise ArgumentError(f"{told} has no shape yet, as no batch went through its module: want a forward first")
@@ -129,7 +132,7 @@ def _refuse(array: Tensor, name: str) -> None:
         raise ArgumentError(f"{told} is quantized: want value.int_repr(), its scale and its zero point")
     if array.is_meta:
         raise ArgumentError(f"{told} is on meta and has no values: want to_empty(device='cpu'), and values")
-    if torch._C._functorch.is_functorch_wrapped_tensor(array):  # noqa: SLF001 -- the only way to ask
+    if torch._C._functorch.is_functorch_wrapped_tensor(array):  # noqa: SLF001 -- torch has no other way to ask
         raise ArgumentError(f"{told} is a tensor inside a transformation such as vmap: want to save outside of it")
 
 
@@ -153,13 +156,13 @@ def _pieces(array: Tensor) -> Iterator[Buffer]:
 
 
 class _Scratch:
-    """Memory for one block after the other: new memory for each leaves holes, which may add up to all blocks."""
+    """Memory that is reused for each block: new memory for each could fragment the heap by the size of all blocks."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._memory = torch.empty(0, dtype=dtype)
 
     def of(self, shape: torch.Size) -> Tensor:
-        """Return memory of a shape, which is that of the block before."""
+        """Return memory of this shape; it overwrites the previous block's."""
         if self._memory.numel() < shape.numel():
             self._memory = torch.empty(shape.numel(), dtype=self._memory.dtype)
         return self._memory[: shape.numel()].view(shape)
@@ -168,7 +171,7 @@ class _Scratch:
 def _bytes_of(array: Tensor) -> memoryview:
     if not array.numel():
         return memoryview(bytearray())
-    # A tensor of one element may have any stride, which a view as bytes would not take.
+    # A tensor of one element may have any stride, which a view as bytes would refuse.
     flat = array.detach().as_strided((array.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
