@@ -178,12 +178,12 @@ def load_others(here: Here) -> None:
     for other in ({"rank": 1 - here.rank}, {"size": 3}):
         load(**other)
         assert len(log.lines) == 1
-        assert f"this is rank {here.rank} of 2: what that rank had not sent" in log.lines.pop()
+        assert f"this is rank {here.rank} of 2: the gradients that the saving rank had not sent" in log.lines.pop()
         assert not any(each.any() for each in residuals(optimizer).values())
         load()
     # Without a use for what the checkpoint has: said as well.
     plain = wrap(parameters())
     plain.load_state_dict(state)
     assert len(log.lines) == 1
-    assert "not sent yet of its gradients is dropped in part" in log.lines[0]
+    assert "a part of the gradients that this rank had not sent yet is discarded" in log.lines[0]
     assert "multiring" not in plain.state_dict()

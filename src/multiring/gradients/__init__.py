@@ -1,1 +1,1 @@
-"""Gradients in buckets: reduced by all ranks together, while more of them are made, also in a lossy form."""
+"""Gradient buckets: all ranks reduce them during backward, exactly or with lossy compression."""

@@ -1,4 +1,4 @@
-"""Which gradients are reduced together, and where in their bucket each one lies."""
+"""The assignment of gradients to buckets, and each gradient's offset in its bucket."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from multiring.runtime.arrays import numpy_dtype
 
-# A cache line, and the widest vector there is.
+# The size of a cache line, and of the widest vector register.
 ALIGNMENT_BYTES = 64
-# As PyTorch's DistributedDataParallel has them (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3: 25 MB, and
-# a first bucket of 1 MiB so that reducing starts early).
+# The defaults of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3): 25 MB,
+# and a first bucket of 1 MiB so that reductions start early.
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
-# Behind the members' flags there are three more; their places from the end.
+# Three more flags follow the members' flags. These are their positions from the end.
 MORE_FLAGS = 3
 COMPARES_FLAG = -3
 SPARSE_FLAG = -2
@@ -25,20 +25,20 @@ TRAINS_FLAG = -1
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """What is known of a gradient before there is one. It is dense: its elements lie without gaps, in some order."""
+    """Type and memory layout of a dense gradient: its elements lie without gaps, in some order."""
 
-    dtype: str  # by NumPy's name
+    dtype: str  # NumPy's name
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
 
     @classmethod
     def row_major(cls, dtype: str, shape: Sequence[int]) -> "GradientSpec":
-        """Return the spec of a gradient whose last dimension is the fastest."""
+        """Return the spec of a gradient in row-major order."""
         return cls(dtype, tuple(shape), tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape))))
 
     @property
     def count(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -48,49 +48,48 @@ class GradientSpec:
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes that it takes in a bucket."""
+        """Bytes of the gradient in a bucket, with padding."""
         return -(-self.count * self.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLayout:
-    """The gradients of one bucket. Offsets and `count` are in elements of `dtype`.
+    """The layout of one bucket's gradients. Offsets and `count` are in elements of `dtype`.
 
-    Behind the gradients is room for a flag for each: 1 where this rank has such a gradient, else 0. Reduced as well,
-    they tell a gradient that no rank has from one that is zero. Three more tell whether any rank wants to compare its
-    first steps, whether any rank's gradients came as sparse ones that were not expected, and whether any rank still
-    trains.
+    The gradients are followed by one flag per member: 1 if this rank has the gradient, else 0. The reduced flags
+    distinguish a gradient that no rank has from a gradient of zeros. Three more flags follow: whether any rank wants to
+    compare its first steps, whether any rank got unexpected sparse gradients, and whether any rank still trains.
     """
 
-    dtype: str  # by NumPy's name
+    dtype: str  # NumPy's name
     members: tuple[int, ...]  # indices of gradients, in the order in which they are expected
-    offsets: tuple[int, ...]  # by member
+    offsets: tuple[int, ...]  # of each member
     flags_offset: int
 
     @property
     def flags(self) -> int:
-        """How many flags there are."""
+        """The number of flags."""
         return len(self.members) + MORE_FLAGS
 
     @property
     def count(self) -> int:
-        """How many elements there are, with the flags."""
+        """The number of elements, flags included."""
         return self.flags_offset + self.flags
 
 
 def lay_out(
     specs: Sequence[GradientSpec], bucket_bytes: int, together: Sequence[Sequence[int]] = ()
 ) -> list[BucketLayout]:
-    """Return the buckets of some gradients, in the order in which they start.
+    """Return the buckets of some gradients, in the order in which their reductions start.
 
-    Backward makes gradients roughly in the reverse order of the parameters' use, so buckets are filled from the last
-    one on. Buckets are of one type each, and no larger than `bucket_bytes`, except for a gradient that is larger by
-    itself.
+    Backward makes gradients roughly in the reverse order of the parameters' use. Therefore buckets are filled from the
+    last gradient on. Each bucket has one type, and at most `bucket_bytes`, unless a single gradient is larger.
 
     Args:
-        specs: in the order in which the model uses their parameters.
-        bucket_bytes: the limit; that of each type's first bucket is at most 1 MiB.
-        together: indices of gradients that make buckets of their own, whatever their size; none twice.
+        specs: the gradients, in the order in which the model uses their parameters.
+        bucket_bytes: limit of a bucket. The limit of each type's first bucket is at most 1 MiB.
+        together: groups of gradients by index. Each group gets buckets of its own, whatever its size; no index may
+            occur twice.
     """
     finished: list[list[int]] = []
     for group in together:
@@ -115,22 +114,22 @@ def lay_out(
         filling[dtype].append(index)
         filled_bytes[dtype] += size_bytes
     finished += filling.values()
-    # A bucket can start once its last gradient is there, which has the lowest index.
+    # A bucket can start when its last gradient arrives, which is the one with the lowest index.
     return [_bucket(specs, members) for members in sorted(finished, key=lambda members: -members[-1])]
 
 
 def lay_out_one(specs: Sequence[GradientSpec]) -> BucketLayout:
-    """Return the layout of one bucket of these gradients, of one type, in this order."""
+    """Return the layout of one bucket of these gradients, which have one type, in this order."""
     return _bucket(specs, range(len(specs)))
 
 
 def places_in(memory: NDArray[Any], layout: BucketLayout, specs: Sequence[GradientSpec]) -> list[NDArray[Any]]:
-    """Return the place of each member's gradient in the bucket's flat `memory`, in its own order of strides.
+    """Return a view of each member's gradient in the bucket's flat `memory`, with the gradient's strides.
 
     Args:
         memory: at least `layout.flags_offset` elements.
-        layout: of the bucket.
-        specs: of its members.
+        layout: the bucket's layout.
+        specs: the specs of its members.
     """
     size = memory.itemsize
     return [

@@ -1,4 +1,4 @@
-"""Which reduction a bucket has, by what was asked for."""
+"""The choice of the reduction of a bucket, by the options."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,12 +13,15 @@ ReductionOf = Callable[[BucketLayout, Sequence[GradientSpec]], ArrayReduction]
 
 
 def reductions_of(group: Group, second: Callable[[], Group], options: Options) -> ReductionOf:
-    """Return what makes a bucket as `options` want it; of compressors and a part of the divisor whoever calls thinks.
+    """Return a factory for bucket reductions configured by `options`.
+
+    The caller applies compressors and the divisor after the sum.
 
     Args:
-        group: reduces; buckets keep their order in it.
-        second: returns another group of the same ranks; called where PowerSGD needs one for second reductions.
-        options: what was asked for.
+        group: the group that reduces. Its operations follow the order of the buckets.
+        second: a function that returns another group of the same ranks; it is called only for PowerSGD, for the second
+            reductions.
+        options: the options.
     """
     op = "sum" if options.predivide != 1.0 else options.op
     stages = Stages(group, second()) if options.factors is not None else None

@@ -1,12 +1,12 @@
-"""What lossy gradients carry from step to step, as an optimizer's or a checkpoint's state has it.
+"""The state of lossy gradient compression in the state_dict of an optimizer or a checkpoint.
 
-A dict, in a state_dict under KEY, which plain optimizers pass over:
+It is a dict that a state_dict has under KEY, and that plain optimizers ignore:
 
     rank, size    of the rank that saved it
-    residuals     by parameter, what that rank had not sent yet: every rank's own
+    residuals     by parameter, the part of the gradients that the rank has not sent yet: each rank has its own
     queries       by parameter, PowerSGD's Q: the same on all ranks
 
-Parameters are numbered as in the rest of a state_dict, through all groups.
+Parameters are numbered through all groups, as in the rest of a state_dict.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger("multiring")
 
 
 def packed(states: Sequence[CompressionState | None], group: Group) -> dict[str, Any]:
-    """Return what is carried on, by parameter, for a state_dict; empty where there is nothing to carry."""
+    """Return the compression state by parameter for a state_dict; empty if there is none."""
     found = {index: each for index, each in enumerate(states) if each is not None}
     residuals = {index: each.residual for index, each in found.items() if each.residual is not None}
     queries = {index: each.query for index, each in found.items() if each.query is not None}
@@ -38,20 +38,21 @@ def unpacked(
     group: Group,
     zeros: Callable[[int], Any],
 ) -> list[CompressionState]:
-    """Return what this rank carries on after loading `carried`, by parameter.
+    """Return this rank's compression state by parameter after loading `carried`.
 
-    Residuals of another rank, or of a job of another size, are dropped, and so are those that this rank has no use
-    for: the rank then owes nothing, and the log says so. Where `carried` has none at all, this rank's own stay.
+    Residuals are discarded, and a warning is logged, if they come from another rank or from a job of another size. The
+    same holds for residuals of parameters without error feedback. If `carried` has no residuals entry, this rank's
+    residuals stay.
 
     Args:
-        carried: what `packed` returned, perhaps without "residuals".
-        has_residual: by parameter, whether this rank carries something for it.
-        shapes: of the parameters.
+        carried: the result of `packed`, perhaps without "residuals".
+        has_residual: for each parameter, whether this rank keeps a residual for it.
+        shapes: the shapes of the parameters.
         group: the ranks that share gradients.
-        zeros: returns zeros of the shape of a parameter of this number.
+        zeros: a function that returns zeros in the shape of a parameter, given its number.
 
     Raises:
-        ArgumentError: a residual is not of its parameter's shape.
+        ArgumentError: a residual does not have its parameter's shape.
     """
     residuals: dict[int, Any] | None = carried.get("residuals")
     loaded = dict(residuals or {})
@@ -65,15 +66,15 @@ def unpacked(
             )
     if residuals and (carried["rank"], carried["size"]) != (group.rank, group.size):
         _log.warning(
-            "load_state_dict: the state was saved by rank %d of %d, this is rank %d of %d: what that rank had not sent "
-            "yet of its gradients is dropped. To go on exactly, save and load one state_dict a rank",
+            "load_state_dict: the state was saved by rank %d of %d, this is rank %d of %d: the gradients that the "
+            "saving rank had not sent yet are discarded. To continue exactly, save and load one state_dict a rank",
             *(carried["rank"], carried["size"], group.rank, group.size),
         )
         loaded = {}
     elif not all(has_residual[index] for index in loaded):
         _log.warning(
-            "load_state_dict: what this rank had not sent yet of its gradients is dropped in part, as not all of them "
-            "have error feedback now"
+            "load_state_dict: a part of the gradients that this rank had not sent yet is discarded, because not all "
+            "parameters have error feedback now"
         )
     return [
         CompressionState(

@@ -1,10 +1,11 @@
-"""Dynamic loss scaling: how large 16-bit gradients may be made without overflow.
+"""Dynamic loss scaling: the largest scale of 16-bit gradients that does not overflow.
 
-Half precision has nothing below 6e-8. The loss is multiplied by a scale, and gradients are divided by it when they are
-float32 again. One that overflowed is dropped, and the scale is made smaller; after some steps without, larger.
+Half precision has no values below 6e-8. Therefore the loss is multiplied by a scale, and gradients are divided by it
+once they are float32 again. If a gradient overflows, it is discarded, and the scale is reduced. After some steps
+without overflow, the scale grows.
 
-All ranks come to the same decision without asking each other where they see the same gradients: an infinity or NaN of
-one rank is one in the sum of all ranks.
+Ranks that see the same gradients come to the same decision without communication: an infinity or NaN of one rank is
+also in the sum of all ranks.
 
 Source: Micikevicius et al., "Mixed precision training", ICLR 2018, arXiv 1710.03740.
 """
@@ -19,18 +20,18 @@ from multiring.errors import ArgumentError
 
 @dataclass(slots=True)
 class LossScale:
-    """A scale, a power of two as long as all its arguments are, so that it rounds nothing.
+    """A loss scale. If all arguments are powers of two, scaling never rounds.
 
     Args:
-        scale: now.
-        growth: by how much it grows.
-        backoff: by how much it shrinks, below 1.
-        patience: after how many steps without overflow it grows.
-        least: below it no gradient is worth having.
-        most: it does not grow beyond.
+        scale: the current scale.
+        growth: the factor by which the scale grows.
+        backoff: the factor by which it shrinks, below 1.
+        patience: number of steps without overflow after which it grows.
+        least: lower limit; below it, gradients are useless.
+        most: upper limit.
 
     Raises:
-        ArgumentError: a number that makes no sense.
+        ArgumentError: a number is out of range.
     """
 
     scale: float = 2.0**16
@@ -52,11 +53,11 @@ class LossScale:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether it has become too small to go on."""
+        """Whether the scale is below its lower limit."""
         return self.scale < self.least
 
     def update(self, *, overflows: bool) -> float:
-        """Take note of a step; return by how much the scale has changed."""
+        """Count a step; return the factor by which the scale has changed."""
         before = self.scale
         self.steps += 1
         if overflows:
@@ -71,10 +72,10 @@ class LossScale:
         return self.scale / before
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it."""
+        """Return all fields."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Be as `state_dict` was returned."""
+        """Restore the fields from `state`."""
         for name, value in state.items():
             setattr(self, name, value)

@@ -1,4 +1,4 @@
-"""How gradients are to be shared, and whether that makes sense."""
+"""The options of gradient reduction, and the check that they do not contradict each other."""
 
 import operator
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ OPS = ("average", "sum", "adasum")
 
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
-    """Send each gradient that is a matrix as two narrow factors, and what they leave out with the next gradient.
+    """Compress each matrix gradient as two narrow factors, and add the error to the next gradient.
 
-    A gradient of shape (n, ...) is an n x m matrix M; its factors P (n x rank) and Q (m x rank) take rank (n + m)
-    numbers instead of n m. Gradients that this would not make smaller, such as those of biases, travel as they are.
+    A gradient of shape (n, ...) is treated as an n x m matrix M. Its factors P (n x rank) and Q (m x rank) have rank (n
+    + m) numbers instead of n m. Gradients that would not become smaller, such as those of biases, are sent unchanged.
     The larger `rank`, the closer P Q^T is to M.
 
     Args:
-        rank: of the approximation.
-        seed: of the first Q; the same on all ranks.
+        rank: rank of the approximation.
+        seed: seed of the first Q; the same on all ranks.
 
     Raises:
-        ArgumentError: `rank` below 1, or `seed` below 0.
+        ArgumentError: `rank` is below 1, or `seed` is below 0.
 
     Source: Vogels, Karimireddy & Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
     optimization", NeurIPS 2019, arXiv 1905.13727.
@@ -40,16 +40,16 @@ class PowerSGD:
                 raise ArgumentError(f"PowerSGD({name}={value!r}): want an integer >= {least}")
 
     def pays(self, rows: int, columns: int) -> bool:
-        """Return whether the factors of a matrix are smaller than it."""
+        """Return whether the factors of a matrix are smaller than the matrix."""
         return self.rank * (rows + columns) < rows * columns
 
 
 @dataclass(frozen=True, slots=True)
 class WireOnly:
-    """A wire type by its name, where an adapter has no compressors; see `Options.compression`.
+    """A wire type by name, for adapters without compressors; see `Options.compression`.
 
     Raises:
-        ArgumentError: there is no such type.
+        ArgumentError: there is no such wire type.
     """
 
     wire: str
@@ -59,32 +59,33 @@ class WireOnly:
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:
-        """Return `array` as it is: what travels is coded on its way."""
+        """Return `array` unchanged: the wire type encodes it when it is sent."""
         return array, None
 
     @staticmethod
     def decompress(array: Any, context: Any) -> Any:
-        """Return `array` as it is."""
+        """Return `array` unchanged."""
         del context
         return array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How gradients are shared.
+    """The options of gradient reduction.
 
     Args:
         op: "average", "sum" or "adasum".
-        bucket_bytes: the limit of a bucket.
-        backward_passes_per_step: how many backwards add up to what is reduced.
-        compression: the form in which gradients travel: None for their own; an object whose `wire` is a wire type's
-            name; a PowerSGD; or a compressor, with `compress` and `decompress` for arrays of the adapter's library.
-        error_feedback: whether what a wire type loses goes along with the next gradient.
-        predivide: the part of an average's divisor that comes before the sum.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
+        bucket_bytes: limit of a bucket, in bytes.
+        backward_passes_per_step: number of backwards whose gradients add up before a reduction.
+        compression: the form in which gradients are sent: None for their own type; an object whose `wire` is the name
+            of a wire type; a PowerSGD; or a compressor with `compress` and `decompress` for arrays of the adapter's
+            library.
+        error_feedback: whether to add the error of the wire type to the next gradient.
+        predivide: the part of an average's divisor that is applied before the sum.
+        sparse_as_dense: whether sparse gradients are sent as dense ones.
 
     Raises:
-        ArgumentError: what makes no sense, or does not go together.
+        ArgumentError: an option is invalid, or two options contradict each other.
     """
 
     op: str
@@ -130,23 +131,23 @@ class Options:
 
     @property
     def wire(self) -> str | None:
-        """The wire type by which sums of float32 travel between hosts."""
+        """The wire type of float32 sums between hosts."""
         wire: str | None = getattr(self.compression, "wire", None)
         return wire
 
     @property
     def factors(self) -> PowerSGD | None:
-        """The compression by factors, where that was asked for."""
+        """The PowerSGD options, or None."""
         return self.compression if isinstance(self.compression, PowerSGD) else None
 
     @property
     def translates(self) -> bool:
-        """Whether gradients are compressed by what a caller brought."""
+        """Whether a caller's own compressor compresses gradients."""
         return self.wire is None and self.factors is None and self.compression is not None
 
     @property
     def is_lossy(self) -> bool:
-        """Whether something is carried on from one step to the next."""
+        """Whether a compression state is kept from step to step."""
         return self.error_feedback or self.factors is not None
 
     def __str__(self) -> str:
@@ -168,7 +169,7 @@ class Options:
         return [*shown, *["error_feedback=True"] * self.error_feedback]
 
     def require_fit(self, parameters: Sequence[tuple[str, GradientSpec]]) -> None:
-        """Raise ArgumentError where `parameters` cannot be shared in the lossy way that was asked for."""
+        """Raise ArgumentError if the lossy options do not support one of `parameters`."""
         if not self.is_lossy:
             return
         what = ", ".join(self._lossy)
@@ -189,7 +190,7 @@ class Options:
 
 
 def require_compressor(compression: Any) -> None:
-    """Raise ArgumentError unless `compression` can compress and decompress; None compresses nothing."""
+    """Raise ArgumentError unless `compression` can compress and decompress, or is None."""
     if compression is None:
         return
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
@@ -200,10 +201,10 @@ def require_compressor(compression: Any) -> None:
 
 
 def matrix_shape(spec: GradientSpec) -> tuple[int, int]:
-    """Return the rows and columns of a gradient as PowerSGD sees it.
+    """Return the rows and columns of a gradient as PowerSGD's matrix.
 
-    Rows are the outermost dimension in memory that is longer than 1: for a convolution its output channels, whether
-    or not its memory format is channels_last.
+    The rows are the outermost dimension in memory that is longer than 1. For a convolution, these are the output
+    channels, with or without channels_last.
     """
     outermost = max(
         (dim for dim, size in enumerate(spec.shape) if size > 1), key=lambda dim: spec.strides[dim], default=None

@@ -1,14 +1,14 @@
-"""PowerSGD: a bucket whose matrices travel as two narrow factors.
+"""PowerSGD: a bucket whose matrices are sent as two narrow factors.
 
-For each matrix M of a rank (its gradient, and what it has not sent yet), with Q the same on all ranks:
+For each matrix M of a rank (its gradient plus its residual), with Q the same on all ranks:
 
     P = M Q            reduced over the ranks, then made orthonormal
-    Q = M^T P          what this rank sends is P Q^T, and M - P Q^T stays for the next step; reduced over the ranks
+    Q = M^T P          the rank sends P Q^T, and keeps M - P Q^T as its residual; Q is reduced over the ranks
     gradient = P Q^T
 
-Every rank gets the same gradient to the last bit: it is made of reduced values only, by arithmetic that is the same on
-all machines (powersgd_factors.py). The next step begins with this Q, made orthonormal: so the factors approach the
-largest singular vectors of a gradient that changes slowly, and numbers neither grow nor vanish.
+Every rank gets bit-identical gradients. They are computed from reduced values only, by arithmetic that is the same on
+all machines (powersgd_factors.py). The next step starts with this Q, made orthonormal. Therefore the factors approach
+the largest singular vectors of a slowly changing gradient, and numbers neither grow nor vanish.
 
 Source: Vogels, Karimireddy & Jaggi, NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2.
 """
@@ -31,14 +31,14 @@ from multiring.runtime.group.handles import in_background
 
 Floats = NDArray[np.float32]
 
-_BLOCK = 1 << 18  # elements of a matrix from which a product is taken at a time
+_BLOCK = 1 << 18  # elements of a matrix in one block of a product
 
 
 class Stages:
-    """The groups of both reductions of every bucket, and the order of the second ones.
+    """The groups of the two reductions of every bucket, and the order of the second reductions.
 
-    First reductions start while backward runs, second ones from threads of their own when the first have ended. Each
-    kind has its own group, in which buckets follow each other in the same order on all ranks.
+    First reductions start during backward. A thread starts each second reduction when the first one has ended. Each
+    kind uses a group of its own, in which the buckets have the same order on all ranks.
     """
 
     def __init__(self, first: Group, second: Group) -> None:
@@ -48,9 +48,9 @@ class Stages:
         self._latest.set_result(None)
 
     def next_turn(self) -> tuple["Future[None]", "Future[None]"]:
-        """Return a future to wait for before the second reduction starts, and one to set once it has.
+        """Return a future to wait for before the second reduction starts, and one to set afterwards.
 
-        Where a second reduction could not start, those behind it must not: other ranks would take one for the other.
+        If a second reduction cannot start, the later ones must not start either: other ranks would mix them up.
         """
         before, self._latest = self._latest, Future()
         return before, self._latest
@@ -58,19 +58,19 @@ class Stages:
 
 @dataclass(slots=True, eq=False)
 class _Matrix:
-    """One member that travels as factors; n x m."""
+    """One member that is sent as factors; n x m."""
 
     member: int
-    gradient: Floats  # n x m: its place
-    residual: Floats  # n x m; while a reduction is going on M itself, until the factors are known
-    query: Floats  # m x rank: Q as the last step left it
+    gradient: Floats  # n x m: its place in the bucket
+    residual: Floats  # n x m; during a reduction it holds M itself, until the factors are known
+    query: Floats  # m x rank: Q of the last step
     p: Floats  # n x rank, in the arena
     q: Floats  # m x rank, in the arena
     has_gradient: bool = False
     is_finite: bool = True
 
     def project(self) -> None:
-        """Set `p` to this rank's M Q; M is nothing where the rank has no gradient, and what it owes waits."""
+        """Set `p` to this rank's M Q, or to zeros if the rank has no gradient; its residual then waits."""
         if self.has_gradient:
             self.residual += self.gradient
             np.matmul(self.residual, self.query, out=self.p)
@@ -78,7 +78,7 @@ class _Matrix:
             self.p.fill(0.0)
 
     def back_project(self) -> None:
-        """Make the reduced `p` orthonormal, set `q` to this rank's M^T P, and keep what the two leave out."""
+        """Make the reduced `p` orthonormal, set `q` to this rank's M^T P, and update the residual."""
         self.is_finite = bool(np.isfinite(self.p).all())
         if self.is_finite:
             orthonormalise(self.p)
@@ -90,11 +90,11 @@ class _Matrix:
             if self.has_gradient:
                 self.residual -= self.gradient
         if not (self.is_finite and np.isfinite(self.q).all()):
-            # Some rank's gradient was an infinity or NaN: all ranks get NaN, and none is to owe it for ever.
+            # A rank's gradient was an infinity or NaN. All ranks get NaN, and the residual must not keep it forever.
             np.nan_to_num(self.residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
     def _leave_out(self) -> None:
-        """Take P Q^T, with this rank's own Q, out of the residual; some rows at a time, which stay in the cache."""
+        """Subtract P Q^T, with this rank's own Q, from the residual, in blocks of rows that stay in the cache."""
         rows = max(1, _BLOCK // max(1, len(self.q)))
         for start in range(0, len(self.p), rows):
             self.residual[start : start + rows] -= self.p[start : start + rows] @ self.q.T
@@ -106,7 +106,7 @@ class _Matrix:
             return
         multiply(self.p, self.q, self.gradient)
         following = self.q.copy()
-        # A direction that was lost would never come back: keep looking where the last step did.
+        # A lost direction would never come back, so its column keeps the direction of the last step.
         for column, is_independent in enumerate(orthonormalise(following)):
             if not is_independent:
                 following[:, column] = self.query[:, column]
@@ -114,9 +114,9 @@ class _Matrix:
 
 
 class Factored:
-    """A bucket of float32 gradients of which matrices travel as factors; see `Reduction`.
+    """A bucket of float32 gradients whose matrices are sent as factors; see `Reduction`.
 
-    All P of the bucket, with the gradients that travel as they are and the flags, are one all_reduce, all Q another.
+    One all_reduce sums all P of the bucket, the uncompressed gradients and the flags. Another one sums all Q.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class Factored:
         self._op = op
         self._compression = compression
         self._form = layout, specs
-        # Twins take turns: a reduction begins with what the one before has left.
+        # The last reduction of the twins, for which the next one waits, because it starts with the last one's residual.
         self._latest: list[Callable[[], object]] = []
         self._matrices: dict[int, _Matrix] = {}
         self._take_places()
 
     def _take_places(self) -> None:
-        """Take memory; residuals and Q are those of the matrices there are, where there are some."""
+        """Allocate memory; keep the residuals and Q of existing matrices."""
         (layout, specs), compression, stages, known = self._form, self._compression, self._stages, self._matrices
         self.memory = np.zeros(layout.flags_offset, np.float32)
         self.places = places_in(self.memory, layout, specs)
-        # As they lie in memory, one element after the other.
+        # Each gradient as a flat array, in memory order.
         lines = [self.memory[at : at + spec.count] for at, spec in zip(layout.offsets, specs, strict=True)]
         shapes = [matrix_shape(spec) for spec in specs]
         compressed = [member for member, shape in enumerate(shapes) if compression.pays(*shape)]
@@ -164,15 +164,15 @@ class Factored:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction sends, as encoded between hosts."""
         return int(self._first.nbytes + self._second.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
         before, self._latest[:] = list(self._latest), []
         for wait in before:
             wait()
-        with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
+        with np.errstate(all="ignore"):  # an overflow becomes an infinity, like one in the gradients
             for matrix in self._matrices.values():
                 matrix.has_gradient = bool(self.flags[matrix.member])
                 matrix.project()
@@ -209,30 +209,30 @@ class Factored:
             line[...] = sent
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return a copy of the compression state of `member`; no reduction may be running."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return CompressionState()
         return CompressionState(residual=self._shaped(member, matrix.residual).copy("K"), query=matrix.query.copy())
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Load the parts of `state` that this reduction uses, for `member`."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return
         if state.residual is not None:
             self._shaped(member, matrix.residual)[...] = state.residual
-        if state.query is not None and state.query.shape == matrix.query.shape:  # else of another rank: begin anew
+        if state.query is not None and state.query.shape == matrix.query.shape:  # otherwise its rank is another
             matrix.query[...] = state.query
 
     def twin(self) -> "Factored":
-        """See `Reduction.twin`; the next one to start waits for the one before, whose residual it begins with."""
+        """See `Reduction.twin`; a twin's reduction waits for the previous one, whose residual it needs."""
         found = copy(self)
         found._take_places()  # noqa: SLF001 -- of this class
         return found
 
     def _shaped(self, member: int, matrix: Floats) -> Floats:
-        """Return a matrix as its member's gradient is shaped."""
+        """Return a matrix in the shape of its member's gradient."""
         spec = self._form[1][member]
         shaped: Floats = np.ndarray(spec.shape, np.float32, matrix, 0, [4 * stride for stride in spec.strides])
         return shaped

@@ -1,16 +1,16 @@
-"""The arithmetic of PowerSGD that every rank does for itself, and that must give every rank the same bits.
+"""The arithmetic of PowerSGD that every rank does by itself, with bit-identical results.
 
-Ranks may run on unlike processors, or with unlike numbers of threads, for which a BLAS adds up in unlike orders. So
-here are additions, multiplications, divisions and roots of single elements only, which IEEE 754 defines to the last
-bit, in an order that depends on the shapes alone.
+Ranks may run on different processors, or with different numbers of threads. A BLAS then adds in a different order.
+Therefore this module uses only elementwise additions, multiplications, divisions and roots, which IEEE 754 defines
+exactly. Their order depends on the shapes alone.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-# How much of a column may be left once the columns before it were taken out; less is rounding of float32 values.
+# If a smaller share of a column is left after subtracting the previous columns, it is a rounding error of float32.
 _NEGLIGIBLE = 1e-6
-# Elements worked on at a time: two blocks of float32 stay in a second-level cache.
+# Elements of a block: two float32 blocks fit into a second-level cache.
 _BLOCK = 32768
 
 
@@ -21,7 +21,7 @@ def orthonormalise(matrix: NDArray[np.float32]) -> list[bool]:
         matrix: shape (n, columns), finite.
 
     Returns:
-        By column, whether it was independent of those before it; one that was not is zero now.
+        For each column, whether it was independent of the previous columns. A dependent column is set to zero.
     """
     columns = np.ascontiguousarray(matrix.T, np.float64)
     before = _sums(columns * columns)
@@ -46,7 +46,7 @@ def multiply(left: NDArray[np.float32], right: NDArray[np.float32], out: NDArray
     rows = max(1, _BLOCK // max(1, len(right)))
     scratch = np.empty((min(rows, len(left)), len(right)), np.float32)
     lines = np.ascontiguousarray(right.T)
-    with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
+    with np.errstate(all="ignore"):  # an overflow becomes an infinity, like one in the gradients
         for start in range(0, len(left), rows):
             block = out[start : start + rows]
             piece = left[start : start + rows]
@@ -58,7 +58,7 @@ def multiply(left: NDArray[np.float32], right: NDArray[np.float32], out: NDArray
 
 
 def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums along the last dimension, the second half folded onto the first until one element is left."""
+    """Return sums along the last dimension, by repeatedly adding the second half to the first."""
     while (count := values.shape[-1]) > 1:
         half = (count + 1) // 2
         folded = values[..., :half].copy()

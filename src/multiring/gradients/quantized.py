@@ -1,13 +1,14 @@
-"""Coded gradients: a bucket that takes fewer bytes between hosts, and carries on what that loses.
+"""Quantized gradients: a bucket that takes fewer bytes between hosts, with optional error feedback.
 
-With error feedback each rank rounds what it is about to send itself, to what a wire would make of it:
+With error feedback, each rank rounds its gradients to values that the wire type represents exactly, before it sends
+them:
 
     x = gradient + residual        for the gradients that this rank has
     sent = round_trip(x)           reduced over the ranks
-    residual = x - sent            goes along with the next gradient
+    residual = x - sent            added to the next gradient
 
-so that this rank's part of all sums is what it sent, whichever way the bytes take: coding `sent` again changes nothing.
-What the wires lose of sums of several ranks is not carried on: nobody in particular owes it.
+So this rank contributes exactly `sent` to all sums on every path, because encoding `sent` again does not change it.
+Rounding errors in sums of several ranks are not fed back, because they belong to no single rank.
 
 Source: Seide, Fu, Droppo, Li & Yu, "1-bit stochastic gradient descent and its application to data-parallel distributed
 training of speech DNNs", Interspeech 2014; Karimireddy, Rebjock, Stich & Jaggi, "Error feedback fixes SignSGD and other
@@ -29,7 +30,10 @@ from multiring.schedule import encoded_bytes, wire_of
 
 
 class Coded:
-    """A bucket of float32 gradients that wires code, and its flags, which they must not round; see `Reduction`."""
+    """A bucket of float32 gradients that are sent in a wire type; see `Reduction`.
+
+    The flags are sent separately, because they must not be rounded.
+    """
 
     def __init__(
         self, group: Group, op: str, options: Options, layout: BucketLayout, specs: Sequence[GradientSpec]
@@ -37,7 +41,7 @@ class Coded:
         self._group = group
         self._op = op
         self._wire = options.wire
-        # The residuals, as gradients lie; None without error feedback.
+        # The residuals, laid out like the gradients; None without error feedback.
         zeros = np.zeros(layout.flags_offset, layout.dtype) if options.error_feedback else None
         self._owed: NDArray[Any] | None = zeros
         self._owed_places = [] if zeros is None else places_in(zeros, layout, specs)
@@ -55,12 +59,12 @@ class Coded:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction sends, as encoded between hosts."""
         return encoded_bytes(wire_of(self._wire), self.memory.size) + int(self.flags.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
-        # An infinity makes all of its block NaN, also where no gradient lies; nobody else would take that out again.
+        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        # An infinity in a gap between gradients would make its whole block NaN, and nothing else overwrites the gaps.
         for gap in self._gaps:
             self.memory[gap] = 0.0
         if self._owed is not None:
@@ -75,33 +79,33 @@ class Coded:
         return wait
 
     def _round(self, owed: NDArray[Any]) -> None:
-        """Round gradients with what is owed of them to what travels, and owe the rest."""
+        """Add the residuals to the gradients, round the sums to the wire type, and keep the rest as residuals."""
         absent = np.flatnonzero(self.flags[: len(self.places)] == 0)
         waiting = [(member, self._owed_places[member].copy()) for member in absent]
-        for member in absent:  # what is owed of a gradient that this rank has not is sent with the next one
+        for member in absent:  # the residual of a gradient that this rank does not have waits for the next gradient
             self._owed_places[member][...] = 0.0
-        with np.errstate(all="ignore"):  # what overflows is an infinity, as in the gradients it comes from
+        with np.errstate(all="ignore"):  # an overflow becomes an infinity, like one in the gradients
             self.memory += owed
             sent = round_trip(self.memory, self._wire)
             np.subtract(self.memory, sent, out=owed)
         self.memory[...] = sent
         if not np.isfinite(owed).all():
-            # What became an infinity or NaN is not owed for ever.
+            # Values that became an infinity or NaN must not stay in the residual forever.
             np.nan_to_num(owed, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         for member, residual in waiting:
             self._owed_places[member][...] = residual
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return a copy of the compression state of `member`; no reduction may be running."""
         return CompressionState(residual=self._owed_places[member].copy("K") if self._owed_places else None)
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Load the parts of `state` that this reduction uses, for `member`."""
         if self._owed_places and state.residual is not None:
             self._owed_places[member][...] = state.residual
 
     def twin(self) -> "Coded":
-        """See `Reduction.twin`; what is owed is known as soon as a reduction has started."""
+        """See `Reduction.twin`; the twins share the residual, which is final once a reduction has started."""
         found = copy(self)
         found._take_places()  # noqa: SLF001 -- of this class
         return found

@@ -1,8 +1,8 @@
-"""Buckets that start in one order on all ranks, whatever order their gradients come in.
+"""Buckets whose reductions start in one order on all ranks, in whatever order gradients arrive.
 
-A bucket starts once all its gradients are in and the one before it has started; `start_rest` starts those that are
-left, and `wait` waits for all. What of it belongs to a framework (when a gradient is in, where it lies) the adapter
-knows; one whose gradients are NumPy's arrays has it all in GradientReducer.
+A bucket starts when all of its gradients have arrived and the previous bucket has started. `start_rest` starts the
+remaining buckets, and `wait` waits for all. An adapter knows when a gradient of its framework arrives, and where it
+lies. An adapter with NumPy arrays can use GradientReducer as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,33 +27,33 @@ _WHAT = "gradients"
 
 
 class BucketOrder:
-    """Which buckets have started, of some whose order is the same on all ranks."""
+    """Starts reductions of buckets in an order that is the same on all ranks, and waits for them."""
 
     def __init__(self, what: str) -> None:
-        """Name `what` in errors."""
+        """Use `what` as the name of the operation in errors."""
         self._what = what
         self._waits: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Let none have started."""
+        """Forget all started reductions."""
         self._waits.clear()
 
     @property
     def started(self) -> int:
-        """How many have."""
+        """The number of started reductions."""
         return len(self._waits)
 
     def start(self, reduction: Reduction) -> None:
-        """Start the next one."""
+        """Start the next reduction."""
         with internal_errors(self._what):
             self._waits.append(reduction.start())
 
     def wait(self) -> None:
-        """Return once all that have started are those of all ranks."""
+        """Wait until all started reductions have finished."""
         self._wait_for(self._waits)
 
     def take(self) -> Callable[[], None]:
-        """Return what waits for all that have started, and let none have."""
+        """Return a function that waits for all started reductions, and forget them."""
         waits, self._waits = self._waits, []
         return partial(self._wait_for, waits)
 
@@ -67,9 +67,9 @@ class BucketOrder:
 class GradientReducer:
     """The gradients of some parameters, which the ranks of a group reduce together, step by step.
 
-    `bring` each of them as it is made, in any order, and `finish`; or all at once: `reduce`. A gradient is an array
-    that NumPy takes, or None where this rank has none; it is not changed. What comes out are views of the buckets,
-    which hold until the next step.
+    Call `bring` with each gradient when it is made, in any order, and then `finish`. Or call `reduce` with all
+    gradients. A gradient is an array that NumPy accepts, or None if this rank has none; it is not changed. The results
+    are views of the buckets, which are valid until the next step.
     """
 
     def __init__(
@@ -80,18 +80,19 @@ class GradientReducer:
         together: Sequence[Sequence[int]] = (),
         parameters: Parameters | None = None,
     ) -> None:
-        """Give each gradient its place; all ranks do.
+        """Assign the gradients to buckets; every rank calls it.
 
         Args:
-            specs: names and forms, in the order in which the model uses the parameters.
-            group: the ranks.
-            options: what was asked for; op "adasum", compressors and sparse gradients are not for arrays.
-            together: indices of gradients that are reduced in one bucket of their own.
-            parameters: returns the parameters' values now, which ranks compare before their second step.
+            specs: names and specs, in the order in which the model uses the parameters.
+            group: the ranks that reduce.
+            options: the options. The op "adasum", compressors and sparse gradients are not supported for arrays.
+            together: groups of gradients by index, each of which is reduced in a bucket of its own.
+            parameters: a function that returns the current values of the parameters, which ranks compare before their
+                second step.
 
         Raises:
-            ArgumentError: `options` do not fit.
-            MismatchError: on every rank: they differ in options or gradients.
+            ArgumentError: `options` are not supported.
+            MismatchError: the ranks have different options or gradients. Every rank raises it.
         """
         if options.op == "adasum" or options.translates:
             raise ArgumentError(f"{options}: want a sum or an average, and a wire type, PowerSGD or nothing")
@@ -102,12 +103,12 @@ class GradientReducer:
         require_alike(group, _WHAT, [str(options), *lines])
         self._names = [name for name, _ in specs]
         self._specs = [spec for _, spec in specs]
-        # Groups of its own: buckets keep their order, whatever else the ranks do meanwhile.
+        # Twin groups keep the order of buckets apart from the ranks' other operations.
         own = group.twin()
         make: ReductionOf = reductions_of(own, own.twin, options)
         self._layouts = lay_out(self._specs, options.bucket_bytes, together)
         self._reductions = []
-        self._place: dict[int, tuple[int, int]] = {}  # a gradient's bucket, and its number there
+        self._place: dict[int, tuple[int, int]] = {}  # for each gradient, the number of its bucket and its index there
         for number, layout in enumerate(self._layouts):
             reduction: Reduction = make(layout, [self._specs[index] for index in layout.members])
             if options.predivide != 1.0:
@@ -121,19 +122,19 @@ class GradientReducer:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction of all gradients gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction of all gradients sends, as encoded between hosts."""
         return sum(reduction.sent_bytes for reduction in self._reductions)
 
     def bring(self, index: int, gradient: Any) -> None:
-        """Take a gradient, and start what is complete with it.
+        """Add a gradient to its bucket, and start the buckets that are complete.
 
         Raises:
-            StateError: it has come in this step already.
-            ArgumentError: it is of another shape or type than was said.
-            HorovodInternalError: ranks disagree, or one is gone.
+            StateError: the gradient has already been brought in this step.
+            ArgumentError: its shape or type differs from its spec.
+            HorovodInternalError: the ranks disagree, or a rank is lost.
         """
         if index in self._came:
-            raise StateError(f"gradient {self._names[index]} came twice; want finish() between two steps")
+            raise StateError(f"gradient {self._names[index]} came twice; call finish() between two steps")
         number, member = self._place[index]
         reduction = self._reductions[number]
         place: NDArray[Any] = reduction.places[member]
@@ -144,7 +145,7 @@ class GradientReducer:
             if array.shape != place.shape or array.dtype != place.dtype:
                 raise ArgumentError(
                     f"gradient {self._names[index]} is {array.dtype} of shape {array.shape}; want {place.dtype} of "
-                    f"shape {place.shape}, as was said when the reducer was made"
+                    f"shape {place.shape}, as in the reducer's specs"
                 )
             place[...] = array
         self._came.add(index)
@@ -154,10 +155,12 @@ class GradientReducer:
             self._start()
 
     def finish(self) -> list[NDArray[Any] | None]:
-        """Return all ranks' gradients, once they are; None where no rank has one. What has not come, this rank lacks.
+        """Wait for the reductions, and return the reduced gradients; None for a gradient that no rank has.
+
+        A gradient that was not brought counts as missing on this rank.
 
         Raises:
-            HorovodInternalError: ranks disagree, or one is gone.
+            HorovodInternalError: the ranks disagree, or a rank is lost.
         """
         for index in range(len(self._specs)):
             if index not in self._came:
@@ -171,7 +174,7 @@ class GradientReducer:
         return found
 
     def reduce(self, gradients: Sequence[Any]) -> list[NDArray[Any] | None]:
-        """Return all ranks' gradients for these of this rank; see `bring` and `finish`."""
+        """Reduce these gradients, and return the results; see `bring` and `finish`."""
         for index in reversed(range(len(gradients))):
             self.bring(index, gradients[index])
         return self.finish()
@@ -192,12 +195,12 @@ class GradientReducer:
             trains = bool(self._reductions[0].flags[TRAINS_FLAG])
 
     def states(self) -> list[CompressionState]:
-        """Return copies of what is carried from one step to the next, by gradient."""
+        """Return copies of the compression state of each gradient."""
         places = [self._place[index] for index in range(len(self._specs))]
         return [self._reductions[number].state(member) for number, member in places]
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
-        """Carry these on, by gradient, as far as there is use for them."""
+        """Load the compression states of gradients, by index."""
         for index, state in states.items():
             number, member = self._place[index]
             self._reductions[number].load_state(member, state)

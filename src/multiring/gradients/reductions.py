@@ -1,4 +1,4 @@
-"""How one bucket's gradients become those of all ranks."""
+"""The reduction of one bucket's gradients over all ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,62 +13,62 @@ from multiring.runtime import Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressionState:
-    """What is carried from one step to the next for one gradient; None where nothing is. Arrays of any library."""
+    """The compression state of one gradient, in arrays of any library; None for absent parts."""
 
-    residual: Any = None  # this rank's own: what it has not sent yet of its gradients so far
+    residual: Any = None  # the part of this rank's gradients that it has not sent yet
     query: Any = None  # PowerSGD's Q, the same on all ranks
 
 
 class Reduction(Protocol):
-    """One bucket, in whatever way its gradients travel.
+    """The reduction of one bucket, in any form of compression.
 
-    Members of the bucket are numbered as in its layout. Gradients are put into `places`, and for each a 1 into `flags`,
-    or zeros and a 0 where this rank has no such gradient; then comes `start`. Flags that are not a member's are reduced
-    with the others.
+    Members of the bucket are numbered as in its layout. The caller puts each gradient into `places` and a 1 into
+    `flags`, or zeros and a 0 if this rank does not have the gradient. Then it calls `start`. The flags behind the
+    members' flags are reduced, too.
     """
 
     @property
     def places(self) -> Sequence[Any]:
-        """Where each member's gradient goes, and comes out: arrays of one library, of the gradients' form."""
+        """Arrays for each member's gradient before and after the reduction, with the gradients' layout."""
 
     @property
     def flags(self) -> NDArray[Any]:
-        """Whether this rank has such a gradient, by member, and the others; reduced, above zero where any is."""
+        """Flags of members and further flags; after the reduction, positive if any rank's flag was set."""
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction sends, as encoded between hosts."""
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return a copy of the compression state of `member`; no reduction may be running."""
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Load the parts of `state` that this reduction uses, for `member`."""
 
     def twin(self) -> "Reduction":
-        """Return one with places and flags of its own, for the same gradients of the step after; they take turns.
+        """Return a reduction with its own places and flags, for the next step's gradients; the two alternate.
 
-        Both carry on one state: what one leaves is what the other begins with, though the first one's sums are still
-        on their way.
+        Both share one compression state. The second may start before the first has finished, and still continues from
+        the state that the first leaves.
         """
 
 
 class ArrayReduction(Reduction, Protocol):
-    """A reduction whose places are NumPy's, and lie in one piece of memory."""
+    """A reduction whose places are NumPy arrays in one block of memory."""
 
     @property
     def memory(self) -> NDArray[Any]:
-        """The flat memory that the bucket's layout is about, with or without the flags."""
+        """The flat memory that the bucket's layout describes, with or without the flags."""
 
     def twin(self) -> "ArrayReduction":
         """See `Reduction.twin`."""
 
 
 class Plain:
-    """Gradients in their own type, with the flags behind them in one array of the arena."""
+    """The reduction of gradients in their own type; the flags follow them in one array of the arena."""
 
     def __init__(self, group: Group, op: str, layout: BucketLayout, specs: Sequence[GradientSpec]) -> None:
         self._group = group
@@ -80,19 +80,19 @@ class Plain:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction sends, as encoded between hosts."""
         return int(self.memory.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
         return self._group.all_reduce_async(self.memory, self._op).wait
 
     def state(self, _member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return a copy of the compression state of `member`, which is empty."""
         return CompressionState()
 
     def load_state(self, _member: int, _state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Do nothing: there is no compression state."""
 
     def twin(self) -> "Plain":
         """See `Reduction.twin`."""
@@ -100,10 +100,10 @@ class Plain:
 
 
 class Predivided:
-    """A reduction whose average is divided in two parts: by `factor` before the sum, and by the rest after it."""
+    """A reduction whose average is divided in two parts: by `factor` before the sum, by the rest after it."""
 
     def __init__(self, summed: Reduction, factor: float, ranks: int) -> None:
-        """Divide what `summed`, a reduction that sums, is given and gives."""
+        """Wrap `summed`, a reduction that sums."""
         self._summed = summed
         self._parts = factor, ranks
         self._before = 1.0 / factor
@@ -113,11 +113,11 @@ class Predivided:
 
     @property
     def sent_bytes(self) -> int:
-        """How much one reduction gives to collectives, as it travels between hosts."""
+        """Bytes that one reduction sends, as encoded between hosts."""
         return self._summed.sent_bytes
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return what waits until `places` and `flags` are those of all ranks, or raises."""
+        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
         self._scale(self._before)
         summed = self._summed.start()
 
@@ -128,16 +128,16 @@ class Predivided:
         return wait
 
     def _scale(self, factor: float) -> None:
-        for place in self.places:  # NumPy's or torch's; 16-bit ones stay so
+        for place in self.places:  # NumPy's or torch's arrays; 16-bit arrays keep their type
             part = place
             part *= place.dtype.type(factor) if isinstance(place, np.ndarray) else factor
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of what is carried on for `member`; not while a reduction is going on."""
+        """Return a copy of the compression state of `member`; no reduction may be running."""
         return self._summed.state(member)
 
     def load_state(self, member: int, state: CompressionState) -> None:
-        """Carry `state` on, as far as this reduction has use for it, in place of its own; of fitting shapes."""
+        """Load the parts of `state` that this reduction uses, for `member`."""
         self._summed.load_state(member, state)
 
     def twin(self) -> "Predivided":
@@ -149,7 +149,7 @@ def zeros_in_arena(group: Group, count: int, dtype: str) -> NDArray[Any]:
     """Return `count` zeros of `dtype` in the arena.
 
     Raises:
-        ArgumentError: multiring moves no such type, or the rank's segment is full.
+        ArgumentError: multiring does not support `dtype`, or the rank's segment is full.
     """
     array = group.allocate(count, dtype)
     array.view(np.uint8).fill(0)

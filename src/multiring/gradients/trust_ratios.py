@@ -1,11 +1,11 @@
-"""Trust ratios: how far a layer's step goes, by how large its weights and its step are.
+"""Trust ratios: factors of each layer's step, from the norms of its weights and of its step.
 
     LARS          trust |w| / (|g| + wd |w| + eps)        as published; or trust |w| / (|g + wd w| + eps)
-    LARC, scale   the same, of the learning rate
-    LARC, clip    the same over the learning rate, at most 1
+    LARC, scale   the LARS ratio, as a factor of the learning rate
+    LARC, clip    the LARS ratio over the learning rate, at most 1
     LAMB          phi(|w|) / |u|                           u is Adam's direction with decay
 
-A layer whose weights or whose step are zero has none: its ratio is 1, so that zero-initialised layers begin to move.
+If a layer's weights or its step are zero, its ratio is 1, so that zero-initialised layers begin to move.
 
 Source: You, Gitman & Ginsburg, "Large batch training of convolutional networks", 2017, arXiv 1708.03888 (LARS, and LARC
 as its clipped form); You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020,
@@ -15,7 +15,7 @@ arXiv 1904.00962 (LAMB).
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Each published form of LARS: the ratio's denominator, and whether the learning rate is inside the momentum.
+# For each published form of LARS: the ratio's denominator, and whether the momentum includes the learning rate.
 LARS_FORMS = {"paper": ("norms", True), "optax": ("sum", True), "timm": ("norms", False)}
 Ratios = NDArray[np.float64]
 
@@ -30,16 +30,16 @@ def lars_ratios(  # noqa: PLR0913 -- one number for each term of the formula
     eps: float = 0.0,
     denominator: str = "norms",
 ) -> Ratios:
-    """Return the ratio of each layer; shape (layers,), as all arguments.
+    """Return the LARS ratio of each layer. All arrays have the shape (layers,).
 
     Args:
         weights: |w|.
         gradients: |g|.
-        decayed: |g + wd w|, for the denominator "sum"; else not looked at.
+        decayed: |g + wd w|; used only with the denominator "sum".
         trust: the trust coefficient, eta.
         weight_decay: wd.
-        eps: added to the denominator.
-        denominator: "norms" as published, "sum" as optax has it.
+        eps: number added to the denominator.
+        denominator: "norms" as published, or "sum" as in optax.
     """
     own, norms = np.asarray(weights, float), np.asarray(gradients, float)
     below = norms + weight_decay * own if denominator == "norms" else np.asarray(decayed, float)
@@ -48,12 +48,12 @@ def lars_ratios(  # noqa: PLR0913 -- one number for each term of the formula
 
 
 def larc_ratios(ratios: ArrayLike, learning_rate: float, mode: str) -> Ratios:
-    """Return what a LARS ratio multiplies the gradient by, before a step with `learning_rate`.
+    """Return the factor of the gradient for each LARS ratio, before a step with `learning_rate`.
 
     Args:
-        ratios: of `lars_ratios`.
-        learning_rate: the optimizer's, above 0 for "clip".
-        mode: "scale": the ratio itself; "clip": the ratio is a limit of the learning rate, which it does not exceed.
+        ratios: the result of `lars_ratios`.
+        learning_rate: the optimizer's learning rate.
+        mode: "scale" returns the ratio itself. "clip" makes the ratio an upper limit of the learning rate.
     """
     found = np.asarray(ratios, float)
     if mode == "scale":
@@ -68,13 +68,13 @@ def lamb_ratios(
     limits: tuple[float, float] | None = None,
     clip: float | None = None,
 ) -> Ratios:
-    """Return the ratio of each layer; shape (layers,), as the first two.
+    """Return the LAMB ratio of each layer. All arrays have the shape (layers,).
 
     Args:
         weights: |w|.
         directions: |u|.
-        limits: phi, the least and the most that |w| counts for.
-        clip: the most that a ratio is.
+        limits: phi: the lower and the upper limit of |w|.
+        clip: the upper limit of the ratio.
     """
     own, norms = np.asarray(weights, float), np.asarray(directions, float)
     has_one = (own > 0) & (norms > 0)
