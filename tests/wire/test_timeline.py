@@ -296,7 +296,7 @@ def test_of_a_rank_that_was_killed_there_is_what_it_had_written(tmp_path: Path) 
     for rank in range(3):
         assert slices(found, rank, "operation")[0]["args"]["bytes"] == 8000
     assert any(event["args"].get("fault") == "peer_lost" for event in slices(found, 0, "operation"))
-    assert "has of rank 1 what it left on the disk" in report.outcomes[0].output
+    assert "contains the part that rank 1 left on disk" in report.outcomes[0].output
 
 
 def test_without_rank_0_every_part_stays_and_can_be_merged(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_without_rank_0_every_part_stays_and_can_be_merged(tmp_path: Path) -> No
     parts = [tmp_path / f"trace.json.rank-{rank}.part" for rank in range(3)]
     for rank in (1, 2):
         text = report.outcomes[rank].value
-        assert text.startswith(f"rank {rank}'s part of the timeline stays in {parts[rank]}: rank 0 does not take it")
+        assert text.startswith(f"rank {rank}'s part of the timeline stays in {parts[rank]}: rank 0 does not accept it")
         assert "`multiring trace merge FILE PART...`" in text
     assert sorted(tmp_path.iterdir()) == parts
     merged = tmp_path / "merged.json"
@@ -355,8 +355,8 @@ def test_who_goes_on_keeps_its_part(tmp_path: Path) -> None:
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, False]
-    assert "has of rank 1 what it left on the disk: it does not answer after 0." in report.outcomes[0].output
-    assert f"stays in {part}: rank 0 does not take it" in report.outcomes[1].output
+    assert "contains the part that rank 1 left on disk: it does not answer after 0." in report.outcomes[0].output
+    assert f"stays in {part}: rank 0 does not accept it" in report.outcomes[1].output
 
 
 @pytest.mark.parametrize("pause_s", [0.5, 2.5])

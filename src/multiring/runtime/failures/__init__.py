@@ -1,1 +1,1 @@
-"""Ranks that do not come: who waits for whom, where each one is, and what is said of it."""
+"""Detection of ranks that do not arrive: their status, circles of waiting ranks, warnings and errors."""

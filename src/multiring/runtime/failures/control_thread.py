@@ -1,7 +1,8 @@
-"""The control thread: the one thread of a rank that listens to what other ranks say outside any operation.
+"""The control thread: the thread of a rank that receives the control messages of other ranks.
 
-It sleeps in the native core until a notice comes, and uses no CPU while none does. It answers for a rank whose program
-is busy, or waits: so it runs from `init` on where there are other ranks, since a program that hangs could not start it.
+It sleeps in the native core until a control message arrives, and uses no CPU time before that. It answers even if the
+rank's program is busy or waits. It is started by `init` if there are other ranks, because a program that hangs could
+not start it later.
 """
 
 import heapq
@@ -17,27 +18,27 @@ from multiring.errors import MultiringError, StateError
 
 _log = logging.getLogger("multiring")
 _FOR_EVER_S = 1e9
-_END_S = 2.0  # how long the end of the process waits for what the thread is at
+_END_S = 2.0  # how long the end of the process waits for the thread
 
 
 class Listener(Protocol):
-    """Whom notices are for. Called on the control thread, which nothing may hold up."""
+    """A receiver of control messages. Its methods run on the control thread and must not block."""
 
     def hear(self, notice: ControlMessage) -> None:
-        """Act on a message, or on a mismatch."""
+        """Handle a control message, or the report of a mismatch."""
 
     def has_come(self, name: str) -> bool:
-        """Return whether this rank has come to an operation of that name, and it has not ended."""
+        """Return whether this rank has an operation of this name in flight."""
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Act on the loss of a rank of the world, which died or left."""
+        """Handle the loss of a world rank, which died or left."""
 
     def end(self) -> None:
-        """Act on this rank's leaving the job: nothing comes any more."""
+        """Handle the end of this rank's part in the job: no more control messages will arrive."""
 
 
 class Control:
-    """The control thread of this rank."""
+    """The control thread of this rank, its listeners and its timers."""
 
     def __init__(self, context: Context, on_loss: Callable[[int], None] = lambda _rank: None) -> None:
         self._context = context
@@ -49,39 +50,42 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="multiring control", daemon=True)
 
     def start(self) -> None:
-        """Start listening."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Return once the thread has ended; the context is closed."""
+        """Wait for the thread to end. The native context must be closed already."""
         self._thread.join(_END_S)
 
     def add(self, group: int, listener: Listener) -> None:
-        """Have `listener` hear what is sent to `group`, and the mismatches of its operations."""
+        """Register `listener` for the control messages of `group` and for the mismatches of its operations."""
         with self._lock:
             self._listeners[group] = listener
 
     def remove(self, group: int) -> None:
-        """Drop from now on what is sent to `group`."""
+        """Unregister the listener of `group`. Later control messages of the group are discarded."""
         with self._lock:
             self._listeners.pop(group, None)
 
     def has_come(self, group: int, name: str) -> bool:
-        """Return whether this rank has come to an operation of that name, and it has not ended."""
+        """Return whether this rank has an operation of this name of `group` in flight."""
         with self._lock:
             listener = self._listeners.get(group)
         return listener is not None and listener.has_come(name)
 
     def send(self, rank: int, group: int, tag: int, payload: bytes) -> bool:
-        """Send a notice to a rank of the world; False: it is gone, or cannot be reached from here.
+        """Send a control message to a world rank.
+
+        Returns:
+            False if the rank is lost or cannot be reached from this rank.
 
         Raises:
-            StateError: the rank does not take what was sent to it before, or this one has left the job.
+            StateError: the rank has not accepted earlier control messages yet, or this rank has left the job.
         """
         return self._context.notify(rank, group, tag, payload)
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` on the control thread in so many seconds."""
+        """Call `call` on the control thread after `seconds`."""
         with self._lock:
             heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), call))
         if threading.current_thread() is not self._thread:
@@ -95,7 +99,7 @@ class Control:
                 for call in self._due():
                     _guarded(call)
         except MultiringError:
-            _log.exception("this rank does not listen to the others any more")
+            _log.exception("this rank no longer receives control messages of other ranks")
         for listener in self._all():
             _guarded(listener.end)
         with self._lock:
@@ -126,15 +130,15 @@ class Control:
             return
         with self._lock:
             listener = self._listeners.get(notice.group)
-        if listener is not None:  # else of a set that was closed here
+        if listener is not None:  # otherwise the message is for a set that was closed here
             _guarded(lambda: listener.hear(notice))
 
 
 def _guarded(call: Callable[[], None]) -> None:
-    """Call, and go on whatever comes of it: the thread serves others too."""
+    """Call `call` and log any exception, so that the thread continues to serve the other listeners."""
     try:
         call()
-    except StateError as error:  # this rank is leaving, or another one takes nothing any more
-        _log.info("a notice was not acted on: %s", error)
-    except Exception:  # noqa: BLE001 -- said, and the thread goes on
-        _log.exception("a notice was not acted on")
+    except StateError as error:  # this rank is leaving, or another rank accepts no more control messages
+        _log.info("a control message was not handled: %s", error)
+    except Exception:  # noqa: BLE001 -- it is logged, and the thread continues
+        _log.exception("a control message was not handled")

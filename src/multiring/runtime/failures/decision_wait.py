@@ -1,7 +1,7 @@
-"""A decision wait: what a thread does that waits for the ranks to agree on an operation's place.
+"""Decision wait: a thread's wait until the ranks have agreed on the place of an operation.
 
-It is woken when they have. Meanwhile it asks who is missing when others are long in coming, says so in a warning, and
-gives up in the end. No wait is longer than a moment, so that Ctrl-C is served.
+The decision wakes the thread. If it takes long, the thread asks which ranks are missing, logs a warning and finally
+gives up. The thread waits in short intervals, so that it reacts to Ctrl-C.
 """
 
 import logging
@@ -22,24 +22,24 @@ _MOMENT_S = 0.2
 
 
 class Owner(Protocol):
-    """The named operations of the set."""
+    """The set of named operations to which the waiting handle belongs."""
 
     ranks: tuple[int, ...]  # in the world
-    changed: threading.Condition  # of the lock that guards all
+    changed: threading.Condition  # of the set's lock
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
-        """Have everything fail because of `error`, on all ranks."""
+        """Make all operations of the set fail with `error`, on all ranks."""
 
 
 class DecisionWait:
     """One thread's wait for one handle.
 
     Args:
-        owner: whose operations they are.
-        negotiation: what the ranks come to.
-        handle: what is waited for.
-        patience_s: seconds after which to warn, and to give up.
-        lookout: says where other ranks are.
+        owner: the set of named operations.
+        negotiation: the ranks' negotiation of the order.
+        handle: the handle of the operation to wait for.
+        patience_s: the seconds after which to warn, and after which to give up.
+        lookout: gives the status of other ranks.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class DecisionWait:
         self._handle = handle
         self._warn_s, self._timeout_s = patience_s
         self._lookout = lookout
-        # The ranks' answers to who is missing come before it is asked what those wait for.
+        # First the ranks answer which of them are missing; then the missing ranks are asked what they wait for.
         self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
-        self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds of quiet
+        self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds without progress
         self._started_s = time.monotonic()
         self._before = negotiation.missing
         self._warned = False
 
     def keep(self, timeout: float | None) -> bool:
-        """Return True once the handle is posted or over, False after `timeout` seconds."""
+        """Wait; return True once the handle is posted or has ended, and False after `timeout` seconds."""
         until_s = float("inf") if timeout is None else self._started_s + timeout
         self._handle.watch = self.stalled_on
         try:
@@ -78,7 +78,7 @@ class DecisionWait:
                 self._negotiation.wait_for(None)
 
     def stalled_on(self) -> tuple[list[int], float]:
-        """Return the ranks of the world that have not come, and for how many seconds they have not."""
+        """Return the world ranks that have not come to the operation, and the seconds since the last progress."""
         return self._of_world(self._absent()), time.monotonic() - self._since_s()
 
     def _is_decided(self, until_s: float) -> bool:
@@ -93,7 +93,7 @@ class DecisionWait:
         return time.monotonic() - self._since_s()
 
     def _since_s(self) -> float:
-        # Who has joined waits for as long as the others go on.
+        # A rank that has joined waits for as long as the other ranks make progress.
         return self._started_s if self._handle.start is not None else max(self._started_s, self._negotiation.moved_s)
 
     def _look(self) -> None:
@@ -106,7 +106,7 @@ class DecisionWait:
         elif quiet_s >= self._ask_at_s:
             self._ask_at_s = self._lookout.patience.after(quiet_s)
             self._seek_at_s = quiet_s + _MOMENT_S / 2
-            # Not as long as another thread of this rank could announce what the ranks wait for.
+            # This rank is not blocked as long as another of its threads could announce the missing operation.
             is_blocked = quiet_s >= self._lookout.patience.sure_s and self._lookout.is_single()
             with self._owner.changed:
                 if is_blocked and self._handle.posted is None and not self._handle.is_over:

@@ -1,8 +1,8 @@
-"""Monitored barrier: a barrier that knows which ranks have not come, and tells those that have.
+"""Monitored barrier: a barrier that reports the ranks that have not come.
 
-Rank 0 of the group, the teller, hears from every other rank that it has come, decides after its patience at the
-latest, and tells all of them what it decided: those that come too late, too. Nothing stays in flight of a call that
-failed, as it goes over notices: the group is as usable as before.
+Every other rank announces its arrival to rank 0 of the group, the teller. The teller decides when all have come, or
+after its time-out. It sends its decision to all ranks, including those that come too late. The barrier uses control
+messages only, so a failed call leaves no operation in flight, and the group stays usable.
 """
 
 import struct
@@ -17,21 +17,21 @@ from multiring.runtime.group.group import Group
 _TELLER = 0
 _COME, _HOLD, _DECIDED = 0, 1, 2
 _NUMBER = struct.Struct("<q")
-_HOLDING = struct.Struct("<qd")  # of which call, and how many seconds the teller may take from now on
-# A teller that has no connection yet, or has not made its MonitoredBarrier, is told again.
+_HOLDING = struct.Struct("<qd")  # the call's number, and the seconds until the teller decides at the latest
+# A teller without a connection, or without its MonitoredBarrier, loses the announcement. So it is repeated.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
-_NEWS_S = 5.0  # beyond the teller's patience: what it decided has come by then
-_MOST_TOLD = 1000  # ranks; a notice has room for a few more
-_LONGEST_WAIT_S = 3600.0  # at once: "never" is more than a lock can wait
+_NEWS_S = 5.0  # the teller's decision arrives at most this long after its time-out
+_MOST_TOLD = 1000  # ranks; a control message has room for a few more
+_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the value that stands for "never" is too long for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BarrierOutcome:
-    """What came of a monitored barrier.
+    """The result of a monitored barrier.
 
-    `missing` are the ranks of the group that had not come by the end, the lowest first, or at most 1,000 of them;
-    `lost` says of those that died or left why, on the teller. `was_decided` is False on a rank that has not heard from
-    the teller, which then is the one missing.
+    `missing` lists the ranks of the group that had not come by the end, in ascending order, at most 1,000 of them.
+    `lost` gives the reason for each missing rank that died or left, on the teller only. `was_decided` is False on a
+    rank that has received no decision; the missing rank is then the teller.
     """
 
     missing: tuple[int, ...] = ()
@@ -40,10 +40,10 @@ class BarrierOutcome:
 
 
 class MonitoredBarrier:
-    """The monitored barriers of one group on this rank. The ranks make them in the same order, one at a time.
+    """The monitored barriers of one group on this rank. All ranks must call them in the same order, one at a time.
 
     Args:
-        group: the ranks; every one of them makes its own MonitoredBarrier.
+        group: the group; every rank of it must create its own MonitoredBarrier.
     """
 
     def __init__(self, group: Group) -> None:
@@ -53,10 +53,11 @@ class MonitoredBarrier:
         self._context = group.calls.services.context
         self._changed = threading.Condition()
         self._number = 0
-        self._ended = 0  # the last call that is over here
-        self._deadline_s: float | None = None  # of the teller's call, while it is in one
-        self._come: dict[int, set[int]] = {}  # by call: who has
-        self._decided: dict[int, tuple[int, ...]] = {}  # by call: who was missing; on the teller if any was
+        self._ended = 0  # the number of the latest call that has ended here
+        self._deadline_s: float | None = None  # of the teller's current call
+        self._come: dict[int, set[int]] = {}  # by call: the ranks that have come
+        self._decided: dict[int, tuple[int, ...]] = {}  # by call: the missing ranks; on the teller only if any
+
         self._held_until_s: dict[int, float] = {}
         self._lost: dict[int, str] = {}
         self._is_over = False
@@ -66,14 +67,16 @@ class MonitoredBarrier:
             self._control.add(self._id, self)
 
     def call(self, timeout_s: float, *, waits_for_all: bool = False) -> BarrierOutcome:
-        """Return once all ranks have come to this call, or who has not.
+        """Wait until all ranks have come to this call, or until the time-out, and return the outcome.
 
         Args:
-            timeout_s: how long the teller waits for the others, and each of them for a sign of the teller.
-            waits_for_all: whether the teller, which alone heeds it, goes on waiting for the others once a rank is gone.
+            timeout_s: the seconds that the teller waits for the other ranks, and that each of them waits for a message
+                of the teller.
+            waits_for_all: whether the teller still waits for the remaining ranks after a rank died or left. The other
+                ranks ignore this argument.
 
         Raises:
-            StateError: this rank has left the job, or closed the group.
+            StateError: this rank has left the job or closed the group.
         """
         with self._changed:
             self._number += 1
@@ -87,7 +90,7 @@ class MonitoredBarrier:
         return self._answer(number, timeout_s)
 
     def close(self) -> None:
-        """Take part in no more calls."""
+        """Stop taking part: calls in progress raise StateError."""
         if self._control is not None:
             self._control.remove(self._id)
         self.end()
@@ -109,7 +112,7 @@ class MonitoredBarrier:
             self._ended = number
             del self._come[number]
             lost = tuple((rank, why) for rank, why in sorted(self._lost.items()) if rank not in come)
-            # Without patience for all, those that live and may be a moment late are not to blame.
+            # If the teller did not wait for all, a living rank may just be a moment late and does not count as missing.
             absent = want - come if waits_for_all or not lost else {rank for rank, _ in lost}
             missing = tuple(sorted(absent))[:_MOST_TOLD]
             if missing:
@@ -147,7 +150,7 @@ class MonitoredBarrier:
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Note who has come, or what the teller says."""
+        """Record an arrival, or a message of the teller."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
         rank = self._index[notice.rank]
@@ -168,22 +171,22 @@ class MonitoredBarrier:
             self._send(rank, _DECIDED, _decision(number, ()))
         else:
             self._come.setdefault(number, set()).add(rank)
-            if number == self._number:  # _hold says nothing where the call has not begun
+            if number == self._number:  # _hold sends nothing if the teller's call has not started
                 self._hold(rank, number)
 
     def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
-        """Return False: there are no named operations here."""
+        """Return False: this listener has no named operations."""
         return False
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Wait no longer for a rank that is gone."""
+        """Stop waiting for a rank that died or left."""
         if rank in self._index:
             with self._changed:
                 self._lost[self._index[rank]] = f"it {'died' if died else 'left'}, {why}"
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Have whoever calls stop waiting: this rank leaves the job."""
+        """Make calls in progress raise StateError, because this rank leaves the job."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -199,7 +202,7 @@ class MonitoredBarrier:
             return
         try:
             self._control.send(self._ranks[rank], self._id, what, payload)
-        except StateError:  # it takes nothing for now; whoever waits for this says again that it does
+        except StateError:  # the rank accepts no control messages at the moment; it repeats its announcement later
             return
 
 

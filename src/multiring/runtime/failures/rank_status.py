@@ -1,7 +1,7 @@
-"""Where ranks are: what each one's main thread is doing, asked and answered over notices.
+"""Rank status: ask other ranks, by control messages, what their main threads are doing.
 
-A rank that is in an endless loop answers as one that waits does, for its control thread does. One that is stopped, or
-held up in code that does not let go of Python's lock, does not.
+The control thread answers, so a rank in an endless loop answers as well as a waiting rank. A rank does not answer if
+its process is stopped, or if it runs code that does not release Python's global lock.
 """
 
 import itertools
@@ -17,22 +17,22 @@ from multiring.runtime.failures.standoffs import Counted, Standoffs
 from multiring.runtime.group.handles import Lookout, Patience, Waiter
 from multiring.runtime.job.threads import main_place, thread_states
 
-_PATIENCE_S = 0.5  # an answer takes a millisecond; no error is to wait much longer for one that does not come
-_ADDRESS = 0  # of these notices; groups have random ones
+_PATIENCE_S = 0.5  # an answer takes a millisecond; a missing answer must not delay an error for much longer
+_ADDRESS = 0  # the id of these control messages; groups have random ids
 _ASK, _ANSWER = 0, 1
 _SIBLING_S, _SIBLING_PAUSE_S = 1.5, 0.01
-_FRESH_S = 60.0  # an older answer says nothing any more
+_FRESH_S = 60.0  # an older answer is outdated
 _NO_ANSWER = "does not answer: it is stopped, or held up outside Python"
 
 
 class RankStatus(Lookout):
-    """Asks other ranks where they are, and answers them. Other threads than the control thread may ask.
+    """Asks other ranks for their status, and answers their questions. Any thread may ask.
 
     Args:
-        control: what carries the questions.
-        rank: this one.
-        stall_warn_s: after so many seconds a silent rank is warned of.
-        siblings: the processes of ranks that one process has started by multiprocessing, as it has this one.
+        control: sends the questions.
+        rank: this rank in the world.
+        stall_warn_s: the seconds after which a warning about a silent rank is logged.
+        siblings: the process ids, by rank, of ranks that the same process started by multiprocessing as this rank.
     """
 
     def __init__(self, control: Control, rank: int, stall_warn_s: float, siblings: Mapping[int, int]) -> None:
@@ -44,30 +44,36 @@ class RankStatus(Lookout):
         self._heard = threading.Condition()
         self._questions: dict[int, dict[int, str]] = {}  # by number: the answers by rank
         self._numbers = itertools.count(1)
-        self._mute: dict[int, float] = {}  # ranks that did not answer the last time, and when that was
-        self._latest: dict[int, tuple[float, str]] = {}  # by rank: when it said where it was, and where
+        self._mute: dict[int, float] = {}  # the ranks that did not answer the last question, and its time
+        self._latest: dict[int, tuple[float, str]] = {}  # by rank: the time and text of its latest answer
         control.add(_ADDRESS, self)
 
     def look(self, ranks: Sequence[int]) -> str:
-        """Return where these ranks of the world are; what does not answer within a moment is told too."""
+        """Return a text that says where these world ranks are, or which of them do not answer within a moment."""
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 
     def know(self, group: Counted) -> None:
-        """Take note of a group of this process, its `id` and the number of its `last` operation."""
+        """Register a group of this process. Its `id` and the number of its `last` operation are read later."""
         self._standoffs.know(group)
 
     def seek(self, waiter: Waiter) -> None:
-        """Find out whether those that this thread waits for in `waiter` wait for this rank; see standoffs.py."""
+        """Ask the ranks that `waiter` waits for whether they wait for this rank in turn; see standoffs.py."""
         self._standoffs.seek(waiter)
 
     def leave(self) -> Callable[[], bool]:
-        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        """Stop asking, because this rank leaves.
+
+        Returns:
+            A function that returns whether another rank waits for an operation to which this rank will not come.
+        """
         return self._standoffs.leave()
 
     def let_end(self, rank: int) -> None:
-        """Wait a moment until a lost rank has ended, where one process started both by multiprocessing.
+        """Wait a moment for the lost rank's process to end, if the same process started both by multiprocessing.
 
-        That process, as torch.multiprocessing.spawn, shows the error of whichever ends first: the cause has to.
+        Such a parent, for example torch.multiprocessing.spawn, shows the error of the process that ends first. This
+        process must be the one that caused the failure.
+
         """
         pid = self._siblings.get(rank)
         until = time.monotonic() + _SIBLING_S
@@ -75,7 +81,7 @@ class RankStatus(Lookout):
             time.sleep(_SIBLING_PAUSE_S)
 
     def is_single(self) -> bool:
-        """Return whether this process's program has one thread, and it waits for other ranks."""
+        """Return whether this process's program has a single thread, and this thread waits for other ranks."""
         return thread_states().is_single
 
     def _told(self, rank: int, answer: str | None) -> str:
@@ -88,7 +94,7 @@ class RankStatus(Lookout):
         return f"does not answer; {ago_s:.1f} s ago it was {text}" if text and ago_s < _FRESH_S else _NO_ANSWER
 
     def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
-        """Return False: there are no operations here."""
+        """Return False: this listener has no operations."""
         return False
 
     def _ask(self, ranks: Sequence[int]) -> dict[int, str | None]:
@@ -112,7 +118,7 @@ class RankStatus(Lookout):
                 del self._questions[question]
 
     def hear(self, notice: ControlMessage) -> None:
-        """Answer a question, or keep an answer."""
+        """Answer a question, or store an answer."""
         question = int.from_bytes(notice.payload[:8], "little")
         if notice.tag == _ASK:
             self._send(notice.rank, _ANSWER, notice.payload[:8] + main_place().encode())
@@ -123,17 +129,17 @@ class RankStatus(Lookout):
                     self._heard.notify_all()
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Wait no longer for a rank that is gone."""
+        """Stop waiting for the answer of a rank that died or left."""
         with self._heard:
             for answers in self._questions.values():
                 answers.setdefault(rank, f"gone: it {'died' if died else 'left'}, {why}")
             self._heard.notify_all()
 
     def end(self) -> None:
-        """Leave whoever asks to their patience."""
+        """Do nothing: open questions end with their time-outs."""
 
     def _send(self, rank: int, tag: int, payload: bytes) -> bool:
         try:
             return self._control.send(rank, _ADDRESS, tag, payload)
-        except StateError:  # it takes nothing; or this rank is leaving
+        except StateError:  # the rank accepts no control messages at the moment, or this rank is leaving
             return False

@@ -1,14 +1,15 @@
-"""Standoffs: ranks that wait for each other, each in a call that another one has not come to.
+"""Standoffs: ranks that wait for each other, each in a call that the next rank has not made.
 
     if rank == 0:
-        mt.allreduce(loss)  # rank 0 waits here for the others,
-    ...                     # which wait in the next bucket of gradients for rank 0
+        mt.allreduce(loss)  # rank 0 waits here for the other ranks,
+    ...                     # which wait for rank 0 in the next bucket of gradients
 
-Operations of one group that differ are told from each other when they meet; these are of different groups, and never
-meet. So a rank that has waited for a while sends a question after those it waits for. Who has not come to what the
-question is about, and waits itself, passes it on to those that it waits for, with a line on where it is. A
-question that comes back to who sent it has gone round a circle of ranks of which none can go on: unless one has
-another thread, which might make the call. A rank that computes waits for nobody, and no circle goes through it.
+If two operations of the same group differ, the ranks detect the mismatch when they compare them. The operations of a
+standoff belong to different groups, so they are never compared. Therefore a rank that has waited for a while sends a
+question to the ranks that it waits for. A rank that receives a question, has not made the call in question and waits
+itself passes the question on to the ranks that it waits for, and adds a line about where it waits. If a question
+returns to its sender, it has gone around a circle of waiting ranks. None of them can continue, unless one has another
+thread that might make the call. A rank that computes waits for no rank, so no circle contains it.
 
 Source: Chandy, Misra & Haas, "Distributed deadlock detection", ACM Transactions on Computer Systems 1(2), 1983,
 section 3 (the AND model).
@@ -31,61 +32,63 @@ from multiring.runtime.group.handles import Key, Waiter
 from multiring.runtime.job.threads import Blocked, thread_states
 
 _log = logging.getLogger("multiring")
-_ADDRESS = 1  # of these notices; groups have random ones
+_ADDRESS = 1  # the id of these control messages; groups have random ids
 _ASK, _CIRCLE, _TELL = 0, 1, 2
 _MOST_HOPS = 32
 _MOST_SEEN = 4096  # questions
 
 
 class Counted(Protocol):
-    """The operations of a group."""
+    """A group whose operations are numbered."""
 
     id: int  # the same on all ranks
 
     @property
     def last(self) -> int:
-        """The number of the operation that came last."""
+        """The number of the latest operation."""
 
 
 class Hop(NamedTuple):
-    """A rank that waits."""
+    """A waiting rank on the path of a question."""
 
     rank: int
-    where: str  # it is, and what it waits for, in words
-    key: Key
+    where: str  # a description of where the rank's program waits, and for which operation
+    key: Key  # of that operation
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whom does `path`'s first rank wait for?"""
+    """A question that travels along a path of waiting ranks."""
 
-    serial: int  # of the first rank's questions
-    path: tuple[Hop, ...]  # each waits for the next, which has not come to it; the last one for whoever is asked
-    is_certain: bool  # none of them could do anything else
+    serial: int  # the question's number on the first rank
+    path: tuple[Hop, ...]  # each rank waits for the next one, which has not come; the last waits for the asked rank
+    is_certain: bool  # whether none of these ranks has another thread that could make the missing call
 
     @property
     def origin(self) -> int:
-        """Who asks."""
+        """The rank that started the question."""
         return self.path[0].rank
 
     def packed(self) -> bytes:
-        """Return what `read` reads."""
+        """Return the question as bytes, which `read` decodes."""
         return json.dumps([self.serial, self.path, self.is_certain]).encode()
 
     @classmethod
     def read(cls, payload: bytes) -> "Question":
-        """Return a question of another rank."""
+        """Decode a question of another rank."""
         serial, path, is_certain = json.loads(payload)
         return cls(serial, tuple(Hop(rank, where, tuple(key)) for rank, where, key in path), is_certain)
 
 
 class Standoffs:
-    """One rank's part in finding them. Other threads than the control thread only `seek` and `know`.
+    """One rank's part in the detection of standoffs.
+
+    Threads other than the control thread may call only `seek`, `know` and `leave`.
 
     Args:
-        control: what carries the questions.
-        rank: this one, of the world.
-        sure_s: after so many seconds a standoff that nobody can end is an error.
+        control: sends the questions.
+        rank: this rank in the world.
+        sure_s: the seconds after which a standoff that no thread can end becomes an error.
     """
 
     def __init__(self, control: Control, rank: int, sure_s: float) -> None:
@@ -97,31 +100,35 @@ class Standoffs:
         self._seen: OrderedDict[tuple[int, int, Key], None] = OrderedDict()
         self._told: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._is_leaving = False
-        self._is_missed = threading.Event()  # by another rank, while this one leaves
+        self._is_missed = threading.Event()  # set if another rank waits for this rank while it leaves
         control.add(_ADDRESS, self)
 
     def know(self, group: Counted) -> None:
-        """Take note of a group of this process."""
+        """Register a group of this process."""
         self._groups[group.id] = group
 
     def seek(self, waiter: Waiter) -> None:
-        """Have it found out whether whom this thread waits for in `waiter` waits for this rank."""
+        """Ask the ranks that this thread waits for in `waiter` whether they wait for this rank in turn."""
         here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
         if not self._is_leaving and here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
-                if rank != self._rank:  # as it is where the others have given up on this one
+                if rank != self._rank:  # it is this rank if the others have given up waiting for it
                     self._send(rank, _ASK, question)
 
     def leave(self) -> Callable[[], bool]:
-        """Seek nothing any more. Return what tells whether another rank waits for what this one will not come to."""
+        """Stop asking, because this rank leaves.
+
+        Returns:
+            A function that returns whether another rank waits for an operation to which this rank will not come.
+        """
         self._is_leaving = True
         return self._is_missed.is_set
 
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Pass a question on, or act on a circle."""
+        """Handle a control message: pass a question on, or act on a detected circle."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
         question = Question.read(notice.payload)
@@ -133,14 +140,14 @@ class Standoffs:
             self._tell(question)
 
     def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
-        """Return False: there are no operations here."""
+        """Return False: this listener has no operations."""
         return False
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Leave a loss to those that wait for the rank."""
+        """Do nothing: the handles that wait for the rank act on the loss."""
 
     def end(self) -> None:
-        """Leave whoever asks to their patience."""
+        """Do nothing: questions of this rank end with their time-outs."""
 
     def _pass_on(self, question: Question) -> None:
         key = question.path[-1].key
@@ -157,7 +164,7 @@ class Standoffs:
         here = thread_states()
         if not here.is_main_at_rest:
             return
-        # Who has come to it may wait in it for others yet; its threads do not matter then.
+        # If this rank has made the call in question, it may still wait in it; its other threads do not matter then.
         asked = {each.rank for each in question.path}
         for each in here.blocked:
             own = each.waiter.key
@@ -174,7 +181,7 @@ class Standoffs:
                     self._send(rank, _ASK, ours)
 
     def _judge(self, circle: Question) -> None:
-        """Act on a question of this rank's that has come back; the path's last rank waits for this one."""
+        """Act on a question of this rank that has returned. The last rank on its path waits for this rank."""
         if self._has_come(circle.path[-1].key):
             return
         here = thread_states()
@@ -185,12 +192,12 @@ class Standoffs:
         if circle.path[1].rank not in ranks:
             return
         is_certain = circle.is_certain and own.is_lasting and here.is_single and quiet_s >= self._sure_s
-        # Of the named operations of one set the agreement tells all ranks the same.
+        # For named operations of one set, the agreement reports the deadlock to all ranks itself.
         is_agreed_on = len({each.key[:2] for each in circle.path}) == 1 and circle.path[0].key[0] == "name"
         self._tell(Question(circle.serial, circle.path, is_certain and not is_agreed_on))
 
     def _tell(self, circle: Question) -> None:
-        """Warn whoever waits here, or have it give up; and tell the next rank of the circle, unless it has been."""
+        """Warn or fail this rank's waiting operation, and pass the circle on to the next rank on it."""
         place = next((index for index, each in enumerate(circle.path) if each.rank == self._rank), None)
         if place is None:
             return
@@ -206,8 +213,8 @@ class Standoffs:
             self._told.add(own.waiter)
             quiet_s = own.waiter.stalled_on()[1]
             _log.warning(
-                "%s: nothing has come from rank %d for %.1f s; %s. It is an error after %.0f s where no other thread "
-                "could make one of these calls",
+                "%s: nothing has come from rank %d for %.1f s; %s. It becomes an error after %.0f s if no other thread "
+                "can make one of these calls",
                 own.waiter.title,
                 following.rank,
                 quiet_s,
@@ -228,13 +235,13 @@ class Standoffs:
         known = self._groups.get(group)
         if known is not None:
             return known.last >= int(which)
-        # A message: whoever sends or receives it waits for the other rank alone.
+        # The key is of a message: its sender and its receiver wait only for each other.
         return _blocked_on(thread_states().blocked, key) is not None
 
     def _send(self, rank: int, tag: int, question: Question) -> None:
         try:
             self._control.send(rank, _ADDRESS, tag, question.packed())
-        except StateError:  # it takes nothing; or this rank is leaving
+        except StateError:  # the rank accepts no control messages at the moment, or this rank is leaving
             return
 
 

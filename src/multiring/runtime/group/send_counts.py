@@ -14,9 +14,8 @@ from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 
 _ASK, _TELL = 0, 1
-_WORDS = struct.Struct(
-    "<qq"
-)  # the tag, and a number of messages: known to the asking rank, or sent by the answering one
+# The tag, and a number of messages: in a question the number known to the asking rank, in an answer the number sent.
+_WORDS = struct.Struct("<qq")
 _LATER_S = 0.1  # the delay before a count is sent again to a rank that accepts no control messages at the moment
 
 Key = tuple[int, int]  # rank of the group, tag

@@ -1,1 +1,1 @@
-"""Timelines: what ranks record, and on which clocks."""
+"""Timelines: the recording of each rank, the ranks' clocks, and the file made of all recordings."""

@@ -1,4 +1,4 @@
-"""Which clock a rank has, and how far rank 0's is from it; how long other ranks are waited for."""
+"""Clocks of ranks: their identity, their offset from rank 0's clock, and time limits for messages of timelines."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, Waiter
 from multiring.trace import Reading, best_reading
 
-PINGS = 8  # the first wait for rank 0's turn, and the quickest counts
-_LEAST_S = 0.2  # for a rank whose turn comes late: what it has sent is there already
-_LOOK_S = 0.1  # between two looks at whether to give up
+PINGS = 8  # the first one may wait until rank 0 is ready; the quickest one counts
+_LEAST_S = 0.2  # the shortest wait, even past the deadline; a message that was sent before needs no longer
+_LOOK_S = 0.1  # between two checks whether to give up
 
 
 class Patience:
-    """How long other ranks are waited for with a timeline.
+    """The limit of the time that this rank waits for other ranks' timeline messages.
 
     Args:
-        most_s: for all messages together; None: until one counts as stalled.
-        gives_up: whether to wait no longer, whatever time is left.
+        most_s: the seconds for all messages together; None waits until a message counts as stalled.
+        gives_up: returns True to stop waiting before the deadline.
     """
 
     def __init__(self, most_s: float | None = None, gives_up: Callable[[], bool] = lambda: False) -> None:
@@ -30,10 +30,10 @@ class Patience:
         self._gives_up = gives_up
 
     def wait(self, handle: Handle) -> Any:
-        """Return a message's result.
+        """Wait for a message and return its result.
 
         Raises:
-            TimeoutError: the time is over. The message has failed then, so that nothing waits for it any more.
+            TimeoutError: the time is over. The message was made to fail, so that no rank waits for it any longer.
         """
         if self._deadline is None:
             return handle.wait()
@@ -49,9 +49,7 @@ class Patience:
                 if isinstance(handle, Waiter):
                     for silent in handle.stalled_on()[0][:1]:
                         handle.give_up(silent)
-                why = (
-                    "it, or another rank, waits for this rank in something else" if is_missed else "it does not answer"
-                )
+                why = "it, or another rank, waits for this rank in another call" if is_missed else "it does not answer"
                 raise TimeoutError(f"{why} after {waited_s:.1f} s") from None
 
 
@@ -59,13 +57,16 @@ FOREVER = Patience()
 
 
 def clock_name() -> str:
-    """Return what is equal for two processes exactly when they have one monotonic clock: a boot, a time namespace."""
+    """Return the identity of this process's monotonic clock: the boot and the time namespace.
+
+    Two processes have the same clock exactly if the values are equal.
+    """
     namespace = Path("/proc/self/ns/time")
     return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()
 
 
 def ask_time(group: Group, patience: Patience) -> Reading:
-    """Return how rank 0's clock stands to this rank's; rank 0 calls `tell_time`."""
+    """Measure the offset of rank 0's clock from this rank's clock. Rank 0 must call `tell_time`."""
     stamps = []
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):
@@ -78,7 +79,7 @@ def ask_time(group: Group, patience: Patience) -> Reading:
 
 
 def tell_time(group: Group, rank: int, patience: Patience) -> None:
-    """Answer `rank`'s `ask_time`, on rank 0."""
+    """Answer the `ask_time` of `rank`. Only rank 0 calls this function."""
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):
         patience.wait(group.recv_async(ping, rank))

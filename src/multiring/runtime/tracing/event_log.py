@@ -1,4 +1,4 @@
-"""The native core's events for several readers: each gets all of them, whoever asks first."""
+"""Distribute the native core's events to several readers, each of which gets all events."""
 
 import threading
 import weakref
@@ -10,14 +10,14 @@ _MOST = 1 << 16  # as many as the native core keeps
 
 
 class EventReader:
-    """What was recorded since this reader last asked, at most 65,536 events of it: the newest."""
+    """A reader of this rank's events. It keeps the newest 65,536 events that were recorded since the last `take`."""
 
     def __init__(self, log: "EventLog") -> None:
         self._log = log
         self.kept: deque[Raw] = deque(maxlen=_MOST)
 
     def take(self) -> list[Raw]:
-        """Return them, oldest first."""
+        """Return the events since the last call, oldest first."""
         return self._log.taken_for(self)
 
 
@@ -25,18 +25,18 @@ class EventLog:
     """Hands the events that a native context records to every reader.
 
     Args:
-        take: returns what was recorded since the last call.
+        take: returns the events recorded since its last call.
     """
 
     def __init__(self, take: Callable[[], list[Raw]]) -> None:
         self._take = take
         self._lock = threading.Lock()
-        # No reader of its own: the two would keep each other, and the context, until garbage is collected.
+        # The log has no reader of its own. The two would form a cycle and keep the context until garbage collection.
         self._kept: deque[Raw] = deque(maxlen=_MOST)
         self._readers: weakref.WeakSet[EventReader] = weakref.WeakSet()
 
     def reader(self) -> EventReader:
-        """Return a new reader, of what is recorded from now on."""
+        """Return a new reader of the events that are recorded from now on."""
         made = EventReader(self)
         with self._lock:
             self._pass_on()
@@ -44,11 +44,11 @@ class EventLog:
         return made
 
     def take(self) -> list[Raw]:
-        """Return what was recorded since the last call of this, oldest first."""
+        """Return the events recorded since the last call of this method, oldest first."""
         return self._drained(self._kept)
 
     def taken_for(self, reader: EventReader) -> list[Raw]:
-        """Return what `reader` has not been given."""
+        """Return the events that `reader` has not received yet."""
         return self._drained(reader.kept)
 
     def _drained(self, kept: deque[Raw]) -> list[Raw]:

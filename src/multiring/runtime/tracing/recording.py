@@ -1,6 +1,6 @@
-"""What one rank records for a timeline: from the native core and from the program, into its part of the timeline.
+"""One rank's recording for a timeline: events of the native core and spans of the program, written to a part file.
 
-A thread writes the part several times a second: what a rank that is killed did until a moment before is in it.
+A thread writes the part several times a second. If the rank is killed, its part lacks only the last moment.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from multiring.trace import Claim, Glossary, Reading, Spans, block, start_spans,
 from multiring.trace.part import OPERATION, ROW
 
 _log = logging.getLogger("multiring")
-# The native core keeps a million rows in between: a rank would have to make four million a second.
+# The native core buffers a million rows, so rows are lost only at more than four million rows per second.
 _PERIOD_S = 0.25
-# With a preview, which is written anew each time: soon after something happened, but at most this share of the time.
+# The preview is rewritten soon after an event, but the writing takes at most this share of the time.
 _PREVIEW_PERIOD_S = 0.02
 _PREVIEW_SHARE = 0.01
 Preview = Callable[[bytes], None]
 
 
 class Recording:
-    """One rank's part of a timeline, and what is written to it from `begin` to `end`.
+    """One rank's part of a timeline, to which events are written between `begin` and `end`.
 
     Args:
-        claim: the part's file, empty and held.
-        context: whose operations are recorded.
-        glossary: what they are called.
-        who: the part's start block.
+        claim: the part's file, empty and locked.
+        context: the native context whose operations are recorded.
+        glossary: the titles of the operations.
+        who: the fields of the part's start block.
     """
 
     def __init__(self, claim: Claim, context: Context, glossary: Glossary, who: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Recording:
         self._context = context
         self._glossary = glossary
         self._spans = Spans()
-        self._told: set[int] = set()  # digests and groups that the part explains
+        self._told: set[int] = set()  # the digests and groups whose titles are in the part already
         self._good_bytes = 0
         self._rails_due_s = 0.0
         self._fault = ""
@@ -54,18 +54,19 @@ class Recording:
         self._write(block("start", **who))
 
     def note(self, reading: Reading) -> None:
-        """Keep how rank 0's clock stands to this rank's."""
+        """Write a measured offset of rank 0's clock from this rank's clock into the part."""
         fields = {"at_ns": reading.at_ns, "offset_ns": reading.offset_ns, "error_ns": reading.error_ns}
         self._write(block("reading", **fields))
 
     def begin(self, preview: Preview | None = None) -> None:
-        """Record from now on.
+        """Start to record.
 
         Args:
-            preview: called with the part as far as it is, now and then; raises OSError where it cannot go on.
+            preview: called from time to time with the contents of the part so far. It may raise OSError, which ends
+                the previews.
 
         Raises:
-            StateError: this process records spans already.
+            StateError: this process is already recording spans.
         """
         self._spans = start_spans()
         self._context.keep_timeline(True)
@@ -75,7 +76,7 @@ class Recording:
         self._thread.start()
 
     def end(self) -> None:
-        """Record no more; everything is in the part then."""
+        """Stop recording, and write everything recorded so far to the part."""
         stop_spans()
         self._context.keep_timeline(False)
         self._is_over.set()
@@ -85,7 +86,7 @@ class Recording:
         self._look_at_rails(time.monotonic())
 
     def data(self) -> bytes:
-        """Return the part, with its end; after `end`."""
+        """Write the part's end block and return the contents of the part. Call `end` first."""
         end = {"at_ns": time.monotonic_ns(), "dropped": self._context.dropped_from_timeline(), "fault": self._fault}
         self._write(block("end", **end))
         whole = self._so_far()
@@ -96,7 +97,7 @@ class Recording:
             return file.read(self._good_bytes)
 
     def close(self) -> None:
-        """Leave the part where it is."""
+        """Close the part's file, which stays on disk."""
         if self._file >= 0:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(self._file, fcntl.LOCK_UN)  # forks of this process hold the lock as well
@@ -104,8 +105,8 @@ class Recording:
             self._file = -1
 
     def remove(self) -> None:
-        """Leave nothing of the part."""
-        # While it is held: afterwards it may be another job's.
+        """Remove the part's file."""
+        # It is removed while it is locked; after that it may belong to another job.
         if self._file >= 0:
             self.path.unlink(missing_ok=True)
         self.close()
@@ -150,7 +151,7 @@ class Recording:
             self._write(block("rails", json.dumps(rails).encode(), at_ns=time.monotonic_ns()))
 
     def _words(self, rows: bytes) -> bytes:
-        """Return what explains those numbers in `rows` that are new."""
+        """Return the titles of the operations and groups that appear in `rows` for the first time, as JSON."""
         table = np.frombuffer(rows, ROW)
         operations = table[table["kind"] == OPERATION]
         digests = set(np.unique(operations["digest"]).tolist()) - self._told
@@ -164,7 +165,7 @@ class Recording:
         return json.dumps(words).encode() if any(words.values()) else b""
 
     def _write(self, data: bytes) -> None:
-        """Write whole blocks, or none any more once one could not be written."""
+        """Write whole blocks to the part. After the first write error nothing more is written."""
         if self._fault:
             return
         left = memoryview(data)

@@ -1,11 +1,11 @@
-"""Timelines: what all ranks record between two calls, in one file that rank 0 writes.
+"""Timelines: the recordings of all ranks between two calls, in one file that rank 0 writes.
 
-    start   the ranks agree on rank 0's path, each makes its part beside it, and looks at rank 0's clock
-    stop    each rank looks at rank 0's clock again, and sends rank 0 its part; rank 0 writes the file and says so
+    start   the ranks agree on rank 0's path; each rank creates its part next to it and reads rank 0's clock
+    stop    each rank reads rank 0's clock again and sends its part to rank 0; rank 0 writes the file and confirms
 
-A part is removed once it is in the file. Where a rank is gone, rank 0 takes its part from the disk, or says in the file
-that it is missing; where rank 0 is gone, every rank's part stays where it is, and `multiring trace merge` makes a file
-of them. docs/decisions/0019-timeline.md says why.
+A part is removed once the file contains it. If a rank is lost, rank 0 reads its part from the disk, or marks it in the
+file as missing. If rank 0 is lost, all parts stay on disk, and `multiring trace merge` makes a file from them.
+docs/decisions/0019-timeline.md gives the reasons.
 """
 
 import json
@@ -42,7 +42,7 @@ _HOW_TO_MERGE = "`multiring trace merge FILE PART...` makes a timeline of parts"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The timeline that is on. `group` is its own: its messages, and none of any other's."""
+    """The timeline in progress. `group` is reserved for its messages."""
 
     path: Path
     mark_cycles: bool
@@ -54,10 +54,10 @@ class Timelines:
     """The timelines of one rank, one at a time.
 
     Args:
-        membership: who is in the job.
-        context: what it records.
-        glossary: what the native core's numbers stand for.
-        group_named: makes a group of all ranks for a name; local, the same for the same name everywhere.
+        membership: this rank's number, and the size and id of the job.
+        context: the native context whose operations are recorded.
+        glossary: translates the native core's numbers into words.
+        group_named: makes a group of all ranks for a name. The call is local; equal names give the same group.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class Timelines:
 
     @property
     def path(self) -> Path | None:
-        """Where the timeline that is on will be; None: none is."""
+        """The file of the timeline in progress; None if there is no timeline in progress."""
         return None if self._running is None else self._running.path
 
     def start(self, path: str | os.PathLike[str], *, mark_cycles: bool = False, preview: bool = False) -> None:
-        """Begin to record, on every rank; rank 0's arguments count.
+        """Start to record. Every rank must call this method; only rank 0's arguments are used.
 
         Args:
-            path: of the file.
-            mark_cycles: whether to mark where an operation begins while none is in flight.
-            preview: whether the file is there from the beginning, with what rank 0 has done so far.
+            path: the timeline file.
+            mark_cycles: whether to mark each operation that starts while no other operation is in flight.
+            preview: whether to keep a preview in the file during the recording. It has rank 0's events so far.
 
         Raises:
-            StateError: on every rank: some rank records already.
-            TakenError: on every rank: another job records in the same file.
-            ArgumentError: on every rank: the path leads nowhere, or some rank cannot write beside it.
-            PeerLostError, StallError: a rank is gone, or does not come.
+            StateError: on every rank: a rank is already recording.
+            TakenError: on every rank: another job records into the same file.
+            ArgumentError: on every rank: the path is unusable, or a rank cannot write its part next to it.
+            PeerLostError, StallError: a rank is lost, or does not come.
         """
         if self._timeline_group is None:
             self._timeline_group = self._group_named("timelines")
@@ -115,13 +115,14 @@ class Timelines:
                 claim.release()
 
     def stop(self, patience: Patience = FOREVER) -> None:
-        """End the recording, on every rank; the file is written when this returns.
+        """Stop recording and return once the file is written. Every rank must call this method.
 
         Args:
-            patience: how long other ranks are waited for.
+            patience: the limit of the wait for other ranks.
 
         Raises:
-            StateError: no timeline is on; or the file was not written: every part stays, and the text says where.
+            StateError: no timeline is in progress; or the file could not be written. In the second case every part
+                stays on disk, and the message gives its path.
         """
         running = self._running
         if running is None:
@@ -133,7 +134,7 @@ class Timelines:
                 self._collect(running, patience)
             else:
                 self._hand_over(running, patience)
-        except StateError:  # which says what is left
+        except StateError:  # its text already gives the path of the part
             raise
         except BaseException:
             _log.warning("%s", self._left(running, "the writing was broken off"))
@@ -142,11 +143,11 @@ class Timelines:
             running.recording.close()
 
     def close(self, patience: Patience, *, is_wanted: bool) -> None:
-        """End the timeline that is on, if one is; what goes wrong is logged. For the end of the job.
+        """Stop the timeline in progress, if there is one, at the end of the job. Errors are logged.
 
         Args:
             patience: as for `stop`.
-            is_wanted: False where the other ranks cannot know that this one ends: it does not make them wait.
+            is_wanted: False if the other ranks do not expect this rank to end. Then this rank does not wait for them.
         """
         running = self._running
         if running is None:
@@ -164,14 +165,14 @@ class Timelines:
             _log.warning("%s", error)
 
     def leave_part(self, *, is_wanted: bool) -> Callable[[float], None]:
-        """End the recording, and leave this rank's part on the disk; all ranks are on this host.
+        """Stop recording and leave this rank's part on the disk, if all ranks are on this host.
 
         Args:
-            is_wanted: as for `close`; where it is not, a line says where the part is.
+            is_wanted: as for `close`. If it is False, a warning gives the path of the part.
 
         Returns:
-            What waits for the other ranks so many seconds, and writes the timeline if this rank is the last one to
-            leave; to be called once it has left the job.
+            A function to call after this rank has left the job. It waits the given number of seconds for the other
+            ranks, and writes the timeline if this rank is the last to leave.
         """
         running = self._running
         if running is None:
@@ -204,7 +205,7 @@ class Timelines:
     def _agreed_recording(
         self, meeting: Group, path: Path, peer_info: dict[str, Any], claim: Claim | None
     ) -> Recording:
-        """Return this rank's part, once all ranks have theirs."""
+        """Create this rank's part; return it once all ranks have created theirs."""
         recording, problem, is_taken = None, "", False
         try:
             claim = claim or _claimed(part_path(path, self._membership.rank))
@@ -260,7 +261,7 @@ class Timelines:
         except _GONE as error:
             if not data:
                 recording.data()
-            raise StateError(self._left(running, f"rank 0 does not take it: {error}")) from error
+            raise StateError(self._left(running, f"rank 0 does not accept it: {error}")) from error
         if answer[0] == _FAILED:
             raise StateError(self._left(running, f"rank 0 could not write {running.path}"))
         recording.remove()
@@ -293,14 +294,16 @@ class Timelines:
                 verdict = np.array([_WRITTEN if failure is None else _FAILED], np.uint8)
                 patience.wait(running.group.send_async(verdict, rank))
             except _GONE as error:
-                _log.warning("rank %d cannot be told of the timeline %s: %s", rank, running.path, error)
+                _log.warning(
+                    "rank %d cannot be told whether the timeline %s was written: %s", rank, running.path, error
+                )
         if failure is not None:
             why = f"{running.path} cannot be written: {failure.strerror}"
             raise StateError(self._left(running, why)) from failure
 
 
 class _Writing:
-    """The file while the ranks' parts come in. Once it cannot be written, they are still taken, and left alone."""
+    """The timeline file while rank 0 adds the parts. After a write error it ignores further parts."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -332,7 +335,7 @@ class _Writing:
             _log.warning("the timeline lacks %d events of rank %d, which came too fast", end["dropped"], part.rank)
 
     def add_left(self, rank: int, error: Exception) -> None:
-        """Add what `rank`, which does not come, left on this disk; or that it is missing."""
+        """Add the part that a missing rank left on this disk, or mark the rank as missing in the file."""
         why = str(error)
         path = part_path(self._running.path, rank)
         try:
@@ -345,24 +348,24 @@ class _Writing:
             _log.warning("the timeline %s lacks rank %d: %s", self._running.path, rank, why)
             return
         self._add(part)
-        if isinstance(error, PeerLostError):  # it writes no more
+        if isinstance(error, PeerLostError):  # the rank does not write to its part any more
             self._taken.append(path)
-        _log.warning("the timeline %s has of rank %d what it left on the disk: %s", self._running.path, rank, why)
+        _log.warning("the timeline %s contains the part that rank %d left on disk: %s", self._running.path, rank, why)
 
     def discard(self) -> None:
-        """Leave nothing of the file; the parts stay."""
+        """Remove the unfinished file. The parts stay on disk."""
         if self._file is not None:
             self._file.discard()
 
     def close(self) -> OSError | None:
-        """Put the file in its place; return why it is not there."""
+        """Move the finished file to its path. Return the error if this fails, else None."""
         if self._file is not None and self._failure is None:
             try:
                 self._file.close()
             except OSError as error:
                 self._failure = error
         if self._failure is None:
-            # Rank 0's goes first: as long as it is there, the parts together are at least what is in the file.
+            # Rank 0's part is removed first: as long as it exists, the parts on disk contain all data of the file.
             self._running.recording.remove()
             for path in self._taken:
                 path.unlink(missing_ok=True)
@@ -370,10 +373,10 @@ class _Writing:
 
 
 def _claimed(part: Path) -> Claim:
-    """Return a part that is held.
+    """Create and lock the file of a part.
 
     Raises:
-        ArgumentError: it cannot be had.
+        ArgumentError: the file cannot be written.
     """
     try:
         return Claim(part)
@@ -382,7 +385,7 @@ def _claimed(part: Path) -> Claim:
 
 
 def _write_preview(path: Path, peer_info: dict[str, Any], data: bytes) -> None:
-    """Write a timeline of rank 0 alone, which the one of all ranks replaces."""
+    """Write a timeline of rank 0 alone. The timeline of all ranks replaces it later."""
     part = read_part(data)
     file = TraceFile(path, mark_cycles=peer_info["mark_cycles"])
     file.add(part)
@@ -401,7 +404,7 @@ def _received(group: Group, rank: int, patience: Patience) -> bytes:
 
 
 def _exchange(group: Group, value: Any) -> list[Any]:
-    """Return every rank's value, which JSON can hold."""
+    """Return every rank's `value`, which must be representable in JSON."""
     lines = group.all_gather(np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8))
     return [json.loads(line) for line in bytes(lines).splitlines()]
 
