@@ -1,4 +1,4 @@
-"""How the ranks of one group agree on the order of named operations: a state machine that knows no time and no wire."""
+"""The agreement of a group's ranks on the order of named operations: a state machine without clocks or transport."""
 
 from multiring.agreement.decisions import Deadlock as Deadlock
 from multiring.agreement.decisions import Decision as Decision

@@ -1,4 +1,4 @@
-"""What one rank knows of its group's operations: who has come or joined, what is decided, what it is yet to be told."""
+"""One rank's record of its group's operations: arrivals, joins, decisions, and what it must report."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +8,9 @@ from multiring.agreement.pending import Pending
 
 
 class Book:
-    """The operations that are announced and not decided in the subtree of a rank, and who has joined.
+    """The undecided operations announced in a rank's subtree, and the ranks of the subtree that have joined.
 
-    Places are bits: 1 the rank itself, 2 its first child with all that is below it, 4 the second, ...
+    A place is a bit: 1 stands for the rank itself, 2 for its first child and the child's subtree, 4 for the second, ...
     """
 
     def __init__(self, rank: int, children: Iterable[int]) -> None:
@@ -18,23 +18,23 @@ class Book:
         self._place = {child: 2 << number for number, child in enumerate(children)}
         self._everybody = (2 << len(self._place)) - 1
         self.pending: dict[str, Pending] = {}
-        self.joined = 0  # places
+        self.joined = 0  # the places that have joined
         self._last: Last | None = None
         self._told_joined = False
-        self.seen = 0  # decisions
-        self._child_seen = dict.fromkeys(self._place, 0)  # as of its last report
-        # By name, the number of the decision against it. What a child reported before it had that decision is part of
-        # what was decided against.
+        self.seen = 0  # the number of decisions received
+        self._child_seen = dict.fromkeys(self._place, 0)  # the decisions each child had seen at its last report
+        # By name, the number of the decision against the operation. An arrival that a child reported before it had seen
+        # the decision belongs to the refused operation.
         self._against: dict[str, int] = {}
-        self._late: dict[str, list[Refused | Deadlock]] = {}  # decided before this rank came to them
+        self._late: dict[str, list[Refused | Deadlock]] = {}  # decisions made before this rank came to the operation
 
     def check_in_step(self) -> None:
-        """Raise ValueError where this rank has joined."""
+        """Raise ValueError if this rank has joined."""
         if self.joined & 1:
             raise ValueError(f"rank {self._rank} has joined, and can announce and join nothing until all have")
 
     def check_announcement(self, operations: Sequence[tuple[str, str]]) -> None:
-        """Raise ValueError where this rank cannot announce these operations."""
+        """Raise ValueError if this rank cannot announce these operations."""
         self.check_in_step()
         names = [name for name, _ in operations]
         if len(set(names)) < len(names):
@@ -42,11 +42,12 @@ class Book:
         for name, terms in operations:
             if self._has_come(1, name):
                 raise ValueError(f"rank {self._rank} has announced {name!r}, and it is not decided yet")
-            # A pair of surrogates comes back from JSON as one character: another name. This raises a ValueError.
+            # JSON would turn a pair of surrogates into one character, which is another name. Encoding the text raises
+            # a ValueError for it.
             f"{name}{terms}".encode()
 
     def late(self, name: str) -> Refused | Deadlock | None:
-        """Return, once, what was decided against an operation before this rank came to it."""
+        """Return, once, a decision against an operation that was made before this rank came to it."""
         decisions = self._late.get(name)
         if decisions is None:
             return None
@@ -56,7 +57,7 @@ class Book:
         return decision
 
     def come(self, arrivals: Iterable[Arrival], place: int = 1) -> list[str]:
-        """Note that the ranks of a place have come to operations; return their names."""
+        """Record that the ranks of a place have come to operations; return the operations' names."""
         names = []
         for arrival in arrivals:
             pending = self.pending.get(arrival.name)
@@ -67,15 +68,15 @@ class Book:
         return names
 
     def join(self, last: Last, place: int = 1) -> list[str]:
-        """Note that all ranks of a place have joined, `last` as the last; return the operations that this changes."""
+        """Record that all ranks of a place have joined, `last` as the last; return the operations that this affects."""
         self.joined |= place
-        # Of those that waited equally long whose joining was known last.
+        # If two ranks waited equally long, the one whose join was reported later counts as the last.
         if self._last is None or last.waited_us <= self._last.waited_us:
             self._last = last
         return list(self.pending)
 
     def check_report(self, child: int, report: Report) -> None:
-        """Raise ValueError where a child cannot have sent this."""
+        """Raise ValueError if a child cannot have sent this report."""
         place = self._place[child]
         least = self._child_seen[child]
         if not least <= report.seen <= self.seen:
@@ -87,7 +88,7 @@ class Book:
             raise ValueError(f"it has come before to one of {names[:8]}")
 
     def take_report(self, child: int, report: Report) -> list[str]:
-        """Note what a child reports; return the operations that this changes."""
+        """Record a child's report; return the operations that it affects."""
         place = self._place[child]
         changed = self.come(self._current(report), place)
         self._child_seen[child] = report.seen
@@ -97,9 +98,10 @@ class Book:
         return changed if report.last is None else self.join(report.last, place)
 
     def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], Last | None]:
-        """Return what the parent, or at the root the group, is to know, once.
+        """Return the news for the parent (at the root, for the group). Each item is returned once.
 
-        That is: the operations to which all have come or about which ranks differ; and where all have joined, the last.
+        The news are the operations to which all ranks below have come, or about which ranks differ. If all ranks below
+        have joined, the last of them is also returned.
         """
         found = []
         for name in changed:
@@ -113,7 +115,7 @@ class Book:
         return found, self._last
 
     def apply(self, decision: Decision) -> tuple[str, ...]:
-        """Note a decision; return the operations that it ends."""
+        """Record a decision; return the operations that it ends."""
         self.seen += 1
         match decision:
             case Ready(name):
@@ -124,7 +126,7 @@ class Book:
                 return (name,)
             case Deadlock(blocked, names):
                 for name, ranks in names.items():
-                    self._end(name, Deadlock(blocked, {name: ranks}))  # a note of it is about this one
+                    self._end(name, Deadlock(blocked, {name: ranks}))  # a later note concerns this operation only
                 return tuple(names)
             case Joined():
                 self.pending.clear()
@@ -144,7 +146,7 @@ class Book:
         return name in self.pending and bool(self.pending[name].come & place)
 
     def _current(self, report: Report) -> Sequence[Arrival]:
-        """Return the arrivals that are not part of what has been decided against since they were reported."""
+        """Return the arrivals that were not refused after the child had sent them."""
         if not self._against:
             return report.arrivals
         return [arrival for arrival in report.arrivals if report.seen >= self._against.get(arrival.name, 0)]

@@ -1,4 +1,4 @@
-"""What a group decides about its named operations, and what comes of an event at one rank."""
+"""The decisions of a group about its named operations, and the outcome of an event at one rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,57 +6,57 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All ranks have come to the operation, with the same terms, or have joined: it runs now."""
+    """The operation runs now: all ranks have come to it with the same terms, or have joined."""
 
     name: str
     terms: str
-    joined: int  # ranks that did not come: they have joined
+    joined: int  # the number of ranks that did not come, because they have joined
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Ranks came to the operation with different terms: it does not run, and may be announced anew."""
+    """The operation does not run, because ranks came with different terms. It may be announced again."""
 
     name: str
-    terms: Mapping[int, str]  # by rank: the first few of those that are known to have said each
-    counts: Mapping[str, int]  # by terms: how many ranks are known to have said so
+    terms: Mapping[int, str]  # by rank, for the first few ranks with each terms
+    counts: Mapping[str, int]  # by terms: the number of ranks known to have come with them
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """All ranks have joined; nothing is in flight, and everything begins anew."""
+    """All ranks have joined. No operation is in flight, and all ranks may announce operations again."""
 
     last_rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The answer to an inquiry: whom the operations wait for that are announced and not decided."""
+    """The answer to an inquiry: the ranks that undecided operations wait for."""
 
-    names: Mapping[str, tuple[int, ...]]  # the ranks that have not come to each
-    blocked: Mapping[int, str]  # what those of them are blocked on that are blocked on an operation
-    unjoined: tuple[int, ...]  # where ranks have joined: those that have not
-    silent: tuple[int, ...]  # ranks that did not answer in time; nothing is known of the ranks below them
+    names: Mapping[str, tuple[int, ...]]  # by operation: the ranks that have not come to it
+    blocked: Mapping[int, str]  # by rank in `names`: the operation on which it is blocked, if any
+    unjoined: tuple[int, ...]  # the ranks that have not joined; empty if no rank has joined
+    silent: tuple[int, ...]  # the ranks that did not answer in time; the ranks below them are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Follows the Missing that shows it: operations that wait for ranks that wait for each other. They do not run."""
+    """Operations that do not run, because their ranks wait for each other. It follows the Missing that shows this."""
 
-    blocked: Mapping[int, str]  # what each rank is blocked on that waits for one of them
-    names: Mapping[str, tuple[int, ...]]  # each of them, and the ranks that have not come to it
+    blocked: Mapping[int, str]  # by waiting rank: the operation on which it is blocked
+    names: Mapping[str, tuple[int, ...]]  # by operation of the deadlock: the ranks that have not come to it
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A rank is gone: nothing will be decided any more. The last decision; ranks may have heard fewer before it."""
+    """A rank is lost. This is the last decision; some ranks may have received fewer decisions before it than others."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """An inquiry of this rank, or of one below it in the tree, gets no answer because of a rank that sends nothing."""
+    """An inquiry of this rank, or of a rank below it in the tree, gets no answer because `rank` is silent."""
 
     rank: int
 
@@ -67,11 +67,11 @@ Note = Refused | Deadlock | Lost | Silent
 
 @dataclass(slots=True)
 class Outcome:
-    """What comes of an event at one rank.
+    """The outcome of an event at one rank.
 
-    `messages` are to be sent: (to rank, bytes), in this order to each rank. `decisions` are the group's, in its order,
-    the same on every rank. `notes` concern this rank alone: an operation that it came to had been decided against
-    before it came (see `Member.announce`), or an inquiry gets no answer.
+    `messages` are pairs (receiving rank, bytes), which the caller must send in this order. `decisions` are decisions of
+    the group, in the same order on every rank. `notes` concern this rank alone: an operation was refused before this
+    rank came to it (see `Member.announce_all`), or an inquiry gets no answer.
     """
 
     messages: list[tuple[int, bytes]] = field(default_factory=list)

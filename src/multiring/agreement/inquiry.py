@@ -1,4 +1,4 @@
-"""Who is missing: the answers to a question, put together on their way up the tree, and what the root makes of them."""
+"""Inquiries about missing ranks: the answers are merged on their way up the tree, and the root draws conclusions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,31 +10,31 @@ from multiring.agreement.runs import Runs, add_run, add_runs, ranks_in, runs_of
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What a rank itself has to say to a question."""
+    """A rank's own answer to a question."""
 
     rank: int
     pending: Mapping[str, Pending]
-    joined: int  # places (see `Book`) that have joined
+    joined: int  # the places (see `Book`) that have joined
     blocked: str | None
-    waits: Sequence[str] = ()  # operations that it has come to, and that a thread waits for, for however short a time
+    waits: Sequence[str] = ()  # announced operations for which a thread waits, even if only for a short time
 
 
 @dataclass(slots=True)
 class Gathering:
-    """The answers to one question that have come to a rank."""
+    """The answers to one question that a rank has received."""
 
     question: int
     children: Sequence[range]
     answers: dict[int, Answer] = field(default_factory=dict)  # by child
-    decided: set[str] = field(default_factory=set)  # names, since the question was asked
-    is_outdated: bool = False  # all have joined since the question was asked
+    decided: set[str] = field(default_factory=set)  # names of operations decided since the question was asked
+    is_outdated: bool = False  # whether all ranks have joined since the question was asked
 
     def is_complete(self) -> bool:
         """Return whether every child has answered."""
         return len(self.answers) == len(self.children)
 
     def merged(self, own: Own) -> Answer:
-        """Return the answer of the rank and all that is below it. A child without an answer is silent."""
+        """Return the combined answer of the rank and its subtree. A child that has not answered is listed as silent."""
         found = Answer(names={}, blocked={}, held={}, unjoined=[], joined=own.joined & 1, silent=[])
         if not own.joined & 1:
             add_run(found.unjoined, own.rank, own.rank + 1)
@@ -64,7 +64,7 @@ class Gathering:
         return found
 
     def _missing(self, name: str, own: Own, come: int) -> Runs:
-        """Return the ranks from which the operation has not come."""
+        """Return the ranks of the subtree that have not come to the operation."""
         come |= own.joined
         runs: Runs = []
         if not come & 1:
@@ -76,12 +76,12 @@ class Gathering:
             if answer is None:
                 add_run(runs, child.start, child.start + 1)
             else:
-                # Where nobody below the child has heard of it, all are missing that have not joined.
+                # If no rank below the child has come to the operation, all unjoined ranks there are missing.
                 add_runs(runs, answer.names.get(name, answer.unjoined))
         return runs
 
     def verdict(self, answer: Answer) -> list[list[object]]:
-        """Return the decisions, as they are sent, that the whole group's answer leads to."""
+        """Return the decisions, in the form in which they are sent, that follow from the whole group's answer."""
         names = {name: runs for name, runs in answer.names.items() if name not in self.decided}
         blocked = _by_rank(answer.blocked)
         sets = {tuple(runs): frozenset(ranks_in(runs)) for runs in names.values()}
@@ -92,7 +92,7 @@ class Gathering:
         rows = [missing_row(names, _by_name(shown), unjoined, sorted(answer.silent))]
         stuck = stuck_names(missing, blocked)
         if stuck:
-            # Ranks that have not waited for long enough to count as blocked wait all the same.
+            # The decision also lists ranks that wait, but not yet long enough to count as blocked.
             waits = _by_rank({name: runs for name, runs in answer.waits.items() if name in stuck})
             waiting = waits | {rank: name for rank, name in blocked.items() if name in stuck}
             rows.append(deadlock_row(_by_name(waiting), {name: runs for name, runs in names.items() if name in stuck}))
@@ -100,12 +100,14 @@ class Gathering:
 
 
 def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str]) -> set[str]:
-    """Return the operations that cannot complete: each waits for a rank that is blocked on one of them.
+    """Return the operations that cannot complete: each waits for a rank that is blocked on one of these operations.
+
+    The ranks need not have answered at the same time. If an operation in `missing` is the one on which a rank is
+    blocked, it has not been decided since the rank's answer, so the rank is still blocked.
 
     Args:
-        missing: the ranks that have not come to each.
-        blocked: what ranks are blocked on that they have come to. It has not been decided since they said so if it is
-            one of those above; so they are blocked still, and there is no need for all to have answered at one moment.
+        missing: by operation, the ranks that have not come to it.
+        blocked: by rank, the operation to which the rank has come and on which it is blocked.
     """
     waits = {ranks: {blocked[rank] for rank in ranks & blocked.keys()} for ranks in set(missing.values())}
     stuck = set(missing)

@@ -1,4 +1,4 @@
-"""One rank's part in the agreement of its group on the order of named operations."""
+"""Member: one rank's part in the agreement of its group on the order of named operations."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,14 +24,14 @@ from multiring.agreement.tree import height_of, place_of
 
 
 class Member:
-    """One rank's part: every method takes an event and returns what comes of it.
+    """One rank's part in the agreement. Every method handles an event and returns its outcome.
 
-    A rank tells its parent of an operation once all that is below it has come, so that a round of p ranks takes at most
-    radix + 1 messages a rank and 2 ceil(log_radix p) messages one after the other, however many operations it is about.
-    The root decides; its decisions are one stream that all ranks are passed. Messages between two ranks must arrive in
-    order and once; nothing is expected of those between different ranks. Not thread-safe.
+    A rank reports an operation to its parent once all ranks of its subtree have come to it. So a round of p ranks takes
+    at most radix + 1 messages per rank, and 2 ceil(log_radix p) messages one after the other, independent of the number
+    of operations in the round. The root decides, and sends all decisions to all ranks in one sequence. Messages
+    between two ranks must arrive once and in order. Messages of different pairs may overtake each other.
 
-    After a `ValueError` nothing has changed.
+    The class is not thread-safe. A method that raises `ValueError` changes nothing.
     """
 
     def __init__(self, rank: int, size: int, radix: int = 16) -> None:
@@ -48,34 +48,37 @@ class Member:
         self.waits: Callable[[], Sequence[str]] = tuple
         self._question = 0
         self._gathering: Gathering | None = None
-        self._asked = False  # and no question has come since
-        self._awaiting = False  # an answer
-        self._again = False  # at the root: somebody asked after the question had left
+        self._asked = False  # whether this rank has asked, and no question of the root has come since
+        self._awaiting = False  # whether this rank waits for an answer
+        self._again = False  # at the root: whether a rank asked after the current question was sent
 
     @property
     def patience(self) -> int:
-        """How long to wait before `conclude`, in units of time that are enough for a message; 0: for ever.
+        """The time to wait before calling `conclude`, in units that suffice for one message; 0 means no limit.
 
-        It is to be counted anew whenever it changes, and at each decision. A rank is more patient than those whose
-        answers it waits for, so that who is next to a silent rank speaks first.
+        The wait must start again whenever the value changes, and at each decision. A rank waits longer than the ranks
+        whose answers it needs. So the neighbour of a silent rank is the first to report it.
         """
         if self._gathering is not None:
             return self.height
         return 2 * self._levels + self.depth + 1 if self._awaiting else 0
 
     def announce(self, name: str, terms: str) -> Outcome:
-        """Take it that this rank has come to an operation; see `announce_all`."""
+        """Announce that this rank has come to an operation; see `announce_all`."""
         return self.announce_all([(name, terms)])
 
     def announce_all(self, operations: Sequence[tuple[str, str]]) -> Outcome:
-        """Take it that this rank has come to these operations, (name, terms) each: as few messages as for one.
+        """Announce that this rank has come to these operations, with no more messages than for one operation.
 
-        An operation that was decided against before this rank came to it is not announced: the `Refused` or `Deadlock`
-        is in the outcome's notes, once for each time that it happened, and names no other operation. After a loss the
-        notes say so.
+        An operation that was refused before this rank came to it is not announced. Instead the outcome's notes contain
+        its `Refused` or `Deadlock`, once for each refusal, restricted to this operation. After a loss the notes contain
+        the `Lost`.
+
+        Args:
+            operations: pairs of a name and the terms on which the ranks must agree.
 
         Raises:
-            ValueError: a name is in flight, is there twice or is no Unicode, or this rank has joined.
+            ValueError: a name is in flight, occurs twice or is not valid Unicode; or this rank has joined.
         """
         outcome = Outcome()
         if self._is_lost(outcome):
@@ -92,13 +95,16 @@ class Member:
         return outcome
 
     def join(self, waited_us: int = 0) -> Outcome:
-        """Take it that this rank has nothing more to announce until all have joined; it counts as coming to everything.
+        """Announce that this rank has joined: it announces nothing more until all ranks have joined.
+
+        A rank that has joined counts as having come to every operation.
 
         Args:
-            waited_us: since it joined: in which order ranks did that came before the agreement began nobody else knows.
+            waited_us: the microseconds since this rank joined. The agreement uses them to order ranks that joined
+                before it began.
 
         Raises:
-            ValueError: it has joined.
+            ValueError: this rank has joined already.
         """
         outcome = Outcome()
         if self._is_lost(outcome):
@@ -108,14 +114,15 @@ class Member:
         return outcome
 
     def wait_for(self, name: str | None) -> Outcome:
-        """Take it that this rank's program does nothing until the operation is done; None: it goes on."""
+        """Record that this rank's program is blocked until the operation `name` ends; None: it is not blocked."""
         self._blocked = name
         return Outcome()
 
     def inquire(self) -> Outcome:
-        """Ask who is missing: all ranks get a `Missing`, and a `Deadlock` where operations wait for each other.
+        """Ask which ranks are missing.
 
-        Ranks that ask at the same time share an answer. Where a rank sends nothing there is none until `conclude`.
+        All ranks get a `Missing`, and a `Deadlock` if operations wait for each other. Ranks that ask at the same time
+        share an answer. If a rank does not answer, there is no result until `conclude` is called.
         """
         outcome = Outcome()
         if not self._is_lost(outcome):
@@ -123,10 +130,10 @@ class Member:
         return outcome
 
     def conclude(self) -> Outcome:
-        """Wait no longer for what an inquiry waits for; to be called when `patience` has passed.
+        """Stop waiting for the answers of an inquiry. The caller must call this method when `patience` has passed.
 
-        Ranks below this one that have not answered are `Missing.silent`. Where the parent says nothing, a note `Silent`
-        names it, here and on the ranks below this one that wait for an answer.
+        Children of this rank that have not answered are listed in `Missing.silent`. If the parent does not answer, a
+        note `Silent` names it, on this rank and on the ranks below it that wait for an answer.
         """
         outcome = Outcome()
         if self._gathering is not None:
@@ -136,12 +143,12 @@ class Member:
         return outcome
 
     def lost(self, rank: int) -> Outcome:
-        """Take it that a rank is gone: nothing more is decided, as no operation can do without it.
+        """Report that a rank is lost. Nothing more is decided, because every operation needs all ranks.
 
-        All that are next to it in the tree have to be told by this method; they tell the others.
+        This method must be called on all neighbours of the lost rank in the tree. They inform the other ranks.
 
         Raises:
-            ValueError: there is no such other rank.
+            ValueError: `rank` is this rank, or not a rank of the group.
         """
         if not 0 <= rank < self.size or rank == self.rank:
             raise ValueError(f"rank {rank} is lost, want another one than {self.rank} of a group of {self.size}")
@@ -151,10 +158,10 @@ class Member:
         return outcome
 
     def receive(self, sender: int, message: bytes) -> Outcome:
-        """Take a message of another rank.
+        """Handle a message of another rank.
 
         Raises:
-            ValueError: no member of this group can have sent it; what is wrong with it.
+            ValueError: the message is invalid; the text says why.
         """
         outcome = Outcome()
         if self._lost is not None:
@@ -189,14 +196,14 @@ class Member:
         changed = self._book.take_report(sender, report)
         if report.answer is not None and self._gathering is not None:
             question, answer = report.answer
-            if question == self._gathering.question:  # not one that was concluded without it
+            if question == self._gathering.question:  # ignores a late answer to a question that was concluded
                 self._gathering.answers[sender] = answer
         self._pass_on(changed, outcome, asks=report.asks)
 
     def _pass_on(
         self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False
     ) -> None:
-        """Tell the parent what there is to tell, or as the root decide it."""
+        """Report the news to the parent, or decide them at the root."""
         settled, last = self._book.settled(changed)
         if self.parent is None:
             self._decide(settled, last, outcome, asks=asks)
@@ -229,7 +236,7 @@ class Member:
             self._order(rows, outcome, asks=starts)
 
     def _decide_inquiry(self, gathering: Gathering, answer: Answer, outcome: Outcome) -> None:
-        # What was answered before all had joined says nothing of what came after.
+        # Answers from before all ranks joined say nothing about later operations.
         rows = [] if gathering.is_outdated else gathering.verdict(answer)
         again = self._again or gathering.is_outdated
         self._again = False
@@ -258,7 +265,7 @@ class Member:
                 self._pass_on((), outcome)
 
     def _gathered(self, *, must_answer: bool) -> tuple[Gathering, Answer] | None:
-        """Return the answers to the question as one, once all are there or must be."""
+        """Return the question and the combined answer, if all children have answered or `must_answer` is set."""
         gathering = self._gathering
         if gathering is None or not (must_answer or gathering.is_complete()):
             return None

@@ -1,7 +1,7 @@
-"""What the members of a group tell each other, and its bytes.
+"""The messages between the members of a group, and their encoding.
 
-They are JSON: Python writes and reads that in C, a hundred names in tens of microseconds, and whatever comes instead
-of what was sent is found out. Upwards go reports, downwards orders, which every rank passes on as they came:
+Messages are JSON. Python's C code encodes and decodes a hundred names in tens of microseconds, and the decoder detects
+malformed messages. Reports go up the tree. Orders go down; every rank passes them on unchanged:
 
     ["r", seen, arrivals, last, asks, answer]   a rank's report of its subtree, see `Report`
     ["o", position, decisions, question]        the root's orders, see `Orders`
@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 from multiring.agreement.decisions import Deadlock, Decision, Joined, Lost, Missing, Ready, Refused, Silent
 from multiring.agreement.runs import Runs, ranks_in
 
-FEW = 8  # ranks that are named for each terms
+FEW = 8  # at most this many ranks are listed for each terms
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Voice(NamedTuple):
-    """What some ranks said of an operation: how many there are, and the first few of them."""
+    """The ranks that came to an operation with the same terms."""
 
     terms: str
-    number: int
-    ranks: Sequence[int]
+    number: int  # of these ranks
+    ranks: Sequence[int]  # the first few of them
 
 
 class Arrival(NamedTuple):
-    """Ranks have come to an operation: all of a subtree with one voice, or some of it with several."""
+    """Ranks that have come to an operation: all ranks of a subtree with one voice, or some of them with several."""
 
     name: str
     voices: Sequence[Voice]
@@ -38,40 +38,40 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What a subtree says to the root's question."""
+    """The answer of a subtree to the root's question."""
 
-    names: dict[str, Runs]  # what is announced in it and not by all of it: the ranks that have not come
-    blocked: dict[str, Runs]  # the ranks that are blocked on each name that they have come to, and that is not decided
-    held: dict[str, Runs]  # those that are blocked on another
-    unjoined: Runs
-    joined: int
-    silent: list[int]  # ranks that did not answer
-    waits: dict[str, Runs] = field(default_factory=dict)  # ranks whose threads wait for an operation they have come to
+    names: dict[str, Runs]  # by operation announced by a part of the subtree: the ranks that have not come to it
+    blocked: dict[str, Runs]  # by undecided operation: the ranks that have come to it and are blocked on it
+    held: dict[str, Runs]  # by any other operation: the ranks that are blocked on it
+    unjoined: Runs  # the ranks that have not joined
+    joined: int  # the number of ranks that have joined
+    silent: list[int]  # the ranks that did not answer
+    waits: dict[str, Runs] = field(default_factory=dict)  # by announced operation: the ranks with a thread that waits
 
 
 class Last(NamedTuple):
-    """The last of some ranks to join, as far as is known: of those that waited least before all knew of joining."""
+    """The rank that joined last among some ranks, as far as known: the one that waited least."""
 
     rank: int
     waited_us: int
 
 
 class Report(NamedTuple):
-    """What a rank tells its parent of its subtree."""
+    """A rank's report to its parent about its subtree."""
 
-    seen: int  # decisions that the rank had when it sent this
+    seen: int  # the number of decisions the rank had received when it sent the report
     arrivals: Sequence[Arrival]
-    last: Last | None  # the whole subtree has joined, this rank as the last
-    asks: bool  # a rank asks who is missing
-    answer: tuple[int, Answer] | None  # to the question of that number
+    last: Last | None  # the last rank to join, if the whole subtree has joined
+    asks: bool  # whether a rank asks which ranks are missing
+    answer: tuple[int, Answer] | None  # the number of a question, and the answer to it
 
 
 class Orders(NamedTuple):
-    """What the root tells all ranks."""
+    """The root's message to all ranks."""
 
-    position: int  # decisions before these
+    position: int  # the number of decisions before these
     decisions: list[Decision]
-    question: int | None  # its number: who is missing?
+    question: int | None  # the number of a new question about missing ranks, if any
 
 
 def encode_report(report: Report, below: int) -> bytes:
@@ -89,55 +89,55 @@ def encode_orders(position: int, rows: list[list[object]], question: int | None,
     """Return the root's orders to a group of `size` ranks, and their bytes.
 
     Args:
-        position: decisions before these.
-        rows: decisions as the functions `*_row` make them. The root reads them as all ranks do.
-        question: its number, if any.
-        size: ranks of the group.
+        position: the number of decisions before these.
+        rows: the decisions in the form of the functions `*_row`. The root decodes them like all other ranks.
+        question: the number of a new question, if any.
+        size: the number of ranks in the group.
     """
     decisions = [_decision(row, range(size)) for row in rows]
     return Orders(position, decisions, question), _encode(["o", position, rows, question]).encode()
 
 
 def encode_notice(notice: Lost | Silent) -> bytes:
-    """Return the bytes that tell of a rank."""
+    """Return the bytes of the message about a lost or silent rank."""
     return _encode(["l" if isinstance(notice, Lost) else "s", notice.rank]).encode()
 
 
 def ready_row(name: str, terms: str, joined: int) -> list[object]:
-    """Return `Ready` as it is sent."""
+    """Return a `Ready` in the form in which it is sent."""
     return ["r", name, terms, joined]
 
 
 def refused_row(name: str, voices: Sequence[Voice]) -> list[object]:
-    """Return `Refused` as it is sent."""
+    """Return a `Refused` in the form in which it is sent."""
     return ["x", *_voices_row(name, voices)]
 
 
 def joined_row(last: int) -> list[object]:
-    """Return `Joined` as it is sent."""
+    """Return a `Joined` in the form in which it is sent."""
     return ["j", last]
 
 
 def missing_row(names: dict[str, Runs], blocked: dict[str, Runs], unjoined: Runs, silent: list[int]) -> list[object]:
-    """Return `Missing` as it is sent."""
+    """Return a `Missing` in the form in which it is sent."""
     return ["m", names, blocked, unjoined, silent]
 
 
 def deadlock_row(blocked: dict[str, Runs], names: dict[str, Runs]) -> list[object]:
-    """Return `Deadlock` as it is sent."""
+    """Return a `Deadlock` in the form in which it is sent."""
     return ["d", blocked, names]
 
 
 def decode(message: bytes, size: int, below: range | None) -> Report | Orders | Lost | Silent:
-    """Return what a message says in a group of `size` ranks.
+    """Decode a message of a group of `size` ranks.
 
     Args:
         message: the bytes.
-        size: ranks of the group.
-        below: the ranks of the sender's subtree where it is a child; None where it is the parent.
+        size: the number of ranks in the group.
+        below: the ranks of the sender's subtree if the sender is a child; None if it is the parent.
 
     Raises:
-        ValueError: what is wrong with the bytes.
+        ValueError: the message is malformed; the text says why.
     """
     try:
         content = json.loads(message.decode())
@@ -172,14 +172,14 @@ def _last(row: object, below: range) -> Last:
     match row:
         case [rank, waited_us]:
             return Last(_rank(rank, below), _number(waited_us))
-    raise ValueError(f"want [rank, milliseconds] of the last to join, got {_shown(row)}")
+    raise ValueError(f"want [rank, microseconds] of the last to join, got {_shown(row)}")
 
 
 def _arrival_row(arrival: Arrival, below: int) -> list[object]:
     if len(arrival.voices) > 1:
         return _voices_row(arrival.name, arrival.voices)
     (voice,) = arrival.voices
-    # Where no rank has joined the parent knows who came: all that are below it.
+    # If all ranks of the subtree have come, the parent needs no list of them.
     if voice.number == below:
         return [arrival.name, voice.terms]
     return [arrival.name, voice.terms, voice.number, list(voice.ranks)]
@@ -257,7 +257,7 @@ def _decision(row: object, ranks: range) -> Decision:
 
 
 def _ranks_by_name(value: object, ranks: range) -> dict[str, tuple[int, ...]]:
-    # Many operations wait for the same ranks: of a job that stalls they are one tuple.
+    # In a stalled job many operations wait for the same ranks; they share one tuple.
     known: dict[tuple[int, ...], tuple[int, ...]] = {}
     found = {}
     for name, runs in _runs_by_name(value, ranks).items():

@@ -1,4 +1,4 @@
-"""An operation that ranks of a subtree have come to and that is not decided: who came, and what they said."""
+"""An undecided operation to which ranks of a subtree have come: the ranks and their terms."""
 
 from dataclasses import dataclass, field
 
@@ -7,21 +7,21 @@ from multiring.agreement.messages import FEW, Arrival, Voice
 
 @dataclass(slots=True)
 class Pending:
-    """What one rank knows of one operation; for places see `Book`."""
+    """One rank's record of one operation; `Book` explains places."""
 
-    come: int = 0  # places that have come, or that said that they differ
+    come: int = 0  # the places that have come, or that have reported different terms
     voices: dict[str, Voice] = field(default_factory=dict)  # by terms
-    is_told: bool = False  # the parent knows all that it needs
+    is_told: bool = False  # whether the operation was reported to the parent
 
     def add(self, place: int, arrival: Arrival) -> None:
-        """Note that the ranks of a place have come."""
+        """Record that the ranks of a place have come."""
         self.come |= place
         for voice in arrival.voices:
             known = self.voices.get(voice.terms)
             self.voices[voice.terms] = voice if known is None else _both(known, voice)
 
     def is_settled(self, joined: int, everybody: int) -> bool:
-        """Return whether the parent is to know: ranks differ, or all places have come or `joined`."""
+        """Return whether to report the operation: ranks differ, or all places have come or joined."""
         return len(self.voices) > 1 or (self.come | joined) == everybody
 
 

@@ -1,4 +1,4 @@
-"""Sets of ranks as runs: [start, stop, start, stop, ...], each without its stop, ascending, with gaps between them."""
+"""Sets of ranks as runs [start, stop, start, stop, ...]: ascending half-open ranges with gaps between them."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ Runs = list[int]
 
 
 def add_run(runs: Runs, start: int, stop: int) -> None:
-    """Add the ranks from `start` up to `stop`, none of which is before the last one in `runs`."""
+    """Add the ranks from `start` to `stop` - 1. `start` must not be below the end of the last run."""
     if runs and runs[-1] == start:
         runs[-1] = stop
     else:
@@ -14,14 +14,14 @@ def add_run(runs: Runs, start: int, stop: int) -> None:
 
 
 def add_runs(runs: Runs, more: Runs) -> None:
-    """Add ranks none of which is before the last one in `runs`."""
+    """Add the ranks of `more`, which must not be below the end of the last run in `runs`."""
     if more:
         add_run(runs, more[0], more[1])
         runs += more[2:]
 
 
 def runs_of(ranks: Iterable[int]) -> Runs:
-    """Return the runs of ascending ranks."""
+    """Return the runs of `ranks`, which must be ascending."""
     runs: Runs = []
     for rank in ranks:
         add_run(runs, rank, rank + 1)
@@ -29,6 +29,6 @@ def runs_of(ranks: Iterable[int]) -> Runs:
 
 
 def ranks_in(runs: Runs) -> tuple[int, ...]:
-    """Return all ranks, ascending."""
+    """Return all ranks of the runs, in ascending order."""
     ranges = (range(start, stop) for start, stop in zip(runs[::2], runs[1::2], strict=True))
     return tuple(rank for run in ranges for rank in run)

@@ -1,7 +1,7 @@
-"""The tree of a group's ranks: rank 0 is its root, and what is below a rank are the ranks that follow it.
+"""The tree of a group's ranks. Rank 0 is the root, and the subtree of a rank is a range of ranks that starts with it.
 
-A rank and those below it are a range; the rest of it is divided evenly among at most `radix` children. So no path is
-longer than ceil(log_radix p), and where ranks of a host follow each other most messages stay on it.
+The other ranks of the range are divided evenly among at most `radix` children. So no path is longer than
+ceil(log_radix p). If the ranks of a host have consecutive numbers, most messages stay on the host.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is in the tree."""
+    """A rank's place in the tree."""
 
     parent: int | None
-    depth: int  # messages from the root
-    height: int  # messages to the deepest rank below
-    children: tuple[range, ...]  # of ranks: a child, and all below it
+    depth: int  # the number of messages from the root
+    height: int  # the number of messages to the deepest rank below
+    children: tuple[range, ...]  # the subtree of each child, which begins with the child
 
 
 def place_of(rank: int, size: int, radix: int) -> Place:
     """Return the place of `rank` among `size` ranks.
 
     Raises:
-        ValueError: there is no such rank, or no such tree.
+        ValueError: `rank` is not in the group, or `radix` is below 2.
     """
     if radix < 2:
         raise ValueError(f"radix is {radix}, want 2 or more")
@@ -38,15 +38,15 @@ def place_of(rank: int, size: int, radix: int) -> Place:
 
 
 def height_of(size: int, radix: int) -> int:
-    """Return how many messages the deepest of `size` ranks is away from the first."""
+    """Return the height of the tree of `size` ranks: the number of messages from the root to the deepest rank."""
     height = 0
     while size > 1:
         height += 1
-        size = -(-(size - 1) // radix)  # of its largest child, rounded up
+        size = -(-(size - 1) // radix)  # of the largest child's subtree
     return height
 
 
 def _child(ranks: range, count: int, number: int) -> range:
-    """Return the child of that number, of `count` that the first of `ranks` has, and all below it."""
+    """Return the subtree of the child `number` of the first rank in `ranks`, which has `count` children."""
     first, below = ranks.start + 1, len(ranks) - 1
     return range(first + number * below // count, first + (number + 1) * below // count)

@@ -1,4 +1,4 @@
-"""The control channel of a set: what its ranks tell each other about their named operations, over notices."""
+"""The control channel of a set: messages between its ranks about named operations, sent as control messages."""
 
 from collections import defaultdict
 from enum import IntEnum
@@ -9,24 +9,24 @@ from multiring.runtime.failures.control_thread import Control
 
 
 class Kind(IntEnum):
-    """What a message is about."""
+    """The kind of a message."""
 
-    COUNT = 0  # how many operations were posted, or are to be; see order_switch.py
+    COUNT = 0  # a number of posted operations; see order_switch.py
     AGREEMENT = 1  # a message of the agreement
-    STALL = 2  # a rank has given up, and why
+    STALL = 2  # a rank has given up; the payload is the reason
 
 
 class Message(NamedTuple):
     """A message of another rank of the set."""
 
-    sender: int  # its rank in the set
-    generation: int  # how often the set had switched
+    sender: int  # the sender's rank in the set
+    generation: int  # the number of the set's negotiations so far
     kind: Kind
     payload: bytes
 
 
 class ControlChannel:
-    """Sends messages of any length to ranks of the set, and puts together what comes."""
+    """Sends messages of any length to ranks of the set, and assembles received messages from their parts."""
 
     def __init__(self, control: Control, group: int, ranks: tuple[int, ...], own: int) -> None:
         self.control = control
@@ -36,17 +36,17 @@ class ControlChannel:
         self._parts: dict[int, list[bytes]] = defaultdict(list)
 
     def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
-        """Send a message to rank `to` of the set; one that is gone gets none."""
+        """Send a message to rank `to` of the set. A message to a lost rank is dropped."""
         parts = [payload[at : at + NOTE_BYTES] for at in range(0, len(payload), NOTE_BYTES)]
         for index, part in enumerate(parts):
             more = index < len(parts) - 1
             self.control.send(self.ranks[to], self._group, generation << 8 | kind << 1 | more, part)
 
     def receive(self, notice: ControlMessage) -> Message | None:
-        """Return the message that is complete with `notice`.
+        """Add a received part. Return the message if it is complete now, else None.
 
         Raises:
-            ValueError: it is none of a rank of this set.
+            ValueError: the sender is not a rank of this set, or the kind is unknown.
         """
         sender = self.ranks.index(notice.rank)
         self._parts[sender].append(notice.payload)

@@ -1,4 +1,4 @@
-"""The order that ranks of a set have negotiated: what is posted in it, on a group of its own."""
+"""The negotiated order of a set: its operations are posted on a dedicated group."""
 
 import logging
 from collections.abc import Callable
@@ -12,28 +12,28 @@ _log = logging.getLogger("multiring")
 
 
 class DecidedOrder:
-    """This rank's part in it. The lock of the set's named operations is held.
+    """This rank's part in the negotiated order. The caller must hold the lock of the set's named operations.
 
     Args:
-        group: whose operations come in that order only.
-        neutral_contribution: what a rank that has joined contributes to an operation of this signature.
+        group: a group that is used for operations of the negotiated order only.
+        neutral_contribution: returns, for a signature, the start function of a rank that has joined.
     """
 
     def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None) -> None:
         self._group = group
         self._neutral_contribution = neutral_contribution
-        self.filled = 0  # the last operation of the optimistic order that was given up last
+        self.filled = 0  # the number of the last operation of the optimistic order, when it was given up last
 
     def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
-        """Post an operation that all ranks post next; without a handle its neutral contribution."""
+        """Post the operation that all ranks post next. Without a handle, post its neutral contribution."""
         label, before = label_of(name, signature), self._group.calls.last
         try:
             posted = self._start_of(signature, handle)(self._group, label)
-        except Exception as error:  # noqa: BLE001 -- whoever waits gets it, and the others are told
+        except Exception as error:  # noqa: BLE001 -- the handle's `wait` raises it, and the other ranks raise too
             if self._group.calls.last == before:
                 self._group.calls.decline(label, error)
             if handle is None:
-                _log.warning("operation %r: nothing stands in for this rank, which has joined: %s", name, error)
+                _log.warning("operation %r: this rank has joined, but its neutral contribution failed: %s", name, error)
             else:
                 handle.fail(error)
         else:
@@ -41,13 +41,13 @@ class DecidedOrder:
                 handle.posted = posted
 
     def require_neutral_contribution(self, title: str = "") -> Callable[[Signature], Start]:
-        """Return what makes this rank's part in the others' operations.
+        """Return the function that makes this rank's neutral contributions.
 
         Raises:
-            UnsupportedError: there is nothing that does.
+            UnsupportedError: there is no such function.
         """
         if self._neutral_contribution is None:
-            raise UnsupportedError(f"{title}these operations have no stand-ins")
+            raise UnsupportedError(f"{title}these operations have no neutral contributions")
         return self._neutral_contribution
 
     def _start_of(self, signature: Signature, handle: NamedHandle | None) -> Start:

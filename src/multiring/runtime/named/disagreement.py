@@ -1,4 +1,4 @@
-"""What is said where ranks do not agree on a named operation, or wait for each other."""
+"""The errors for ranks that disagree about a named operation or wait for each other."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,12 +9,12 @@ from multiring.runtime.group.handles import told_apart
 
 
 def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
-    """Return the error for `name`, to which the ranks of a set came with these signatures, not all the same.
+    """Return the error for an operation that the ranks of a set submitted with different signatures.
 
     Args:
-        name: the operation's.
-        signatures: by rank of the set.
-        ranks: the rank in the world of each rank of the set; the text has these.
+        name: the operation's name.
+        signatures: the signatures by rank of the set.
+        ranks: the world rank of each rank of the set. The error's text gives world ranks.
     """
     by_rank = {rank: dict(each) for rank, each in signatures.items()}
     keys = list(dict.fromkeys(key for each in signatures.values() for key, _ in each))
@@ -26,7 +26,7 @@ def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence
 
 
 def deadlock(title: str, found: Deadlock, ranks: Sequence[int]) -> StallError:
-    """Return the error for `title`, one of operations that wait for each other."""
+    """Return the error for the operation `title`, which is part of a deadlock."""
     waiting: dict[str, list[int]] = defaultdict(list)
     for rank, name in sorted(found.blocked.items()):
         waiting[name].append(rank)
@@ -40,6 +40,6 @@ def deadlock(title: str, found: Deadlock, ranks: Sequence[int]) -> StallError:
 
 
 def named(found: Iterable[int], ranks: Sequence[int]) -> str:
-    """Return "rank 3" or "ranks 3, 4", in the world, for ranks of a set."""
+    """Return "rank 3" or "ranks 3, 4": the world ranks of the set's ranks `found`."""
     world = [ranks[rank] for rank in found]
     return f"{'rank' if len(world) == 1 else 'ranks'} {', '.join(map(str, world))}"

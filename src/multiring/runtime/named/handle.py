@@ -1,4 +1,4 @@
-"""The handle of a named operation, which may be posted twice: as this rank came to it, and as the ranks agreed."""
+"""The handle of a named operation, which may be posted twice: in this rank's order, and in the negotiated order."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,80 +8,83 @@ from multiring.errors import MismatchError, MultiringError, Signature, StallErro
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import LINGER_S, Handle, Key, OperationHandle, Posted, Waiter
 
-_FEW = 64  # names: fewer are not worth looking through for those whose operations have ended
+_FEW = 64  # up to this number of names, ended operations are not searched for and removed
 
-Start = Callable[[Group, str], Handle]  # posts a collective on that group, with that label
+Start = Callable[[Group, str], Handle]  # posts a collective on the given group, with the given label
 
 
 class Keeper(Protocol):
-    """Whose a handle is: the named operations of a set."""
+    """The set of named operations to which a handle belongs."""
 
     id: int  # of the set, the same on all ranks
 
     def settle(self, handle: "NamedHandle", posted: Handle, error: MismatchError) -> None:
-        """Have `handle` fail, or be posted anew: what it waited for, `posted`, was called something else elsewhere."""
+        """Handle a mismatch of `posted`, for which `handle` waited: fail the handle, or have it posted again."""
 
     def await_decision(self, handle: "NamedHandle", timeout: float | None) -> bool:
-        """Return once `handle` is posted or over; False after `timeout` seconds."""
+        """Wait; return True once `handle` is posted or has ended, and False after `timeout` seconds."""
 
     def give_up(self, handle: "NamedHandle", error: StallError) -> None:
-        """Have everything fail because of `error`, on all ranks."""
+        """Make all operations of the set fail with `error`, on all ranks."""
 
 
 class NamedHandle(Waiter):
-    """An operation, or a joining. What changes it holds the keeper's lock; `wait` and `done` may be called anywhere."""
+    """The handle of a named operation, or of a join.
+
+    `wait` and `done` may be called from any thread. All other changes require the keeper's lock.
+    """
 
     def __init__(self, keeper: Keeper, name: str, signature: Signature, start: Start | None) -> None:
         self._keeper = keeper
         self.name = name
         self.signature = signature
-        self.start = start  # None: of a joining
+        self.start = start  # None for a join
         self.posted: Handle | None = None
-        self.number = 0  # its place in the optimistic order; 0: it has none
+        self.number = 0  # the number in the optimistic order; 0 if it has none
         self.is_over = False
-        self.waited_us = 0  # of a joining, in microseconds: before the ranks came to a negotiation
-        self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # while a thread waits for a decision
+        self.waited_us = 0  # of a join: its wait before the negotiation started, in microseconds
+        self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # set while a thread waits for a decision
         self._result: Any = None
         self._error: BaseException | None = None
         self._has_lingered = False
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the ranks of the world that are waited for, and for how many seconds nothing has moved."""
+        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
         watch = self.watch
         return ([], 0.0) if watch is None else watch()
 
     @property
     def key(self) -> Key | None:
-        """Of an operation whose ranks have yet to agree; else what it was posted as says more."""
+        """The operation's identity while the ranks have not agreed on it; None once it is posted."""
         return ("name", self._keeper.id, self.name) if self.posted is None else None
 
     def give_up(self, silent: int) -> None:
-        """Fail on all ranks, as if rank `silent` of the world had been silent for too long."""
+        """Make the operation fail on all ranks with a stall of world rank `silent`."""
         text = f"{self.title}: nothing came from rank {silent}{self.verdict}; it has not run"
         self._keeper.give_up(self, StallError(text))
 
     @property
     def title(self) -> str:
-        """What is waited for, in words."""
+        """A description of the operation for messages."""
         return f"operation {self.name!r}" if self.start is not None else "join"
 
     @property
     def repeatable(self) -> Posted | None:
-        """What `NamedOperations.submit_again` posts once more; None where it cannot be posted as it was."""
+        """The posted form for `NamedOperations.submit_again`; None if the operation cannot be repeated."""
         return self.posted.posted if isinstance(self.posted, OperationHandle) else None
 
     def fail(self, error: BaseException) -> None:
-        """Be over: `wait` raises `error`."""
+        """End the operation: `wait` will raise `error`."""
         self._error = error
         self.is_over = True
 
     def finish(self, result: Any) -> None:
-        """Be over: `wait` returns `result`."""
+        """End the operation: `wait` will return `result`."""
         self._result = result
         self.is_over = True
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         if self.is_over:
             return True
         posted = self.posted
@@ -99,7 +102,7 @@ class NamedHandle(Waiter):
         """Return the operation's result once it has ended; see `Handle`.
 
         Raises:
-            DisagreementError: the ranks came to it with different signatures; inputs are intact.
+            DisagreementError: the ranks submitted the operation with different signatures; the inputs are intact.
         """
         started_s = time.monotonic() if timeout is not None else 0.0
         left = timeout
@@ -118,7 +121,8 @@ class NamedHandle(Waiter):
             if timeout is not None:
                 left = max(0.0, timeout - (time.monotonic() - started_s))
         if isinstance(self._error, StallError) and not self._has_lingered:
-            # Others are being told: were this rank to leave at once, they might take that for the cause.
+            # The failure is still being reported to the other ranks. If this rank left at once, they might report its
+            # departure as the cause.
             self._has_lingered = True
             time.sleep(LINGER_S)
         if self._error is not None:
@@ -127,7 +131,7 @@ class NamedHandle(Waiter):
 
 
 class HandlesByName:
-    """The operations of a set that are in flight here, and some that have ended since. The keeper's lock is held."""
+    """The operations of a set that are in flight here, and some that have ended. The caller holds the keeper's lock."""
 
     def __init__(self) -> None:
         self._handles: dict[str, NamedHandle] = {}
@@ -139,28 +143,28 @@ class HandlesByName:
         return earlier is None or earlier.done()
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has come to an operation of this name that has not ended."""
+        """Return whether an operation of this name is in flight here."""
         handle = self._handles.get(name)
         return handle is not None and not handle.is_over
 
     def add(self, handle: NamedHandle) -> None:
-        """Have one more in flight, in place of an earlier one of its name."""
+        """Add a handle. It replaces an earlier handle of the same name."""
         self._handles[handle.name] = handle
         if len(self._handles) > self._sweep_at:
             self._handles = {name: each for name, each in self._handles.items() if not each.done()}
             self._sweep_at = max(_FEW, 2 * len(self._handles))
 
     def find(self, number: int, joining: NamedHandle | None) -> NamedHandle | None:
-        """Return the one, `joining` among them, that has this place in the optimistic order, and is not over."""
+        """Return the open handle, possibly `joining`, that has this number in the optimistic order."""
         handles = (*self._handles.values(), *(() if joining is None else (joining,)))
         return next((each for each in handles if each.number == number and not each.is_over), None)
 
     def has_unknown(self) -> bool:
-        """Return whether it is not known yet what became of one that has a place in that order."""
+        """Return whether the outcome of an operation of the optimistic order is still unknown."""
         return any(each.number and not each.done() for each in list(self._handles.values()))
 
     def abort(self, culprit: int) -> None:
-        """Have all that are posted fail on all ranks, as rank `culprit` of the world has aborted the group."""
+        """Make all posted operations fail on all ranks because world rank `culprit` aborted the group."""
         for handle in self._handles.values():
             if isinstance(handle.posted, OperationHandle) and not handle.done():
                 handle.posted.abort(culprit)

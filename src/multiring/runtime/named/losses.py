@@ -1,10 +1,13 @@
-"""Ranks of a set that are gone, and what is said of operations that cannot begin any more."""
+"""The lost ranks of a set, and the errors for operations that cannot start any more."""
 
 from multiring.errors import MultiringError, PeerLostError, StateError
 
 
 class Losses:
-    """The ranks of one set that are gone, deaths first: who leaves may do so for one. True where there are any."""
+    """The lost ranks of one set. Deaths come first, because another rank's death may be the reason for leaving.
+
+    The object is true if any rank is lost.
+    """
 
     def __init__(self) -> None:
         self._errors: dict[int, PeerLostError] = {}
@@ -14,23 +17,23 @@ class Losses:
 
     @property
     def first(self) -> int:
-        """The rank of the set that counts."""
+        """The rank of the set whose loss is reported."""
         return next(iter(self._errors))
 
     def note(self, rank: int, world_rank: int, *, died: bool, why: str) -> None:
-        """Note that `rank` of the set, `world_rank` of the world, is gone."""
+        """Record the loss of `rank` of the set, which is `world_rank` in the world."""
         verb = "died" if died else "left the job"
-        lost = {rank: PeerLostError(f"rank {world_rank} {verb} ({why}); what waited for it has not run")}
+        lost = {rank: PeerLostError(f"rank {world_rank} {verb} ({why}); operations that waited for it have not run")}
         self._errors = lost | self._errors if died else self._errors | lost
 
     def cause(self, world_rank: int) -> PeerLostError:
-        """Return the error of the rank that counts; of `world_rank`, where it is not known yet how that went."""
-        gone = PeerLostError(f"rank {world_rank} is gone; what waited for it has not run")
+        """Return the error of the rank whose loss is reported; that of `world_rank` if no loss is recorded yet."""
+        gone = PeerLostError(f"rank {world_rank} is gone; operations that waited for it have not run")
         return next(iter(self._errors.values()), gone)
 
 
 def refusal(title: str, broken: MultiringError | None) -> MultiringError:
-    """Return why the operation cannot begin: `broken`, or that this rank has joined."""
+    """Return the error of an operation that cannot start: `broken`, or that this rank has joined."""
     if broken is None:
         return StateError(f"{title}: this rank has joined; wait for that first")
     text = str(broken)

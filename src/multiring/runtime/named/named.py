@@ -1,10 +1,11 @@
-"""Named operations: collectives that ranks may come to in different orders, matched by name.
+"""Named operations: collectives that ranks may start in different orders, matched by name.
 
-While all ranks come to them in the same order each is posted at once, as the next operation of a group of its own,
-whose ranks agree on its name and signature: nothing is negotiated. Where the order differs every rank sees it, inputs
-intact, and the ranks negotiate (negotiation.py): a tree of them agrees on the order from then on, and what it
-decides is posted on a second group. When all have joined, the order is what it is again.
-docs/decisions/0018-optimistic-order.md.
+As long as all ranks start the operations in the same order (the optimistic order), each operation is posted at once, as
+the next operation of a dedicated group. The ranks of the group agree on the name and signature of each operation, and
+nothing is negotiated. If the order differs, every rank gets a mismatch with its inputs intact, and the ranks start a
+negotiation (negotiation.py). From then on a tree of the ranks agrees on the order, and the decided operations are
+posted on a second group. When all ranks have joined, they return to the optimistic order.
+See docs/decisions/0018-optimistic-order.md.
 """
 
 import logging
@@ -38,18 +39,19 @@ from multiring.runtime.named.signature_text import label_of, signatures_of_one
 __all__ = ["NamedOperations", "Start"]
 
 _log = logging.getLogger("multiring")
-_OWN = "\0"  # begins the names of what is no user's operation
+_OWN = "\0"  # the prefix of names that are not a user's operations
 _FILLER = label_of(f"{_OWN}nothing", ())
-_NEWS_S = 0.2  # news of a loss is everywhere by then
-_LAST_WORDS_S = 1.0  # what a rank said before it left has come by then, also by way of others
+_NEWS_S = 0.2  # within this time all ranks detect a loss
+_LAST_WORDS_S = 1.0  # within this time the last messages of a rank that left arrive, even through other ranks
 
 
 class NamedOperations:
     """The named operations of one set of ranks. Its methods may be called from any thread.
 
     Args:
-        group: the ranks; every one of them makes its own NamedOperations, in the same order among the group's.
-        neutral_contribution: what a rank that has joined contributes to an operation of this signature.
+        group: the group of the ranks. Every rank of it must create its own NamedOperations; if there are several on the
+            same group, all ranks must create them in the same order.
+        neutral_contribution: returns, for a signature, the start function of a rank that has joined.
     """
 
     def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None = None) -> None:
@@ -65,8 +67,8 @@ class NamedOperations:
         self._joining: NamedHandle | None = None
         self._joined_s = 0.0  # when
         self._negotiation: Negotiation | None = None
-        self._generation = 0  # how many negotiations there were
-        self._unexpected: list[Message] = []  # of negotiations to come
+        self._generation = 0  # the number of negotiations so far
+        self._unexpected: list[Message] = []  # messages of later negotiations
         self._losses = Losses()
         self._broken: MultiringError | None = None
         self._channel: ControlChannel | None = None
@@ -78,19 +80,22 @@ class NamedOperations:
             control.add(self.id, self)
 
     def submit(self, name: str, signature: Signature, start: Start, at_once: Start | None = None) -> NamedHandle:
-        """Start an operation, and return its handle.
+        """Start an operation and return its handle.
 
         Args:
-            name: what the ranks match it by.
-            signature: what they must agree on besides, in the order of checking.
-            start: posts the collective; called at once, or on another thread once the ranks have agreed on its place.
-            at_once: the same where this thread waits for the handle next: it may post what only a waiter drives.
+            name: the name by which the ranks match the operation.
+            signature: the further properties on which the ranks must agree, in the order in which they are checked.
+            start: posts the collective. It is called at once, or on another thread once the ranks have agreed on the
+                operation's place.
+            at_once: replaces `start` if the collective is posted at once. This thread must then wait for the handle
+                next, so `at_once` may post an operation that only a waiting thread drives.
+
 
         Raises:
-            ArgumentError: an operation of this name is in flight here.
+            ArgumentError: an operation of this name is in flight on this rank.
             StateError: this rank has joined, or the set was closed.
-            PeerLostError: a rank of the set is gone.
-            StallError: the ranks have given up.
+            PeerLostError: a rank of the set died or left.
+            StallError: the ranks have given up after a stall.
         """
         with self._lock:
             if not self._in_flight.is_free(name):
@@ -109,9 +114,10 @@ class NamedOperations:
             return handle
 
     def submit_again(self, earlier: NamedHandle) -> NamedHandle | None:
-        """Start an operation as `earlier`, which remembers it, was posted; None: not as it was, and nothing was done.
+        """Start an operation exactly as `earlier` was posted. This thread must wait for the handle next.
 
-        Otherwise as `submit`; this thread waits for the handle next.
+        Returns:
+            The new handle. None if the operation cannot be posted in the same way; then nothing was done.
         """
         posted = earlier.repeatable
         if posted is None:
@@ -130,12 +136,12 @@ class NamedOperations:
             return handle
 
     def join(self) -> Handle:
-        """Take part in the others' operations with stand-ins until all ranks have joined.
+        """Take part in the other ranks' operations with neutral contributions until all ranks have joined.
 
-        The handle's result is the rank of the set that joined last; then all may submit again.
+        The handle's result is the rank of the set that joined last. After that all ranks may submit again.
 
         Raises:
-            UnsupportedError: there are no stand-ins.
+            UnsupportedError: the set has no neutral contributions.
             StateError: this rank has joined already, or the set was closed.
         """
         with self._lock:
@@ -147,7 +153,7 @@ class NamedOperations:
                 return handle
             self._decided.require_neutral_contribution("join: ")
             self._joining, self._joined_s = handle, time.monotonic()
-            if self._negotiation is None:  # another name on every rank: all see that they differ
+            if self._negotiation is None:  # the name differs on every rank, so all ranks get a mismatch
                 handle.posted = self._group.barrier_async(label=label_of(handle.name, ()))
                 handle.number = self._calls.last
             else:
@@ -155,17 +161,17 @@ class NamedOperations:
             return handle
 
     def close(self) -> None:
-        """Take no more operations; those that the ranks have yet to agree on fail."""
+        """Accept no more operations. Operations on which the ranks have not agreed yet fail."""
         control = self._services.control
         if control is not None:
             control.remove(self.id)
         self._break(StateError("these named operations were closed"))
         self._forget()
 
-    # ---- for handles, and those who wait for them ----
+    # ---- for handles and decision waits ----
 
     def settle(self, handle: NamedHandle, posted: Handle, error: MismatchError) -> None:
-        """Have `handle` fail, or be posted anew: what it waited for, `posted`, was called something else elsewhere."""
+        """Handle a mismatch of `posted`, for which `handle` waited: fail the handle, or have it posted again."""
         with self._lock:
             if handle.posted is not posted or handle.is_over:
                 return
@@ -175,7 +181,7 @@ class NamedOperations:
                 handle.fail(error)
 
     def await_decision(self, handle: NamedHandle, timeout: float | None) -> bool:
-        """Return once `handle` is posted or over; False after `timeout` seconds."""
+        """Wait; return True once `handle` is posted or has ended, and False after `timeout` seconds."""
         negotiation = self._negotiation
         if negotiation is None:
             return True
@@ -183,13 +189,13 @@ class NamedOperations:
         return DecisionWait(self, negotiation, handle, patience, self._services.lookout).keep(timeout)
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
-        """Have everything fail because of `error`, on all ranks."""
+        """Make all operations of the set fail with `error`, on all ranks."""
         with self._lock:
             if handle.posted is None and not handle.is_over:
                 self._pass_on_stall(str(error))
 
     def abort(self, error: StallError) -> None:
-        """Have all that is in flight here fail, on all ranks; the set cannot be used any more."""
+        """Make all operations in flight here fail on all ranks. The set is unusable afterwards."""
         own = self.ranks[self._group.rank]
         with self._lock:
             self._in_flight.abort(own)
@@ -200,11 +206,11 @@ class NamedOperations:
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Act on a message of another rank, or on the mismatch of an operation here."""
+        """Handle a control message of another rank, or the mismatch of an operation on this rank."""
         with self._lock:
             try:
                 self._hear(notice)
-            except ValueError as error:  # what no rank of this program can have sent: nobody is to wait for the rest
+            except ValueError as error:  # an invalid message; all ranks must stop waiting
                 self._pass_on_stall(f"rank {self.ranks[self._group.rank]} cannot go on: {error}")
                 raise
             finally:
@@ -218,7 +224,7 @@ class NamedOperations:
             self._take(message)
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Act on the loss of a rank of the world."""
+        """Handle the loss of a world rank."""
         control = self._services.control
         if rank not in self.ranks or control is None:
             return
@@ -230,16 +236,16 @@ class NamedOperations:
                 control.after(_LAST_WORDS_S, self._lament)
 
     def has_come(self, name: str) -> bool:
-        """Return whether this rank has come to an operation that has not ended."""
+        """Return whether this rank has an operation of this name in flight."""
         return self._in_flight.has(name)
 
     def end(self) -> None:
-        """Act on this rank's leaving the job."""
+        """Fail open operations, because this rank leaves the job."""
         self._break(StateError("multiring was shut down"))
         self._forget()
 
     def _forget(self) -> None:
-        """Let go of what holds this object, which holds all that belongs to the job."""
+        """Drop the references that keep this object, and with it the job, alive."""
         with self._lock:
             self._in_flight, self._joining, self._negotiation = HandlesByName(), None, None
 
@@ -254,7 +260,7 @@ class NamedOperations:
         if self._broken is not None:
             return
         if self._negotiation is None and message.generation == self._generation + 1:
-            self._begin()  # as every rank does that sees what its sender has seen
+            self._begin()  # the sender has seen a mismatch that this rank will see too
         if message.generation > self._generation:
             self._unexpected.append(message)
         elif self._negotiation is not None and message.generation == self._generation:
@@ -268,24 +274,24 @@ class NamedOperations:
     def _differ(
         self, number: int, handle: NamedHandle | None, titles: Mapping[int, str], error: MismatchError | None
     ) -> None:
-        """Act on a mismatch of the operation of this number; `handle` is None where it was no submitted one."""
+        """Handle a mismatch of operation `number`. `handle` is None if the operation was not a submitted one."""
         signatures = signatures_of_one(titles)
         if signatures is not None:
             if handle is not None and len(set(signatures.values())) > 1:
                 handle.fail(disagreement(handle.name, signatures, self.ranks))
-            elif handle is not None and error is not None:  # it failed on one of them
+            elif handle is not None and error is not None:  # the operation failed on one of the ranks
                 handle.fail(error)
             return
         if self._broken is None and self._negotiation is None and number > self._decided.filled:
             self._begin()
-        if handle is not None and self._broken is not None:  # also where a rank was gone already
+        if handle is not None and self._broken is not None:  # also if a rank was lost before
             handle.fail(refusal(handle.title, self._broken))
         elif handle is not None and self._negotiation is not None:
             handle.posted, handle.number = None, 0
             self._negotiation.put([handle])
 
     def _begin(self) -> None:
-        if self._channel is None:  # a rank alone agrees with itself
+        if self._channel is None:  # a single rank has nothing to negotiate
             return
         self._generation += 1
         if self._joining is not None:
@@ -296,16 +302,16 @@ class NamedOperations:
             self.mourn(self._losses.first)
 
     def fill(self, count: int) -> None:
-        """Have `count` operations posted in the order that was given up."""
+        """Post filler operations until `count` operations of the optimistic order are posted."""
         for _ in range(self._calls.last, count):
             self._group.barrier_async(label=_FILLER)
 
     def has_unknown(self) -> bool:
-        """Return whether it is not known yet what became of an operation of that order."""
+        """Return whether the outcome of an operation of the optimistic order is still unknown."""
         return self._in_flight.has_unknown()
 
     def go_back(self, joined: Joined) -> None:
-        """All have joined, and nothing is in flight: the negotiation is over."""
+        """End the negotiation: all ranks have joined, and no operation is in flight."""
         self._negotiation = None
         joining, self._joining = self._joining, None
         if joining is not None:
@@ -317,12 +323,12 @@ class NamedOperations:
     # ---- failing ----
 
     def mourn(self, rank: int) -> None:
-        """A rank of the set is gone: nothing more will be decided."""
+        """Fail the open operations, because `rank` of the set is lost and nothing more will be decided."""
         control = self._services.control
         world_rank = self.ranks[rank]
         if self._losses or control is None:
             self._break(self._losses.cause(world_rank))
-        else:  # others have seen it first; how it went is about to be seen here
+        else:  # other ranks have detected the loss first; this rank is about to learn its reason
             control.after(_NEWS_S, lambda: self._break(self._losses.cause(world_rank)))
 
     def _pass_on_stall(self, text: str) -> None:
@@ -332,7 +338,7 @@ class NamedOperations:
             self._break(StallError(text))
 
     def _break(self, error: MultiringError) -> None:
-        """Fail what the ranks have not agreed on, now and from now on."""
+        """Fail all operations on which the ranks have not agreed, and refuse later ones."""
         with self._lock:
             if self._broken is not None:
                 return

@@ -1,8 +1,8 @@
-"""A negotiation: from where their orders differed to where all have joined, the ranks of a set agree on each operation.
+"""Negotiation: the ranks of a set agree on each operation, from the first difference in order until all have joined.
 
-Before they agree on anything they see to it that all have posted as many operations of the order they gave up, so that
-each of these has ended, or was found to differ, on every rank (order_switch.py). Then the agreement itself: what it
-says goes over the set's control channel, what it decides is carried out.
+First all ranks post equally many operations of the optimistic order, so that each of these ends, or is found to differ,
+on every rank (order_switch.py). Then the agreement starts. This module sends the agreement's messages over the set's
+control channel, and carries out its decisions.
 """
 
 import threading
@@ -20,30 +20,30 @@ from multiring.runtime.named.handle import NamedHandle
 from multiring.runtime.named.order_switch import RADIX, Switch
 from multiring.runtime.named.signature_text import in_words, signature_of
 
-_PATIENCE_S = 0.25  # surely enough for a message of the agreement and its handling
+_PATIENCE_S = 0.25  # ample time for a message of the agreement and its handling
 _RETRY_S = 0.005
 
 
 class Owner(Protocol):
-    """The named operations of the set, which hold their lock when they call a negotiation."""
+    """The set of named operations. It holds its lock when it calls a negotiation."""
 
     changed: threading.Condition  # of the owner's lock
 
     def fill(self, count: int) -> None:
-        """Have `count` operations posted in the order that was given up."""
+        """Post filler operations until `count` operations of the optimistic order are posted."""
 
     def has_unknown(self) -> bool:
-        """Return whether it is not known yet what became of an operation of that order."""
+        """Return whether the outcome of an operation of the optimistic order is still unknown."""
 
     def go_back(self, joined: Joined) -> None:
-        """All have joined, and nothing is in flight: the negotiation is over."""
+        """End the negotiation: all ranks have joined, and no operation is in flight."""
 
     def mourn(self, rank: int) -> None:
-        """A rank of the set is gone: nothing more will be decided."""
+        """Fail the open operations, because `rank` of the set is lost and nothing more will be decided."""
 
 
 class Negotiation:
-    """One rank's part in it. Every method is called with the owner's lock held."""
+    """One rank's part in the negotiation. The caller of each method must hold the owner's lock."""
 
     def __init__(self, owner: Owner, decided: DecidedOrder, channel: ControlChannel, generation: int) -> None:
         self._owner = owner
@@ -51,21 +51,21 @@ class Negotiation:
         self._channel = channel
         self.generation = generation
         self._switch = Switch(channel.own, len(channel.ranks))
-        self._member: Member | None = None  # until the ranks know how many operations were posted
-        self._queue: list[NamedHandle] = []  # to be announced
+        self._member: Member | None = None  # None until the order switch has ended
+        self._queue: list[NamedHandle] = []  # the handles to announce
         self._undecided: dict[str, NamedHandle] = {}
         self._unexpected: list[Message] = []
-        self._turn = 0  # counts the times that the agreement's patience was looked at
-        self.missing: Missing | None = None  # the latest answer to who is missing
-        self.silent: int | None = None  # a rank that answers nothing
-        self.moved_s = time.monotonic()  # when anything was decided last
+        self._turn = 0  # counts the uses of the agreement's patience
+        self.missing: Missing | None = None  # the latest answer to an inquiry about missing ranks
+        self.silent: int | None = None  # a rank that does not answer
+        self.moved_s = time.monotonic()  # the time of the latest decision
 
     def begin(self, posted: int) -> None:
-        """Tell the others how many operations this rank has posted in the order that is given up."""
+        """Start the order switch; this rank has posted `posted` operations of the optimistic order."""
         self._send_counts(self._switch.begin(posted))
 
     def take(self, message: Message) -> None:
-        """Take what another rank says."""
+        """Handle a message of another rank."""
         if message.kind is Kind.COUNT:
             self._send_counts(self._switch.take(message.sender, int.from_bytes(message.payload, "little")))
         elif self._member is None:
@@ -74,7 +74,7 @@ class Negotiation:
             self._carry_out(self._member.receive(message.sender, message.payload))
 
     def put(self, handles: Iterable[NamedHandle]) -> None:
-        """Have the ranks agree on these, as soon as they agree on anything."""
+        """Announce these handles to the agreement, at the latest when the order switch has ended."""
         if self._member is None:
             self._queue += handles
             return
@@ -88,32 +88,32 @@ class Negotiation:
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
-        if joining is not None:  # behind what was found to differ later than it, but came before it
+        if joining is not None:  # after the operations that were submitted before the join
             self._announce_join(joining.waited_us)
 
     def take_back(self) -> list[NamedHandle]:
-        """Return what the ranks have not agreed on; they will not."""
+        """Remove and return the handles on which the ranks have not agreed."""
         waiting = [*self._queue, *self._undecided.values()]
         self._queue, self._undecided = [], {}
         return waiting
 
     def wait_for(self, handle: NamedHandle | None) -> None:
-        """Note what this rank's program waits for."""
+        """Set the handle that this rank's program waits for; None if it does not wait."""
         if self._member is not None and (handle is None or self._undecided.get(handle.name) is handle):
             self._member.wait_for(None if handle is None else handle.name)
 
     def inquire(self) -> None:
-        """Ask who is missing."""
+        """Ask which ranks are missing."""
         if self._member is not None:
             self._carry_out(self._member.inquire())
 
     def lose(self, rank: int) -> bool:
-        """Tell the agreement that a rank is gone; False where there is none yet."""
+        """Report the loss of a rank to the agreement. Return False if the agreement has not started yet."""
         if self._member is not None:
             self._carry_out(self._member.lost(rank))
         return self._member is not None
 
-    # ---- how far the order goes that is given up ----
+    # ---- the end of the optimistic order ----
 
     def _send_counts(self, counts: Iterable[tuple[int, int]]) -> None:
         for to, count in counts:
@@ -125,7 +125,8 @@ class Negotiation:
         self._owner.fill(posted)
         self._decided.filled = posted
         self._member = Member(self._channel.own, len(self._channel.ranks), RADIX)
-        # Of the dict, not of this object: a cycle would keep the job's descriptors until garbage is collected.
+        # The callback refers to the dict, not to this object. A reference cycle would keep the job's file descriptors
+        # open until garbage collection.
         self._member.waits = partial(_watched, self._undecided)
         queue, self._queue = self._queue, []
         self.put(queue)
@@ -134,14 +135,14 @@ class Negotiation:
             self.take(message)
 
     def _announce_join(self, waited_us: int) -> None:
-        """Announce that this rank has joined, once it is known what became of all it has posted before."""
+        """Announce that this rank has joined, once the outcomes of all its earlier operations are known."""
         with self._owner.changed:
             if self._owner.has_unknown():
                 self._channel.control.after(_RETRY_S, lambda: self._announce_join(waited_us))
             elif self._member is not None:
                 self._carry_out(self._member.join(waited_us))
 
-    # ---- what is agreed on ----
+    # ---- decisions of the agreement ----
 
     def _carry_out(self, outcome: Outcome) -> None:
         for to, message in outcome.messages:
@@ -159,7 +160,7 @@ class Negotiation:
             case Refused(name, said):
                 told = {rank: signature_of(text) for rank, text in said.items()}
                 own = self._undecided.get(name)
-                if own is not None:  # it may have come too late to be among them
+                if own is not None:  # this rank may have come too late to be in `said`
                     told[self._channel.own] = own.signature
                 self._fail(name, disagreement(name, told, ranks))
             case Deadlock(_, names):
@@ -183,7 +184,7 @@ class Negotiation:
             handle.fail(error)
 
     def _mind_patience(self) -> None:
-        """Wait no longer than the agreement says for what an inquiry waits for."""
+        """Conclude an open inquiry after the time that the agreement allows for it."""
         member = self._member
         self._turn += 1
         turn = self._turn
@@ -208,5 +209,5 @@ def _is_unicode(handle: NamedHandle) -> bool:
 
 
 def _watched(undecided: Mapping[str, NamedHandle]) -> list[str]:
-    """Return the names of operations without a place that a thread waits for."""
+    """Return the names of undecided operations for which a thread waits."""
     return [name for name, handle in undecided.items() if handle.watch is not None]

@@ -1,37 +1,41 @@
-"""Switching: how the ranks of a set stop at one place of their optimistic order.
+"""Order switch: how the ranks of a set stop at the same operation of their optimistic order.
 
-Some have posted more operations than others when they learn that they differ. The most that any rank has posted goes up
-the tree as a maximum, and down it as what all go up to: 2 messages over each of its links.
+When the ranks detect that their orders differ, some have posted more operations than others. The maximum of these
+numbers is computed up the tree and then sent down the tree; all ranks post operations up to this number. Each link of
+the tree carries 2 messages.
 """
 
 from collections.abc import Sequence
 
 from multiring.agreement.tree import place_of
 
-RADIX = 16  # of a set's tree; up to 17 ranks it is the root and the others
+RADIX = 16  # of a set's tree; with up to 17 ranks, all other ranks are children of the root
 
 
 def tree_neighbours(rank: int, size: int) -> tuple[int, ...]:
-    """Return the ranks next to `rank` in the tree of a set."""
+    """Return the parent, if any, and the children of `rank` in the tree of a set."""
     place = place_of(rank, size, RADIX)
     above = () if place.parent is None else (place.parent,)
     return above + tuple(below.start for below in place.children)
 
 
 class Switch:
-    """One rank's part. What a method returns is to be sent: (to rank, number of operations)."""
+    """One rank's part in the switch.
+
+    The methods return the messages to send, as pairs (receiving rank, number of operations).
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         place = place_of(rank, size, RADIX)
         self._parent = place.parent
         self._children = [below.start for below in place.children]
         self._unheard = set(self._children)
-        self._most: int | None = None  # until this rank has said how many it has posted
+        self._most: int | None = None  # the maximum; None before `begin`
         self._heard = 0
-        self.agreed: int | None = None  # how many operations every rank is to have posted
+        self.agreed: int | None = None  # the number of operations that every rank must have posted
 
     def begin(self, posted: int) -> Sequence[tuple[int, int]]:
-        """Say how many this rank has posted."""
+        """Start the switch; this rank has posted `posted` operations."""
         self._most = posted
         return self._tell_above()
 
@@ -44,10 +48,10 @@ class Switch:
         return self._agree(self._most)
 
     def take(self, sender: int, count: int) -> Sequence[tuple[int, int]]:
-        """Take what a rank next to this one in the tree says.
+        """Handle the number that the parent or a child in the tree has sent.
 
         Raises:
-            ValueError: it is not next to this rank.
+            ValueError: `sender` is neither this rank's parent nor one of its children.
         """
         if sender == self._parent:
             return self._agree(count)

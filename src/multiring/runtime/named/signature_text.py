@@ -1,7 +1,7 @@
-"""An operation's signature as text: the label that a caller adds to what the ranks agree on has its name and signature.
+"""The label of a named operation: its name and signature as text, which is part of what the ranks agree on.
 
-In JSON: any thread may read one at any time, and `ast.literal_eval`, of Python 3.11, fails with a SystemError where two
-threads are in it (https://github.com/python/cpython/issues/106905).
+The text is JSON, because any thread may parse a label at any time. `ast.literal_eval` of Python 3.11 fails with a
+SystemError if two threads run it at the same time (https://github.com/python/cpython/issues/106905).
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 
 from multiring.errors import Signature
 
-# Between what an operation does and its label, in the title the ranks agree on.
+# Separates the description of an operation from its label, in the title on which the ranks agree.
 LABELLED = " labelled "
 
-Meaning = tuple[str, Signature]  # the name, and the signature it comes with
+Meaning = tuple[str, Signature]  # name and signature of an operation
 
 
 def label_of(name: str, signature: Signature) -> str:
@@ -24,23 +24,23 @@ def label_of(name: str, signature: Signature) -> str:
 
 @lru_cache(maxsize=1024)
 def in_words(signature: Signature) -> str:
-    """Return the text that `signature_of` reads."""
-    return json.dumps(signature)  # of many tensors they are long, and come again
+    """Return the signature as text, which `signature_of` parses."""
+    return json.dumps(signature)  # cached, because signatures of many tensors are long and repeat
 
 
 def meaning_of(title: str) -> Meaning | None:
-    """Return the name and the signature behind `title`; None where its label is none of `label_of`'s."""
+    """Return the name and signature in the label of `title`; None if `label_of` did not make the label."""
     at = title.find(LABELLED)
     while at >= 0:
         match _value(title[at + len(LABELLED) :]):
             case [str(name), [*rows]] if all(_is_entry(row) for row in rows):
                 return name, _as_signature(rows)
-        at = title.find(LABELLED, at + 1)  # the words may also be part of what comes before
+        at = title.find(LABELLED, at + 1)  # the separator may also occur before the label
     return None
 
 
 def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
-    """Return the signatures that ranks came with to one operation; None where these titles are not all of one name."""
+    """Return each rank's signature from these titles; None if the titles are not all of the same named operation."""
     meanings = {rank: meaning_of(title) for rank, title in titles.items()}
     found = {rank: meaning for rank, meaning in meanings.items() if meaning is not None}
     if len(found) < len(meanings) or len({name for name, _ in found.values()}) != 1:
@@ -49,7 +49,7 @@ def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
 
 
 def shown(title: str) -> str:
-    """Return `title` with no more of a named operation's label than its name."""
+    """Return `title` for display: the label of a named operation is shortened to its name."""
     meaning = meaning_of(title)
     if meaning is None:
         return title
@@ -57,7 +57,7 @@ def shown(title: str) -> str:
 
 
 def signature_of(text: str) -> Signature:
-    """Return the signature that `in_words` made `text` of."""
+    """Return the signature that `in_words` has written as `text`."""
     return _as_signature(json.loads(text))
 
 
