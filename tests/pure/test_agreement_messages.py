@@ -57,7 +57,7 @@ def orders(*decisions: str) -> bytes:
         (CHILD, b'["r",0,[["a","t",1,[3]]],null,0,null]', "want 2 to 2, got 3"),
         (CHILD, b'["r",0,[["a","t"],["a","t"]],null,0,null]', "it has come before to one of ['a', 'a']"),
         (CHILD, b'["r",0,[],[3,0],0,null]', "want 2 to 2, got 3"),
-        (CHILD, b'["r",0,[],2,0,null]', r"want [rank, milliseconds] of the last to join, got 2"),
+        (CHILD, b'["r",0,[],2,0,null]', r"want [rank, microseconds] of the last to join, got 2"),
         (CHILD, b'["r",0,[],[2,-1],0,null]', "got -1"),
         (CHILD, b'["r",0,[],null,2,null]', "want a report, got a list of 6"),
         (CHILD, b'["r",0,[],null,0,[1]]', "want an answer, got a list of 1"),
