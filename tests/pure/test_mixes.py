@@ -281,7 +281,7 @@ def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
         ({"rows": 4}, "want data, shard, tensor, pipeline"),
         ({"data": 0}, "each with how many ranks"),
         ({"shard": 2, "tensor": 2}, "not built together; want one of: data; shard; data and shard"),
-        ({"data": 8}, "data 8: is for 8 ranks, and there are 4"),
+        ({"data": 8}, "data 8: is for 8 ranks, but there are 4"),
         ({"tensor": 4}, "no tensor axis: nothing large"),
         ({"pipeline": 4}, "3 units with parameters are fewer than 4 stages"),
         ({"data": 4}, "6 samples cannot be cut into 4 equal parts"),

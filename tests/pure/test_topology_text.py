@@ -113,8 +113,8 @@ def test_four_digits_are_kept(latency_s: float, bandwidth: float) -> None:
         ("[[rails]]\nlatency_us = 1", r"\[\[rails\]\]: interface = None: want a name"),
         ("[[rails]]\ninterface = 'a'\n[[rails]]\ninterface = 'a'", "rails a, a: want each interface once"),
         ("[[hosts]]\nname = 'a'\ncpus = 3", "host 'a': unknown key 'cpus'; known are name, rack, rails, slots"),
-        ("[[hosts]]\nname = 'a'\nslots = 0", "host 'a': slots = 0: want how many ranks it has"),
-        ("[[hosts]]\nname = 'a'\nslots = true", "host 'a': slots = True: want how many ranks it has"),
+        ("[[hosts]]\nname = 'a'\nslots = 0", "host 'a': slots = 0: want its number of ranks"),
+        ("[[hosts]]\nname = 'a'\nslots = true", "host 'a': slots = True: want its number of ranks"),
         ("[[hosts]]\nname = 'a'\nrails.eth9 = {}", "rails of host 'a': unknown link 'eth9'; the .* are none"),
         ("[[hosts]]\nname = 'a[1-2]'\n[[hosts]]\nname = 'a2'", "host 'a2' is there twice"),
         ("[[hosts]]\nname = 'a[2-1]'", r"'a\[2-1\]' names no hosts: want a name, or a pattern like"),
@@ -123,7 +123,7 @@ def test_four_digits_are_kept(latency_s: float, bandwidth: float) -> None:
         ("[[racks]]\nname = 'r'\nuplinks.eth0 = {}", "uplinks of rack 'r': unknown link 'eth0'"),
         ("[[racks]]\nname = 'r'", "rack 'r' has no host: give"),
         ("[[racks]]\nname = 'r'\n[[hosts]]\nname = 'a'", "host 'a' is in no rack: want the rack of every host"),
-        ("[[hosts]]\nname = 'a'\nrack = 'q'", "host 'a' is in rack 'q', which there is not"),
+        ("[[hosts]]\nname = 'a'\nrack = 'q'", "host 'a' is in rack 'q', which is not defined"),
     ],
 )
 def test_what_makes_no_sense_is_named(text: str, match: str) -> None:

@@ -1,4 +1,4 @@
-"""The algorithms: one file each, and the table of them."""
+"""The algorithms of collectives, one file for each, and the table that lists them."""
 
 from multiring.collectives.table import TABLE as TABLE
 from multiring.collectives.table import Builder as Builder

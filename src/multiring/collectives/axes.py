@@ -1,6 +1,6 @@
-"""Composition over the axes of a grid: reduce-scatter along axis 1 to k, all-gather back from k to 1.
+"""Compose patterns over the axes of a grid: reduce-scatters along axes 1 to k, then all-gathers from k back to 1.
 
-Along every axis all lines work at once, so all ranks' links do. Each axis may use another algorithm.
+Along every axis all lines work at once, so the links of all ranks are busy. Each axis may use another algorithm.
 
 Sources: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188; Cho et al., "BlueConnect: Decomposing all-reduce
 for deep learning on heterogeneous network hierarchy", MLSys 2019.
@@ -27,7 +27,7 @@ def over_axes(
 
 
 def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
-    """Raise ScheduleError if one of `axes`, which `algorithm` uses for other than direct patterns, has a lossy wire."""
+    """Raise ScheduleError if one of `axes` has a lossy wire: `algorithm` uses other than direct patterns there."""
     if any(frame.wire_of(axis) for axis in axes):
         raise ScheduleError(
             f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or not alike"

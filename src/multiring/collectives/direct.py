@@ -1,8 +1,8 @@
-"""Direct: every rank of a line sends to every other at once.
+"""Direct: every rank of a line sends to every other rank at once.
 
-Cost along an axis of p ranks with an n-byte range: one step of p - 1 messages, n (p - 1) / p bytes sent and
-as many received: the ring's bytes with one step's latency. A part is reduced in one move from all ranks,
-in the order of their coordinates, so 16-bit floats are rounded once.
+Cost along an axis of p ranks with an n-byte range: one step of p - 1 messages; every rank sends and receives
+n (p - 1) / p bytes. These are the ring's bytes with the latency of one step. A part is reduced in one move from all
+ranks, in the order of their coordinates, so 16-bit floats are rounded once.
 
 Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH",
 IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (the pairwise algorithms).
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from multiring.collectives.axes import over_axes
 from multiring.schedule import Accumulation, Effect, Frame, Kind, Moves, Pattern, Phase, Schedule
 
-# In what follows every rank serves the one after it first: so each receiver is served by one sender at a time.
+# Every rank sends to the next rank first, then to the rank after it, so each receiver has one sender at a time.
 
 
 def _reduce_scatter(p: int, i: int) -> Moves:
@@ -42,7 +42,7 @@ def _all_gather(p: int, i: int) -> Moves:
 
 
 def _one_to_many_and_back(i: int, to: NDArray[np.intp], taken: NDArray[np.intp]) -> Moves:
-    """Return one SEND of part i to every coordinate in `to`, then a COPY of part j from each j in `taken`."""
+    """Return a SEND of part i to every coordinate in `to`, then a COPY of part j from each coordinate j in `taken`."""
     copies = len(taken)
     return Moves(
         kind=np.array([Kind.SEND] + [Kind.COPY] * copies, np.uint8),
@@ -96,7 +96,7 @@ ALL_TO_ALL = Pattern("direct_all_to_all", Effect.ALL_TO_ALL, _all_to_all)
 
 
 def direct(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the schedule that is direct along every axis; all_reduce, reduce_scatter, all_gather."""
+    """Return the schedule that is direct along every axis, for an all_reduce, reduce_scatter or all_gather."""
     axes = range(len(frame.grid))
     return over_axes("direct", frame, accumulation, [(REDUCE_SCATTER, ALL_GATHER) for _ in axes])
 
@@ -112,7 +112,7 @@ def direct_broadcast(frame: Frame, accumulation: Accumulation) -> Schedule:
 
 
 def direct_all_to_all(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_to_all in which every pair of ranks exchanges its blocks; it lays the grid out as one axis."""
+    """Return the all_to_all in which every pair of ranks exchanges its blocks; the grid becomes one axis."""
     return Schedule(
         algorithm="direct",
         frame=replace(frame, grid=(frame.ranks,)),

@@ -1,6 +1,6 @@
-"""Direct along the first axis, rings along the others: all of a host at once, then rings between hosts.
+"""Direct ring: direct along the first axis, within hosts, and rings along the other axes, between hosts.
 
-Cost: the sum over axes of what direct.py and ring.py state.
+The cost is the sum of the costs of the axes, which direct.py and ring.py state.
 
 Source: Cho et al., "PowerAI DDL", 2017, arXiv 1708.02188 (the mix of algorithms by link).
 """

@@ -1,14 +1,14 @@
-"""Exchange: along each axis in turn, every rank sends all it has to every other, and each combines for itself.
+"""Exchange: along each axis in turn, every rank sends its whole buffer to every other rank, and each rank combines all.
 
-Cost along an axis of p ranks for n bytes: one step of p - 1 messages, n (p - 1) bytes sent and as many received, n
-copied aside and n combined. One step where every other all-reduce needs two, so it wins while n is small; on a grid
-there are fewer messages, one step an axis. The contributions of an axis meet in one move, in the order of coordinates:
-every rank gets the same bits, rounded once an axis.
+Cost along an axis of p ranks for n bytes: one step of p - 1 messages; every rank sends and receives n (p - 1) bytes,
+copies n bytes aside and combines n bytes. Every other all-reduce needs two steps, so exchange is fastest for small n.
+On a grid it needs fewer messages, and one step per axis. The contributions of an axis are combined in one move, in the
+order of coordinates. So every rank gets the same bits, rounded once per axis.
 
-The copy aside is what peers read: the buffer itself is overwritten as soon as they have all been heard.
+Peers read the copy, because the rank overwrites its buffer as soon as it has received all contributions.
 
 Source: Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH",
-IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (recursive doubling serves short messages there, by the same trade).
+IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (a similar trade-off: recursive doubling for short messages).
 """
 
 from multiring.collectives.axes import refuse_coded
@@ -32,7 +32,7 @@ ALL_REDUCE = Pattern("exchange_all_reduce", Effect.ALL_REDUCE, _all_reduce)
 
 
 def exchange(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_reduce in which the ranks of every line exchange whole buffers, along one axis after the other.
+    """Return the all_reduce in which the ranks of every line exchange whole buffers, axis by axis.
 
     Raises:
         ScheduleError: an axis has a lossy wire.

@@ -1,8 +1,8 @@
-"""Rings: every rank talks to its two neighbours only.
+"""Rings: every rank exchanges messages with its two neighbours only.
 
-Cost along an axis of p ranks with an n-byte range: p - 1 steps, n (p - 1) / p bytes sent and as many
-received, for the reduce-scatter and again for the all-gather. A part is rounded at every rank it passes,
-so a ring refuses wide accumulation and lossy wires.
+Cost along an axis of p ranks with an n-byte range: p - 1 steps for the reduce-scatter and p - 1 for the all-gather. In
+each of the two a rank sends and receives n (p - 1) / p bytes. A part is rounded at every rank that it passes, so a
+ring rejects wide accumulation and lossy wires.
 
 Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.
@@ -22,13 +22,13 @@ def _reduce_scatter(p: int, i: int) -> Moves:
 
 
 def _all_gather(p: int, i: int) -> Moves:
-    # Every finished part walks once round the ring.
+    # Every finished part travels once round the ring.
     step = np.arange(p - 1)
     return _steps(Kind.COPY, (i - step) % p, (i - step - 1) % p, i, p)
 
 
 def _steps(kind: Kind, sent: np.ndarray, taken: np.ndarray, i: int, p: int) -> Moves:
-    """Return, alternating, a SEND of `sent` to the next and a `kind` of `taken` from the one before."""
+    """Return alternating moves: SEND each of `sent` to the next rank, `kind` each of `taken` from the previous one."""
     steps = len(sent)
     reduces = kind is Kind.REDUCE
     sources = [(i - 1) % p, i] if reduces else [(i - 1) % p]
@@ -50,7 +50,7 @@ ALL_GATHER = Pattern("ring_all_gather", Effect.ALL_GATHER, _all_gather)
 
 
 def refuse_wide(accumulation: Accumulation) -> None:
-    """Raise ScheduleError unless partial sums may be rounded at every step of a ring."""
+    """Raise ScheduleError unless `accumulation` allows a rounding at every step of a ring."""
     if accumulation is not Accumulation.SAME:
         raise ScheduleError(
             f"a ring rounds every partial sum, so it cannot accumulate {accumulation.name.lower()}: use direct"

@@ -1,4 +1,4 @@
-"""The table of algorithms: which builder makes which collective."""
+"""The table of algorithms: it maps a collective and an algorithm's name to a builder."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -33,17 +33,17 @@ TABLE: Mapping[tuple[Collective, str], Builder] = MappingProxyType(
 
 
 def algorithms_of(collective: Collective) -> tuple[str, ...]:
-    """Return the names of the algorithms there are for `collective`."""
+    """Return the names of the algorithms for `collective`."""
     return tuple(name for known, name in TABLE if known is collective)
 
 
 def build(algorithm: str, frame: Frame, accumulation: Accumulation = Accumulation.SAME) -> Schedule:
-    """Return the schedule of `frame.collective` by the algorithm of that name.
+    """Build the schedule of `frame.collective` with the named algorithm.
 
-    A collective that sums nothing accumulates nothing: `accumulation` is SAME there, whatever is asked.
+    `accumulation` is ignored for a collective that does not sum; its schedule has SAME.
 
     Raises:
-        ScheduleError: there is no such algorithm for this collective, or it refuses `accumulation`.
+        ScheduleError: the collective has no such algorithm, or the algorithm rejects `accumulation` or a wire type.
     """
     builder = TABLE.get((frame.collective, algorithm))
     if builder is None:

@@ -1,4 +1,4 @@
-"""Topology and size in, the cheapest schedule out."""
+"""Choose the cheapest schedule for a topology and a size."""
 
 from multiring.planner.candidates import candidates as candidates
 from multiring.planner.pins import Pins as Pins

@@ -1,4 +1,4 @@
-"""What there is to choose from: every algorithm of the table, on every grid and all channels that fit the topology."""
+"""List the candidates of the planner: every algorithm on every grid and set of channels that fits the topology."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from multiring.errors import ScheduleError
 from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire, encoded_bytes
 from multiring.topology import Link, Topology, grid_of
 
-SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # whose buffer is one piece of memory
-# 128 KiB to 4 MiB on the wire: of shorter ones each rank's part is a few packets, which cost it more than the wire.
+SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # collectives whose buffer is one piece of memory
+# 128 KiB to 4 MiB on the wire. In shorter segments each rank's part is so few packets that overhead dominates.
 _SEGMENTS_BYTES = tuple(1 << bits for bits in range(17, 23))
-_BROADCAST_SEGMENTS_BYTES = (1 << 18, 1 << 20)  # each is priced with all ranks of a line
-_FLAT_MOST = 16  # hosts that one axis is long enough for
-_FINEST = 64  # shares add up to no more, unless a rail is slower than that part of all
-_CLOSE = 0.02  # shares differ from the bandwidths' proportion by so much at most, if they can
+_BROADCAST_SEGMENTS_BYTES = (1 << 18, 1 << 20)  # few, because each one is priced with all ranks of a line
+_FLAT_MOST = 16  # the most hosts on one axis before two axes are tried as well
+_FINEST = 64  # the largest sum of the shares, unless a rail has less than 1/64 of the bandwidth
+_CLOSE = 0.02  # the largest accepted error of shares against bandwidths
 
 
 @lru_cache(maxsize=256)
@@ -30,12 +30,12 @@ def candidates(
     root: int = 0,
     wire: Wire = Wire.NONE,
 ) -> tuple[Schedule, ...]:
-    """Return what the table has for `collective`, on each grid, on one rail and on all; of equal ones the first.
+    """Return the distinct schedules for `collective`, on each grid, on one rail and on all rails.
 
-    `wire` is the type of the axes that cross hosts.
+    `wire` is the wire type of the axes that cross hosts.
 
     Raises:
-        ScheduleError: `root` is not a rank, or is not 0 where nobody broadcasts.
+        ScheduleError: `root` is not a rank, or is not 0 although the collective is not a broadcast.
     """
     grids, order = grids_of(topology)
     frames = [Frame(collective=collective, grid=grid, order=order, root=root) for grid in grids]
@@ -48,7 +48,7 @@ def candidates(
         wires = wires_of(frame.grid, frame.order, topology, wire)
         try:
             schedule = build(algorithm, replace(frame, shares=shares, wires=wires), accumulation)
-        except ScheduleError:  # refuses this accumulation or wire type
+        except ScheduleError:  # the algorithm rejects this accumulation or wire type
             continue
         if schedule.grid == frame.grid:
             kinds = map(partial(_kind_of, frame.grid), schedule.phases)
@@ -57,11 +57,11 @@ def candidates(
 
 
 def _kind_of(grid: tuple[int, ...], phase: Phase) -> tuple[object, ...]:
-    """Return what tells phases apart: on an axis of two ranks rings and direct patterns do the same."""
+    """Return a key that is equal for equal phases: on an axis of two ranks, rings and direct patterns are equal."""
     size = grid[phase.axis]
     if size > 2:
         return phase.axis, phase.pattern
-    # Of two operands it does not matter which comes first.
+    # With two operands the order does not change the result.
     programs = [
         [(*row[:-2], *sorted(row.peers), row.wire) for row in phase.pattern.program(size, at).rows()]
         for at in range(size)
@@ -71,10 +71,10 @@ def _kind_of(grid: tuple[int, ...], phase: Phase) -> tuple[object, ...]:
 
 @lru_cache(maxsize=256)
 def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, wire: Wire) -> tuple[Wire, ...]:
-    """Return the wire type of each axis: `wire` where some line of it has ranks of several hosts; empty for none."""
+    """Return the wire type of each axis: `wire` if a line of the axis crosses hosts. Empty if no axis does."""
     if not wire:
         return ()
-    # Position numbers count the first axis fastest, an array its last.
+    # Grid positions count the first axis fastest; a numpy array counts its last axis fastest.
     hosts = np.asarray(topology.host_of())[list(order)].reshape(grid[::-1])
     crosses = [bool((np.diff(hosts, axis=len(grid) - 1 - axis) != 0).any()) for axis in range(len(grid))]
     return tuple(wire if each else Wire.NONE for each in crosses) if any(crosses) else ()
@@ -83,10 +83,11 @@ def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, 
 def segments_of(
     collective: Collective, topology: Topology, size_bytes: int, wire: Wire = Wire.NONE
 ) -> tuple[int | None, ...]:
-    """Return how long the pieces may be that a buffer is cut into, shortest first; None: the whole.
+    """Return the segment lengths to try for a buffer, in bytes, shortest first; None: the whole buffer.
 
-    Those of a buffer that is coded are as much longer as coding makes them shorter, to a power of two. Within a host
-    nothing is cut: its memory is not worth it. Nor is it where ranks take turns: pieces have nothing to overlap with.
+    With a lossy `wire` the segments are longer, so that their encoded size stays the same, to a power of two. Buffers
+    within one host are not cut: it does not pay. If ranks take turns on processors, segments have nothing to overlap
+    with, so buffers are not cut either.
     """
     if len(topology.hosts) == 1 or collective not in SEGMENTED or topology.takes_turns:
         return (None,)
@@ -97,10 +98,10 @@ def segments_of(
 
 @lru_cache(maxsize=256)
 def grids_of(topology: Topology) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the grids to try, one axis first, and the order that all of them share.
+    """Return the grids to try, the grid of one axis first, and the rank order that all of them share.
 
-    One axis through all ranks, host after host, rack after rack; (ranks of a host, hosts); (ranks of a host, hosts of a
-    rack, racks); and many hosts as two axes.
+    The grids are: one axis through all ranks, host after host, rack after rack; (ranks of a host, hosts); (ranks of a
+    host, hosts of a rack, racks); and, for many hosts, the hosts as two axes.
     """
     grid, order = grid_of(topology)
     grids = [(topology.ranks,), grid]
@@ -114,10 +115,10 @@ def grids_of(topology: Topology) -> tuple[tuple[tuple[int, ...], ...], tuple[int
 
 
 def joined_frames(topology: Topology) -> list[Frame]:
-    """Return the frames of an all_reduce on hosts of unequal size; none where all are equal.
+    """Return the frames of an all_reduce on hosts of unequal size; empty if all hosts have equal size.
 
-    As many ranks of each host as all hosts have stand on the grids that these would have alone; the others join them,
-    dealt out in turn.
+    The smallest host's number of ranks is taken from every host, and these ranks form the grids. The other ranks join
+    the ranks of their host in turn.
     """
     least = min(map(len, topology.hosts))
     if len(topology.hosts) == 1 or all(len(host) == least for host in topology.hosts):
@@ -131,7 +132,7 @@ def joined_frames(topology: Topology) -> list[Frame]:
 
 @lru_cache(maxsize=256)
 def shares_of(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """Return the channels' weights to try: all on the first rail, and over all rails as their bandwidths are."""
+    """Return the channel weights to try: all on the first rail, and over all rails in proportion to bandwidth."""
     rails = len(topology.rails)
     if len(topology.hosts) == 1 or rails == 1:
         return ((1,),)
@@ -145,12 +146,12 @@ def shares_of(topology: Topology) -> tuple[tuple[int, ...], ...]:
 
 
 def proportion(bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Return small positive integers in the proportion of `bandwidths`, to 2 % if those are not too unequal."""
+    """Return small positive integers in proportion to `bandwidths`, to 2 % unless they are very unequal."""
     whole = sum(bandwidths)
     best, error = (1,) * len(bandwidths), math.inf
     for total in range(len(bandwidths), _FINEST + 1):
         shares = tuple(max(1, round(total * each / whole)) for each in bandwidths)
-        # What is carried too much decides: it makes its rail the last to end.
+        # The rail with the largest excess decides: it finishes last.
         worst = max(share / sum(shares) * whole / each - 1 for share, each in zip(shares, bandwidths, strict=True))
         if worst < error - 1e-12:
             best, error = shares, worst

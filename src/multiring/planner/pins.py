@@ -1,6 +1,6 @@
-"""Plans as text, to be used again as they are: TOML that `multiring plan --save` writes and MULTIRING_PLAN reads.
+"""Read and write pinned plans: `multiring plan --save` writes them as TOML, and MULTIRING_PLAN makes a job use them.
 
-A pinned plan serves its collective from its size on, up to that of the next one; docs/plan.md describes the file.
+A pinned plan serves its collective from its size up to the next pinned plan's size; docs/plan.md describes the file.
 """
 
 import json
@@ -38,13 +38,13 @@ _OPTIONAL = ("segment_bytes", "wire", "wires", "joined")
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Plans that are used as they are, on a topology of one shape (`Topology.shape`); each with the task it is for."""
+    """Pinned plans for topologies of one shape (`Topology.shape`), each with its task."""
 
     shape: str
     plans: tuple[tuple[Task, Plan], ...]
 
     def find(self, task: Task) -> Plan | None:
-        """Return the plan pinned for `task`: that of the largest size up to the task's; None where there is none."""
+        """Return the plan pinned for the largest size up to the size of `task`, or None if there is none."""
         fitting = [
             (pinned.size_bytes, plan)
             for pinned, plan in self.plans
@@ -53,9 +53,9 @@ class Pins:
         return max(fitting, key=lambda found: found[0])[1] if fitting else None
 
     def refuse_other(self, topology: Topology) -> None:
-        """Raise ArgumentError unless the plans were made for ranks that lie as those of `topology` do.
+        """Raise ArgumentError unless the plans fit the layout of the ranks in `topology`.
 
-        A plan that codes other axes than those that cross hosts there is another's, too.
+        A plan with lossy wires on axes that do not cross hosts here, or without them on axes that do, does not fit.
         """
         if self.shape != topology.shape():
             raise ArgumentError(
@@ -68,15 +68,15 @@ class Pins:
             if frame.wires != want:
                 raise ArgumentError(
                     f"a pinned plan of wire {task.wire.name.lower()} has wires {names_of(frame.wires)} on grid"
-                    f" {frame.grid}: want {names_of(want)} here, where those axes cross hosts"
+                    f" {frame.grid}: want {names_of(want)} because these axes cross hosts"
                 )
 
 
 def pins_of(text: str) -> Pins:
-    """Return the pinned plans that `text` describes.
+    """Return the pinned plans in `text`.
 
     Raises:
-        ArgumentError: it is not TOML, or has no plans that can be.
+        ArgumentError: `text` is not TOML, or a plan in it is not valid.
     """
     try:
         table = tomllib.loads(text)
@@ -125,12 +125,12 @@ def _plan_of(entry: Any) -> tuple[Task, Plan]:
         )
         schedule = build(entry["algorithm"], frame, accumulation)
     except (ValueError, KeyError, TypeError, AttributeError, ScheduleError) as error:
-        raise ArgumentError(f"a pinned plan for {entry['collective']} cannot be: {error}") from None
+        raise ArgumentError(f"a pinned plan for {entry['collective']} is not valid: {error}") from None
     return task, Plan(schedule, entry["engine"], float(entry["predicted_seconds"]), cut)
 
 
 def pins_text(plans: Iterable[tuple[Task, Plan]], topology: Topology) -> str:
-    """Return text that `pins_of` reads as `plans`, pinned for `topology`."""
+    """Return the TOML text of `plans`, pinned for `topology`; `pins_of` reads it."""
     lines = [f"# Plans for {topology}.", f"shape = {json.dumps(topology.shape())}"]
     for task, plan in plans:
         schedule = plan.schedule

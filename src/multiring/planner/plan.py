@@ -1,4 +1,4 @@
-"""The choice, by price alone: every rank comes to the same plan."""
+"""Choose a plan by price alone, so that every rank chooses the same plan."""
 
 import math
 from dataclasses import dataclass
@@ -10,24 +10,25 @@ from multiring.planner.ways import ways_of
 from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
 from multiring.topology import Topology, grid_of
 
-NOTES_BYTES = 64 << 10  # so much of an exchange travels with the agreement; the native core's NOTE_BYTES
-# What cutting a buffer costs by itself: until the stream is full its ranks wake up for each piece. 2 hosts x 1 without
-# a limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message 37 us (docs/decisions/0011).
+NOTES_BYTES = 64 << 10  # an exchange up to this size travels with the agreement; the native core's NOTE_BYTES
+# The cost of cutting a buffer, in message overheads: until the stream is full, ranks wake up for each piece. Measured
+# on 2 hosts x 1 rank, no rate limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message took
+# 37 us (docs/decisions/0011).
 _CUT_MESSAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule, what carries its bytes, and what it is expected to take."""
+    """A schedule, the engine that carries its bytes, and its predicted time."""
 
     schedule: Schedule
-    engine: str  # "shm", "tcp", "mpi", or "shm+tcp", "shm+mpi": by pair, whether they share a host; or another's name
+    engine: str  # "shm", "tcp", "mpi"; "shm+tcp", "shm+mpi": the first within a host; or another engine's name
     predicted_seconds: float
-    segment_bytes: int | None = None  # of the pieces that go through the schedule side by side; None: the whole buffer
+    segment_bytes: int | None = None  # length of the pieces that run through the schedule side by side; None: one piece
 
     @property
     def wire(self) -> Wire:
-        """The wire type of the axes that are coded; they cross hosts."""
+        """The lossy wire type of the axes that cross hosts, or NONE."""
         return max(self.schedule.wires)
 
     def __str__(self) -> str:
@@ -37,10 +38,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a plan is for.
+    """The operation that a plan is for.
 
-    `size_bytes` is the whole buffer, the longer side: all ranks' blocks. `accumulation` is what the sum needs; see
-    `accumulation_of`. `root` is the rank that broadcasts. `wire` is how what crosses hosts is coded.
+    `size_bytes` is the size of the whole buffer: the blocks of all ranks, on the longer side. `accumulation` is the
+    accumulation that the sum needs; see `accumulation_of`. `root` is the rank that broadcasts. `wire` is the wire type
+    for messages between hosts.
 
     Raises:
         ArgumentError: `size_bytes` is negative.
@@ -58,10 +60,10 @@ class Task:
 
 
 def cheapest(task: Task, topology: Topology) -> Plan:
-    """Return the plan with the lowest price; among equals, which differ by less than is known, the first of `ranked`.
+    """Return the plan with the lowest price; if prices are equal to three digits, the first plan of `ranked`.
 
     Raises:
-        ScheduleError: the root is not a rank, or is not 0 where nobody broadcasts.
+        ScheduleError: the root is not a rank, or is not 0 although the collective is not a broadcast.
     """
     offers = [
         (least(each, task.size_bytes, ways_of(each, topology), _count(task, cut)), place, each, cut)
@@ -79,25 +81,25 @@ def cheapest(task: Task, topology: Topology) -> Plan:
 
 
 def ranked(task: Task, topology: Topology) -> list[Plan]:
-    """Return all plans there are, cheapest first; see `cheapest`."""
+    """Return all plans for `task`, cheapest first; see `cheapest`."""
     plans = [_priced(task, topology, schedule, cut) for schedule, cut in _offers(task, topology)]
     return sorted(plans, key=lambda plan: _known(plan.predicted_seconds))
 
 
 def _known(seconds: float) -> float:
-    """Return `seconds` to as many digits as a price is known by; among equals short pieces come first."""
+    """Return `seconds` rounded to three digits, the accuracy of a price."""
     return float(f"{seconds:.3g}")
 
 
 def repriced(task: Task, plan: Plan, topology: Topology) -> float:
-    """Return the seconds that `plan` is predicted to take for `task` on `topology`, whatever it was made for."""
+    """Return the predicted seconds of `plan` for `task` on `topology`, even if it was made for another task."""
     return _priced(task, topology, plan.schedule, plan.segment_bytes).predicted_seconds
 
 
 def refuse_unfit(plan: Plan, task: Task, topology: Topology) -> None:
-    """Raise ScheduleError unless the schedule of `plan`, right as it may be by itself, is one for `task` here.
+    """Raise ScheduleError unless the schedule of `plan` fits `task` and `topology`.
 
-    A proof is of what the schedule promises; whether that is what was asked for, nobody else looks at.
+    The proof of a schedule shows that it keeps its own promise. This function checks that the promise is the task's.
     """
     schedule, asked = plan.schedule, f"{task.collective.value} of {task.size_bytes} bytes"
     if schedule.collective is not task.collective or schedule.ranks != topology.ranks:
@@ -131,9 +133,10 @@ def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: i
 
 @lru_cache(maxsize=256)
 def _agreement_s(topology: Topology) -> float:
-    """Return how long ranks of several hosts take to agree on an operation: in each round all hear from one more.
+    """Return the seconds in which ranks of several hosts agree on an operation, one message latency per round.
 
-    A small exchange travels with the agreement. Within a host everything does, or it is the same for all plans.
+    A small exchange travels with the agreement and does not pay this. Within one host the agreement costs nothing
+    extra, or costs the same for all plans, so the result is 0.
     """
     if len(topology.hosts) == 1:
         return 0.0
@@ -150,7 +153,7 @@ def _count(task: Task, segment_bytes: int | None) -> int:
 
 
 def engine_of(topology: Topology) -> str:
-    """Return what carries bytes between ranks by the native core: "shm", "tcp" or, by pair, both."""
+    """Return the native core's engine for `topology`: "shm", "tcp", or both, chosen for each pair of ranks."""
     if len(topology.hosts) == 1:
         return "shm"
     return "tcp" if len(topology.hosts) == topology.ranks else "shm+tcp"

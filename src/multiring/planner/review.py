@@ -1,6 +1,6 @@
-"""Measured against predicted: whether the constants a plan was made with still hold, and what to plan with if not.
+"""Compare measured with predicted times, and correct the topology's constants if they no longer hold.
 
-Every rank of a group is given the same table, and comes to the same end.
+Every rank of a group passes the same table, so all ranks come to the same result.
 """
 
 from dataclasses import dataclass, replace
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from multiring.topology import Link, OwnRails, Topology
 
-FAR = 1.5  # times what was predicted
-TIMES = 2  # checks in a row that have to find it
-_SLOW = 2 / 3  # of what the median host carries, both as parts of what is stated
+FAR = 1.5  # measured / predicted seconds above which a check fails
+TIMES = 2  # failed checks in a row before there is a finding
+_SLOW = 2 / 3  # of the median host's rate, both relative to the stated rates; a host below is slow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """What the rails of a topology are believed to carry, as parts of what it states."""
+    """Corrections to the bandwidths of a topology's rails, as factors."""
 
     of_all: float = 1.0
-    of_host: tuple[tuple[int, float], ...] = ()  # (host, part of what the others carry) of slow hosts
+    of_host: tuple[tuple[int, float], ...] = ()  # (slow host, its factor relative to the others)
 
     def applied(self, topology: Topology) -> Topology:
-        """Return `topology` with the rails that these constants mean."""
+        """Return `topology` with corrected rails."""
         slow = dict(self.of_host)
         own = []
         for host in range(len(topology.hosts)):
@@ -35,7 +35,7 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """That operations take `ratio` times what was predicted, which hosts are slow, and what to plan with."""
+    """The result of failed checks: measured / predicted time, the slow hosts, and the corrected constants."""
 
     ratio: float
     hosts: tuple[str, ...]
@@ -48,14 +48,14 @@ class Review:
 
     topology: Topology
     constants: Constants = Constants()
-    far: int = 0  # checks in a row
+    far: int = 0  # failed checks in a row
 
     def check(self, table: NDArray[np.float64]) -> Finding | None:
-        """Return what is wrong, once it has been for TIMES checks in a row; `constants` are then the new ones.
+        """Add a check. After TIMES failed checks in a row, correct `constants` and return the finding; else None.
 
         Args:
-            table: a row for each rank: seconds measured, seconds predicted for the same (both 0 where nothing was
-                measured), then the bytes per second that each host took from this rank meanwhile (0: hardly any).
+            table: one row per rank: measured seconds, predicted seconds for the same operations (both 0 if nothing
+                was measured), then the bytes per second that each host took from this rank (0: hardly any).
         """
         known = table[(table[:, 0] > 0) & (table[:, 1] > 0)]
         if not len(known):
@@ -67,7 +67,7 @@ class Review:
         self.far = 0
         carried = self._slow(table[:, 2:])
         slow = {host: max(round(each / usual, 2), 0.01) for host, (each, usual) in carried.items()}
-        # One thing at a time: what a slow host explains must not be laid on all the others too.
+        # Correct either the slow hosts or all hosts: a slowdown that a slow host explains must not count twice.
         if slow.keys() - dict(self.constants.of_host).keys():
             self.constants = replace(self.constants, of_host=tuple(sorted(slow.items())))
         else:
@@ -79,16 +79,16 @@ class Review:
         return Finding(ratio=ratio, hosts=named, constants=self.constants)
 
     def _slow(self, rates: NDArray[np.float64]) -> dict[int, tuple[float, float]]:
-        """Return what each slow host carries on its best connection, and what it would if it were like the others.
+        """Return, for each slow host, the bytes per second of its best connection, and those of a usual host.
 
-        Only the best one says something: one may wait for what comes in on another. In a ring the neighbours of a slow
-        host are slow on one side, so hosts that are on both come first; then those that send slowly, and then those
-        that take slowly.
+        Only a host's best connection is compared, because a connection may wait for data from another one. In a ring
+        the neighbours of a slow host are slow on one side. So hosts that are slow on both sides are preferred, then
+        hosts that send slowly, then hosts that receive slowly.
         """
         hosts = np.asarray(self.topology.host_of())
         every = range(len(self.topology.hosts))
         stated = np.array(self.stated())
-        # What passes a token bucket at once seems faster than the wire: never more than is stated.
+        # Traffic that passes a token bucket in a burst seems faster than the wire, so cap rates at the stated rate.
         parts = np.minimum(rates / np.minimum(stated[hosts][:, None], stated), 1.0)
         sides = []
         for host in every:
@@ -107,12 +107,12 @@ class Review:
         return {}
 
     def stated(self) -> list[float]:
-        """Return the bytes per second that the topology says of each host's rails together."""
+        """Return the total stated bandwidth of each host's rails, in bytes per second."""
         every = range(len(self.topology.hosts))
         return [sum(rail.bandwidth_bytes_per_s for rail in self.topology.rails_of(host)) for host in every]
 
     def named(self, host: int) -> str:
-        """Return what the host is called, and its ranks."""
+        """Return a host's name and ranks, for messages."""
         ranks = list(self.topology.hosts[host])
         name = f"{self.topology.names[host]} " if self.topology.names else ""
         return f"host {name}(ranks {ranks})"

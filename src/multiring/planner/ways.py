@@ -1,6 +1,6 @@
-"""What each axis of a schedule passes on a topology: which links, and which part of them one rank gets.
+"""The links that each axis of a schedule passes on a topology, and the part of them that one rank gets.
 
-A host's ranks share its rails, and a rack's ranks its uplinks: as many as send there along the axis.
+The ranks of a host that send along the axis share its rails; the ranks of a rack that do so share its uplinks.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from multiring.schedule import Collective, Frame, Kind, Moves, Pattern, Schedule
 from multiring.topology import Link, Topology, strides_of
 
 _SHM_PORT, _RAILS_PORT = 0, 1
-# What is left of a rail's bandwidth where several hosts send to one at a time: their packets push each other out of
-# queues. 4 hosts at 1 Gbit/s, 16 and 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
+# The factor on a rail's bandwidth if several hosts send to one host at a time and overflow its queues. Measured on
+# 4 hosts at 1 Gbit/s, 16 and 32 MiB: direct took 3 to 12 % longer than rings (docs/decisions/0011).
 _CROWDED = 0.94
-# The same where processors are the wire, and whose turn it is changes with every message: 4 hosts x 2 ranks on two
-# cores without a limit, 512 KiB whole: direct took 4.2 to 6.4 ms, a ring 2.0.
+# The same factor if the wire is processors on which ranks take turns. Measured on 4 hosts x 2 ranks on two cores, no
+# rate limit, 512 KiB in one piece: direct took 4.2 to 6.4 ms, a ring 2.0 ms.
 _CROWDED_BY_TURNS = 0.6
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
-    """Return what a message along each axis passes; last, where ranks join others, what passes between these.
+    """Return the Way of each axis of `schedule`, and a last one for joining ranks, if there are any.
 
-    Every axis that leaves a host does so by the same port: its rails, on which channels run side by side. Who joins
-    another is on its host.
+    All axes that cross hosts share one port: the rails, on which channels run side by side. A joining rank is always on
+    its partner's host.
     """
     if len(topology.hosts) == 1:
         return (Way(link=topology.shm, port=_SHM_PORT),) * len(schedule.grid)
@@ -36,7 +36,7 @@ def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
 
 def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     patterns = tuple(phase.pattern for phase in schedule.phases if phase.axis == axis)
-    # Only where the root stands decides more than the grid and the order.
+    # Beyond the grid and the order, only the root's position matters: equal frames then share the cached result.
     frame = replace(schedule.frame, shares=(1,))
     from_hosts, within_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
     if not any(from_hosts):
@@ -67,9 +67,9 @@ def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
 
 
 def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: int) -> Link:
-    """Return the one link that `links` are for one of `senders` ranks whose channels carry `shares` of the bytes.
+    """Return one link that is equivalent to `links` for one of `senders` ranks, whose channels carry `shares`.
 
-    Channel c goes by link c. A message is as many as there are channels, which their rank sends one by one.
+    Channel c uses link c. Each message is sent as one message per channel, one after the other.
     """
     used = [(links[channel % len(links)], share / sum(shares)) for channel, share in enumerate(shares)]
     known = [(link, part) for link, part in used if link is not None]
@@ -84,10 +84,10 @@ def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: 
 
 
 def _beside(link: Link, topology: Topology, host: int, within: int) -> Link:
-    """Return `link` where `within` ranks of its host send to others there meanwhile: in turns, if there are any."""
+    """Return `link`, slowed down if ranks take turns and `within` other ranks of the host send within the host."""
     if not topology.takes_turns:
         return link
-    # What all ranks of a host get out of its memory, they get side by side.
+    # The stated rate is per rank: all ranks of a host use its memory side by side.
     memory_bytes_per_s = topology.shm.bandwidth_bytes_per_s * len(topology.hosts[host])
     seconds_a_byte = 1 / link.bandwidth_bytes_per_s + within / memory_bytes_per_s
     return replace(link, bandwidth_bytes_per_s=1 / seconds_a_byte)
@@ -101,7 +101,7 @@ def _senders(
     hosts: tuple[tuple[int, ...], ...],
     rack_of: tuple[int, ...],
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return how many ranks send along `axis`: of each host to others, only within it, of each rack to others."""
+    """Count the ranks that send along `axis`: from each host to others, only within it, from each rack to others."""
     host_of = np.zeros(frame.ranks, np.intp)
     for index, ranks in enumerate(hosts):
         host_of[list(ranks)] = index
@@ -123,7 +123,7 @@ def _senders(
 
 @lru_cache(maxsize=256)
 def _is_crowded(patterns: tuple[Pattern, ...], size: int) -> bool:
-    """Whether a rank of a line hears from more than one other in a phase; coordinates 0 and 1 stand for all."""
+    """Return whether a rank of a line receives from several ranks in a phase; it checks coordinates 0 and 1 only."""
     for pattern in patterns:
         for at in range(min(size, 2)):
             rows = pattern.program(size, at).rows()
@@ -136,12 +136,12 @@ def _is_crowded(patterns: tuple[Pattern, ...], size: int) -> bool:
 def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
     """Return the grid positions on the lines along `axis` that take part: shape (lines, grid[axis])."""
     grid, size = frame.grid, frame.grid[axis]
-    # Position numbers count the first axis fastest, an array its last.
+    # Grid positions count the first axis fastest; a numpy array counts its last axis fastest.
     positions = np.arange(frame.blocks).reshape(grid[::-1])
     lines = np.moveaxis(positions, len(grid) - 1 - axis, -1).reshape(-1, size)
     if frame.collective is not Collective.BROADCAST:
         return lines
-    # Only lines beside the root's have something to send, and a pattern's coordinate 0 is the root's.
+    # Only lines through ranks that already have the root's data send. A pattern's coordinate 0 is the root.
     root = frame.coordinates_of(frame.root)
     strides = strides_of(grid)
     busy = [all(int(line[0]) // strides[a] % grid[a] == root[a] for a in range(axis)) for line in lines]

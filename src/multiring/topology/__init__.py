@@ -1,4 +1,4 @@
-"""What the machine is: which ranks share a host, what the links between them cost, how they lie on a grid."""
+"""The topology of a job: which ranks share a host, what links cost, and how ranks are laid out on a grid."""
 
 from multiring.topology.grid import coordinates_of as coordinates_of
 from multiring.topology.grid import grid_of as grid_of

@@ -1,7 +1,7 @@
-"""Grids: the ranks laid along axes, fastest links first; the topology lays them, not the launcher's rank order.
+"""Lay out the ranks of a topology on a grid, fastest links first, independent of the launcher's rank order.
 
-A grid (p1, ..., pk) has p1 * ... * pk positions; position i1 + p1 * (i2 + p2 * (i3 + ...)) has the
-coordinates (i1, ..., ik), and `order` says which rank stands at each position.
+A grid (p1, ..., pk) has p1 * ... * pk positions. Position i1 + p1 * (i2 + p2 * (i3 + ...)) has the
+coordinates (i1, ..., ik), and `order` has the rank at each position.
 """
 
 import math
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from multiring.errors import ArgumentError
 from multiring.topology.model import Topology
 
-# Up to here one axis is as good as two: a rank reads from 15 peers at once.
+# Up to this many ranks one axis is as fast as two: a rank can read from 15 peers at once.
 _FLAT_MOST = 16
 
 
 def grid_of(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (grid, order) for `topology`.
 
-    Hosts of equal size in racks of equal size become the grid (ranks of a host, hosts of a rack, racks), without
-    the axes of 1; racks of unequal size (ranks of a host, hosts), rack after rack. Where one axis is left, it stays one
-    up to 16 ranks, and beyond that becomes the two most equal factors, the larger first (a prime stays one axis).
-    Hosts of unequal size become one axis, host after host.
+    Hosts of equal size in racks of equal size become the grid (ranks of a host, hosts of a rack, racks), without axes
+    of length 1. If racks have unequal size, the grid is (ranks of a host, hosts), rack after rack. A single axis of
+    more than 16 ranks is split into its two most equal factors, the larger first; a prime stays one axis. Hosts of
+    unequal size become one axis, host after host.
     """
     order = tuple(rank for host in hosts_by_rack(topology) for rank in topology.hosts[host])
     local, hosts = len(topology.hosts[0]), len(topology.hosts)
@@ -34,7 +34,7 @@ def grid_of(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def hosts_by_rack(topology: Topology) -> tuple[int, ...]:
-    """Return the indices of all hosts, those of a rack together."""
+    """Return the indices of all hosts, rack by rack."""
     if not topology.racks:
         return tuple(range(len(topology.hosts)))
     return tuple(host for rack in topology.racks for host in rack.hosts)
@@ -48,7 +48,7 @@ def _near_square(ranks: int) -> tuple[int, ...]:
 
 
 def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
-    """Return how far apart, in positions, two neighbours along each axis are."""
+    """Return the distance, in positions, between two neighbours along each axis."""
     return tuple(math.prod(grid[:axis]) for axis in range(len(grid)))
 
 
@@ -58,10 +58,10 @@ def coordinates_of(grid: Sequence[int], position: int) -> tuple[int, ...]:
 
 
 def neighbours(grid: Sequence[int], order: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return the ranks one step before and after `rank` along each axis (cyclic), ascending, each once.
+    """Return the ranks one step before and after `rank` along each axis (cyclic), in ascending order, each once.
 
     Raises:
-        ArgumentError: `rank` stands nowhere in `order`, or `order` does not fill `grid`.
+        ArgumentError: `rank` is not in `order`, or `order` does not fill `grid`.
     """
     if rank not in order or len(order) != math.prod(grid):
         raise ArgumentError(f"rank {rank} on grid {tuple(grid)} with {len(order)} ranks: want one rank per position")

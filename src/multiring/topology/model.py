@@ -1,4 +1,4 @@
-"""The topology as a value: hosts, their ranks, the racks they stand in, and what the links between them cost."""
+"""The topology as a value: hosts, their ranks, their racks, and the costs of the links between them."""
 
 import hashlib
 import math
@@ -12,8 +12,8 @@ from multiring.errors import ArgumentError
 class Link:
     """The constants of a link, as one rank sees it in one direction (docs/algorithms.md defines the model).
 
-    A message of b bytes takes its sender's port `overhead_s` to handle, then its wire b / bandwidth_bytes_per_s, and
-    arrives `latency_s` later. Every byte that a reduction writes costs another 1 / reduce_bytes_per_s.
+    A message of b bytes occupies its sender's port for `overhead_s`, then the wire for b / bandwidth_bytes_per_s. It
+    arrives `latency_s` later. A reduction takes another 1 / reduce_bytes_per_s for every byte that it writes.
 
     Raises:
         ArgumentError: a time is negative, or a bandwidth is not positive.
@@ -32,16 +32,16 @@ class Link:
                 raise ArgumentError(f"{name}={value}: want a number {'>= 0' if is_time else '> 0'}")
 
 
-# Orders of magnitude, so that plans are sane before anything was measured; a measured topology replaces them.
+# Orders of magnitude, for sensible plans before anything is measured; a measured topology replaces them.
 SHM = Link(latency_s=2e-6, overhead_s=0.5e-6, bandwidth_bytes_per_s=5e9, reduce_bytes_per_s=10e9)
 TCP = Link(latency_s=30e-6, overhead_s=15e-6, bandwidth_bytes_per_s=1.25e9, reduce_bytes_per_s=5e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rack:
-    """Hosts (indices) that reach each other without passing `uplinks`, their way to the other racks.
+    """Hosts (indices) that reach each other without passing `uplinks`, their links to the other racks.
 
-    `uplinks` has one entry for each rail, None where nothing narrows it; empty, where no rail is narrowed.
+    `uplinks` has one entry per rail, None if the uplink does not limit that rail. It is empty if no rail is limited.
     """
 
     hosts: tuple[int, ...]
@@ -51,7 +51,7 @@ class Rack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnRails:
-    """The rails of one host (an index), where they differ from everybody's."""
+    """The rails of one host (an index) that differ from the usual rails."""
 
     host: int
     rails: tuple[Link, ...]
@@ -59,16 +59,17 @@ class OwnRails:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which ranks share a host, which hosts a rack, and what links cost.
+    """The ranks of each host, the hosts of each rack, and the costs of links.
 
-    `hosts` lists each host's ranks of the group. `shm` is what each rank has for itself; `rails` are the interfaces by
-    which a host reaches the others, shared by all of its ranks. No `racks` means that all hosts share one. `names` are
-    what hosts call themselves, `interfaces` what they call their rails; either may be unknown, and empty.
-    `takes_turns`: nothing is between hosts but processors, on which ranks take turns, so that nothing overlaps.
+    `hosts` lists each host's ranks of the group. `shm` is the link of a rank within its host, at the rate of one rank;
+    `rails` are the interfaces that connect a host to other hosts, shared by all of its ranks. Without `racks`, all
+    hosts share one rack. `names` are the hosts' names, and `interfaces` the names of their rails; either may be
+    unknown, and empty. `takes_turns` means that hosts are connected by processors only, on which ranks take turns, so
+    that nothing overlaps.
 
     Raises:
-        ArgumentError: the hosts' ranks are not exactly 0, 1, ... each once; the racks' hosts are not the hosts, each
-            once; or the rails, names or interfaces are not as many as they have to be.
+        ArgumentError: the ranks of `hosts` are not exactly 0, 1, ... each once; the hosts of `racks` are not the
+            hosts, each once; or the number of rails, names or interfaces is wrong.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -93,7 +94,9 @@ class Topology:
             raise ArgumentError("rails=(): want at least one")
         sets = [each.rails for each in self.own_rails] + [rack.uplinks for rack in self.racks if rack.uplinks]
         if any(len(each) != len(self.rails) for each in sets):
-            raise ArgumentError(f"uplinks, and a host's own rails, are one for each of {len(self.rails)} rails")
+            raise ArgumentError(
+                f"uplinks, or a host's own rails: want one entry for each of {len(self.rails)} rails"
+            )
         if len(self.names) not in {0, len(self.hosts)} or len(self.interfaces) not in {0, len(self.rails)}:
             raise ArgumentError(
                 f"names={self.names}, interfaces={self.interfaces}: want one for each host, one for each rail, or none"
@@ -101,7 +104,7 @@ class Topology:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return sum(map(len, self.hosts))
 
     def host_of(self) -> tuple[int, ...]:
@@ -110,7 +113,7 @@ class Topology:
         return tuple(found[rank] for rank in range(self.ranks))
 
     def rack_of(self) -> tuple[int, ...]:
-        """Return the index of each host's rack; 0 for all where racks are not known."""
+        """Return the index of each host's rack; 0 for all hosts if racks are unknown."""
         found = {host: index for index, rack in enumerate(self.racks) for host in rack.hosts}
         return tuple(found.get(host, 0) for host in range(len(self.hosts)))
 
@@ -119,11 +122,11 @@ class Topology:
         return next((each.rails for each in self.own_rails if each.host == host), self.rails)
 
     def digest(self) -> bytes:
-        """Return 16 bytes that differ between topologies that differ, and agree between processes."""
+        """Return 16 bytes that identify the topology; they are the same in all processes."""
         return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
 
     def shape(self) -> str:
-        """Return 16 digits that agree between topologies whose ranks lie alike, whatever links cost."""
+        """Return 16 digits that identify the layout of the ranks, independent of the costs of links."""
         lying = (self.hosts, [rack.hosts for rack in self.racks], len(self.rails))
         return hashlib.blake2b(repr(lying).encode(), digest_size=8).hexdigest()
 
@@ -140,7 +143,7 @@ class Topology:
         """Return the topology of some ranks, renumbered: the new rank i is `ranks[i]`.
 
         Raises:
-            ArgumentError: `ranks` is empty, has a rank twice, or one that is not here.
+            ArgumentError: `ranks` is empty, has a rank twice, or has a rank that this topology lacks.
         """
         new = {rank: index for index, rank in enumerate(ranks)}
         if not ranks or len(new) != len(ranks) or not all(0 <= rank < self.ranks for rank in ranks):
@@ -150,15 +153,15 @@ class Topology:
         return self._with_hosts(kept, [left[index] for index in kept])
 
     def placed(self, hosts: tuple[tuple[int, ...], ...], names: Sequence[str]) -> "Topology":
-        """Return the topology of a job: its ranks by host, on hosts that this topology knows by name.
+        """Return the topology of a job: its ranks, on the hosts that this topology has under the given names.
 
         Args:
             hosts: the ranks of each of the job's hosts.
-            names: what each of them is called; two may have the same name, where ranks of one machine play hosts. A
-                name that is not known is looked up without its domain.
+            names: the name of each of these hosts. Two may have the same name, if ranks of one machine act as several
+                hosts. An unknown name is looked up again without its domain.
 
         Raises:
-            ArgumentError: a host is not known here.
+            ArgumentError: this topology does not have a host.
         """
         if not self.names:
             return replace(self, hosts=hosts, racks=(), own_rails=(), names=tuple(names))
@@ -173,7 +176,7 @@ class Topology:
         return self._with_hosts([at for at in known if at is not None], hosts)
 
     def _with_hosts(self, kept: Sequence[int], hosts: Iterable[tuple[int, ...]]) -> "Topology":
-        """Return this topology on other hosts: the new host i is the old one `kept[i]`, with the ranks `hosts[i]`."""
+        """Return this topology on other hosts: the new host i is the old host `kept[i]`, with the ranks `hosts[i]`."""
         racks = []
         for rack in self.racks:
             members = set(rack.hosts)

@@ -1,4 +1,4 @@
-"""Names of many hosts in few characters: node[01-16,20] stands for node01 to node16 and node20, as in Slurm.
+"""Write the names of many hosts in few characters: node[01-16,20] is node01 to node16 and node20, as in Slurm.
 
 Source: https://slurm.schedmd.com/scontrol.html (hostlist expressions).
 """
@@ -18,7 +18,7 @@ def names_of(pattern: str) -> list[str]:
     """Return the names that `pattern` stands for; a plain name stands for itself.
 
     Raises:
-        ArgumentError: it is no name and no pattern.
+        ArgumentError: `pattern` is neither a name nor a pattern.
     """
     if pattern and not set(pattern) & set("[] \t"):
         return [pattern]
@@ -34,7 +34,7 @@ def names_of(pattern: str) -> list[str]:
 
 
 def patterns_of(names: Iterable[str]) -> list[str]:
-    """Return patterns that stand for `names`, in that order: runs of one shape become one pattern."""
+    """Return patterns that stand for `names`, in the same order: consecutive numbered names become one pattern."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _follows(runs[-1][-1], name):

@@ -1,4 +1,4 @@
-"""The topology as text: TOML that people read and write; docs/topology.md describes it."""
+"""Read and write topologies as TOML, for users to read and edit; docs/topology.md describes the file."""
 
 import json
 import math
@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# What the file calls the constants of a link; theirs times the first number by the second is in Link's unit.
+# The file's name of each constant of a link. File value * first number / second number is in Link's unit.
 _CONSTANTS: Mapping[str, tuple[str, int, int]] = {
     "latency_us": ("latency_s", 1, 10**6),
     "overhead_us": ("overhead_s", 1, 10**6),
@@ -27,16 +27,16 @@ _CONSTANTS: Mapping[str, tuple[str, int, int]] = {
 }
 _NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_DIGITS = 4  # more were noise: what is measured varies by more than a ten thousandth
+_DIGITS = 4  # more would be noise: measurements vary by more than 1 in 10 000
 
 
 def topology_of(text: str) -> Topology:
-    """Return the topology that `text` describes, with the ranks of each host's `slots`, else one.
+    """Return the topology in `text`; each host has as many ranks as its `slots`, by default one.
 
-    `Topology.placed` puts a job's ranks there.
+    `Topology.placed` replaces them by a job's ranks.
 
     Raises:
-        ArgumentError: it is not TOML, or not a topology; the words say what was wanted.
+        ArgumentError: `text` is not TOML or not a topology; the message says what is expected.
     """
     try:
         table = tomllib.loads(text)
@@ -50,7 +50,7 @@ def topology_of(text: str) -> Topology:
     interfaces = tuple(_name(rail, "interface", "[[rails]]") for rail in rails)
     if len(set(interfaces)) < len(interfaces):
         raise ArgumentError(f"rails {', '.join(interfaces)}: want each interface once")
-    links = tuple(_link(rail, TCP, f"rail {interface!r}", "interface") for rail, interface in zip(rails, interfaces))  # noqa: B905 -- one of the other
+    links = tuple(_link(rail, TCP, f"rail {interface!r}", "interface") for rail, interface in zip(rails, interfaces))  # noqa: B905 -- of one length
     names, places, own = _hosts(_list(table, "hosts"), interfaces, links or (TCP,))
     counts = _slots(_list(table, "hosts")) or [1]
     ends = list(accumulate(counts))
@@ -69,7 +69,7 @@ def topology_of(text: str) -> Topology:
 def _hosts(
     entries: list[Any], interfaces: tuple[str, ...], links: tuple[Link, ...]
 ) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[OwnRails, ...]]:
-    """Return the hosts' names, the rack each stands in, and the rails of hosts that have their own."""
+    """Return the hosts' names, the rack of each host, and the rails of hosts that have their own."""
     names: list[str] = []
     places: list[str | None] = []
     own: list[OwnRails] = []
@@ -91,12 +91,12 @@ def _hosts(
 
 
 def _slots(entries: list[Any]) -> list[int]:
-    """Return how many ranks each host has, in the order of their names."""
+    """Return each host's number of ranks, in the order of the hosts' names."""
     found: list[int] = []
     for entry in entries:
         count = entry.get("slots", 1)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want how many ranks it has, 1 or more")
+            raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want its number of ranks, 1 or more")
         found += [count] * len(list(names_of(entry["name"])))
     return found
 
@@ -115,7 +115,7 @@ def _racks(
         uplinks[name] = tuple(found.get(rail) for rail in interfaces) if found else ()
     for host, rack in zip(names, places, strict=True):
         if rack not in uplinks and (rack is not None or uplinks):
-            has = "is in no rack" if rack is None else f"is in rack {rack!r}, which there is not"
+            has = "is in no rack" if rack is None else f"is in rack {rack!r}, which is not defined"
             known = ", ".join(uplinks) or "none"
             raise ArgumentError(f"host {host!r} {has}: want the rack of every host, or of none; [[racks]] are {known}")
     standing = {name: tuple(at for at, place in enumerate(places) if place == name) for name in uplinks}
@@ -126,12 +126,12 @@ def _racks(
 
 
 def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterable[Link]) -> dict[str, Link]:
-    """Return the links that `table` has, by rail; the constants it does not state are those of `otherwise`."""
+    """Return the links in `table`, by rail; constants that it does not state come from `otherwise`."""
     table = _table(table, what)
     strange = sorted(set(table) - set(interfaces))
     if strange:
         raise ArgumentError(f"{what}: unknown link {strange[0]!r}; the [[rails]] are {', '.join(interfaces) or 'none'}")
-    usual = dict(zip(interfaces, otherwise))  # noqa: B905 -- without [[rails]] there are no interfaces
+    usual = dict(zip(interfaces, otherwise))  # noqa: B905 -- without [[rails]] `otherwise` is longer
     return {rail: _link(_table(each, what), usual[rail], f"{what}: {rail}") for rail, each in table.items()}
 
 
@@ -176,12 +176,12 @@ def _name(table: Mapping[str, Any], key: str, what: str) -> str:
 
 
 def text_of(topology: Topology, heading: str = "") -> str:
-    """Return text that `topology_of` reads as `topology`, ranks in the order of hosts, to four digits.
+    """Return the text of `topology` for `topology_of`, to four digits, with ranks in the order of hosts.
 
     Args:
-        topology: hosts and interfaces without names get host0, host1, ... and rail0, rail1, ... One host has no rails
-            but those that were stated: nothing leaves it, and what is assumed of its wires is nobody's measurement.
-        heading: a comment to begin with.
+        topology: hosts and interfaces without names are called host0, host1, ... and rail0, rail1, ... A single host
+            has rails only if they were stated: nothing leaves the host, so its default rails were not measured.
+        heading: a comment for the start of the text.
     """
     names = topology.names or tuple(f"host{host}" for host in range(len(topology.hosts)))
     rails = topology.interfaces or tuple(f"rail{rail}" for rail in range(len(topology.rails)))
@@ -215,7 +215,7 @@ def text_of(topology: Topology, heading: str = "") -> str:
 
 
 def _constants(link: Link) -> list[str]:
-    # More than any machine has, like a reduction that is not known to cost anything, is not stated.
+    # An infinite value means that the constant is unknown or has no limit, so it is not written.
     known = {key: getattr(link, name) * by / times for key, (name, times, by) in _CONSTANTS.items()}
     return [f"{key} = {value:.{_DIGITS}g}" for key, value in known.items() if math.isfinite(value)]
 

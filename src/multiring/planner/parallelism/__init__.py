@@ -1,4 +1,4 @@
-"""Mixes of data, sharded, tensor and pipeline parallelism: what there are, and what each takes of memory and time."""
+"""Forecast the memory and time of a training step under data, sharded, tensor and pipeline parallelism."""
 
 from multiring.planner.parallelism.axes import Axis as Axis
 from multiring.planner.parallelism.axes import Parallelism as Parallelism

@@ -1,4 +1,4 @@
-"""Mixes: the ranks laid along axes, each of which divides the work in its way; what there is to choose from."""
+"""Mixes of parallelism: ranks laid out along axes, each of which divides the work in its way."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from multiring.errors import ArgumentError
 from multiring.planner.parallelism.profile import Profile
 from multiring.topology import Topology
 
-_MICROBATCHES = (1, 2, 4)  # for each stage
+_MICROBATCHES = (1, 2, 4)  # the numbers of microbatches per stage to try
 
 
 class Axis(Enum):
-    """How the ranks of an axis divide the work."""
+    """The way in which the ranks of an axis divide the work."""
 
-    DATA = "data"  # each has all parameters, and its own samples
-    SHARD = "shard"  # each keeps a part of all parameters, and has its own samples
-    TENSOR = "tensor"  # each has a part of the large layers, and the same samples
-    PIPELINE = "pipeline"  # each has some of the layers, and passes the samples on
+    DATA = "data"  # each rank has all parameters, and its own samples
+    SHARD = "shard"  # each rank keeps a part of all parameters, and has its own samples
+    TENSOR = "tensor"  # each rank has a part of the large layers, and the same samples
+    PIPELINE = "pipeline"  # each rank has some of the layers, and passes the samples on
 
 
-# What is built and measured; docs/parallelize.md says what is not.
+# The combinations that are built and measured; docs/parallelize.md lists the missing ones.
 _KINDS: tuple[tuple[Axis, ...], ...] = (
     (Axis.DATA,),
     (Axis.SHARD,),
@@ -39,30 +39,30 @@ _KINDS: tuple[tuple[Axis, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Axes and how many ranks are along each, outermost first: neighbours on the last one are nearest.
+    """Axes and their numbers of ranks, outermost first: neighbours on the last axis are nearest.
 
-    Of one rank alone the only axis is data 1. `microbatches` is how many a pipeline cuts its samples into.
+    A single rank has the axis data 1. A pipeline cuts its samples into `microbatches` microbatches.
     """
 
     axes: tuple[tuple[Axis, int], ...]
     microbatches: int = 1
 
     def size(self, axis: Axis) -> int:
-        """Return how many ranks are along `axis`; 1 where there is no such axis."""
+        """Return the number of ranks along `axis`; 1 if there is no such axis."""
         return dict(self.axes).get(axis, 1)
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(size for _, size in self.axes)
 
     @property
     def data_ranks(self) -> int:
-        """Into how many parts the batch is cut."""
+        """The number of parts into which the batch is cut."""
         return self.size(Axis.DATA) * self.size(Axis.SHARD)
 
     def lines(self, axis: Axis, order: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the ranks along each line of `axis`; `order` has the ranks, near ones side by side."""
+        """Return the ranks along each line of `axis`; `order` lists the ranks with near ranks side by side."""
         laid = np.asarray(order).reshape([size for _, size in self.axes])
         at = [name for name, _ in self.axes].index(axis)
         return [tuple(line) for line in np.moveaxis(laid, at, -1).reshape(-1, laid.shape[at]).tolist()]
@@ -73,25 +73,25 @@ class Parallelism:
 
 
 def parallelism_of(mesh: Mapping[str, Any]) -> Parallelism:
-    """Return the mix that `mesh`, like {"data": 2, "tensor": 2}, names; which axis is near is not said yet.
+    """Return the mix that `mesh` names, like {"data": 2, "tensor": 2}. The caller still chooses the axes' layout.
 
     Raises:
-        ArgumentError: an axis is unknown, a size is no positive integer, or these axes are not built together.
+        ArgumentError: an axis is unknown, a size is not a positive integer, or these axes cannot be combined.
     """
     known = {axis.value: axis for axis in Axis}
     for name, size in mesh.items():
         if name not in known or not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"mesh={dict(mesh)}: want {', '.join(known)}, each with how many ranks are along it")
+            raise ArgumentError(f"mesh={dict(mesh)}: want {', '.join(known)}, each with its number of ranks")
     axes = tuple((known[name], size) for name, size in mesh.items() if size > 1)
     parallelism = Parallelism(axes or ((Axis.DATA, 1),))
     if {axis for axis, _ in parallelism.axes} not in [set(kind) for kind in _KINDS]:
         together = "; ".join(" and ".join(axis.value for axis in kind) for kind in _KINDS)
-        raise ArgumentError(f"mesh={dict(mesh)}: those axes are not built together; want one of: {together}")
+        raise ArgumentError(f"mesh={dict(mesh)}: these axes are not built together; want one of: {together}")
     return parallelism
 
 
 def parallelisms_of(profile: Profile, topology: Topology) -> list[Parallelism]:
-    """Return every mix that the model, the batch and the ranks allow, in every way to lay it."""
+    """Return every mix that the model, the batch and the ranks allow, in every layout."""
     if topology.ranks == 1:
         return [Parallelism(((Axis.DATA, 1),))]
     return [
@@ -103,7 +103,7 @@ def parallelisms_of(profile: Profile, topology: Topology) -> list[Parallelism]:
 
 
 def laid_out(parallelism: Parallelism, profile: Profile, topology: Topology) -> Iterator[Parallelism]:
-    """Yield every way to lay `parallelism` on the ranks, with every number of microbatches; none where it cannot be."""
+    """Yield every layout of `parallelism` with every number of microbatches; nothing if the mix is impossible."""
     if reason_against(parallelism, profile, topology):
         return
     stages = parallelism.size(Axis.PIPELINE)
@@ -117,13 +117,13 @@ def laid_out(parallelism: Parallelism, profile: Profile, topology: Topology) -> 
 
 
 def reason_against(parallelism: Parallelism, profile: Profile, topology: Topology) -> str:
-    """Return why `parallelism` cannot be had, "" where it can."""
+    """Return why `parallelism` is impossible, or "" if it is possible."""
     stages, ways = parallelism.size(Axis.PIPELINE), parallelism.size(Axis.TENSOR)
     holding = sum(unit.parameter_bytes > 0 for unit in profile.units)
     batch, share = profile.batch, profile.batch // parallelism.data_ranks
     refused = {axis.value: profile.refused.get(axis.value, "") for axis, size in parallelism.axes if size > 1}
     checks = [
-        (parallelism.ranks != topology.ranks, f"is for {parallelism.ranks} ranks, and there are {topology.ranks}"),
+        (parallelism.ranks != topology.ranks, f"is for {parallelism.ranks} ranks, but there are {topology.ranks}"),
         *((bool(words), f"no {axis} axis: {words}") for axis, words in refused.items()),
         (batch % parallelism.data_ranks, f"{batch} samples cannot be cut into {parallelism.data_ranks} equal parts"),
         (profile.divisor % ways, f"layers have {profile.divisor} features, which {ways} ranks cannot divide"),

@@ -1,4 +1,4 @@
-"""The choice: what each mix is expected to take, the cheapest that fits, and all of them as a table."""
+"""Forecast each mix, choose the cheapest that fits into memory, and print all as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from multiring.planner.parallelism.seconds import Seconds, seconds_of
 from multiring.topology import Topology
 
 _MIB = 1 << 20
-# What is measured differs by more than this from one time to the next. What no forecast has (ranks that are woken late,
-# and others that wait for them) costs pipelines most.
+# Measured times vary by more than this. Effects that no forecast has (ranks that are woken late, and others that wait
+# for them) cost pipelines most.
 _ALIKE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a step is expected to take under a mix, and whether a rank's memory is enough for it."""
+    """The expected memory and time of a step under a mix, and whether the memory fits a rank."""
 
     parallelism: Parallelism
     memory: Memory
@@ -27,12 +27,12 @@ class Forecast:
 
 
 def forecasts(profile: Profile, topology: Topology, memory_bytes: float | None = None) -> list[Forecast]:
-    """Return one forecast for each set of axes and sizes, as it is laid best: those that fit first, then the fastest.
+    """Return one forecast for each set of axes and sizes, in its best layout: first the mixes that fit, fastest first.
 
     Args:
-        profile: the model, its batch, and what was measured.
-        topology: of all ranks.
-        memory_bytes: what a rank may hold; None: no limit.
+        profile: the model, its batch, and the measurements of both.
+        topology: the topology of all ranks.
+        memory_bytes: the memory limit of a rank in bytes; None: no limit.
     """
     return _best_laid(parallelisms_of(profile, topology), profile, topology, memory_bytes)
 
@@ -40,10 +40,10 @@ def forecasts(profile: Profile, topology: Topology, memory_bytes: float | None =
 def forecast(
     parallelism: Parallelism, profile: Profile, topology: Topology, memory_bytes: float | None = None
 ) -> Forecast:
-    """Return the forecast for the axes and sizes of `parallelism`, as they are laid best.
+    """Return the forecast for the axes and sizes of `parallelism`, in their best layout.
 
     Raises:
-        ArgumentError: it cannot be had; the words say why.
+        ArgumentError: the mix is impossible; the message says why.
     """
     reason = reason_against(parallelism, profile, topology)
     if reason:
@@ -52,10 +52,10 @@ def forecast(
 
 
 def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Forecast:
-    """Return the fastest that fits; among those within 5 % of it, the fastest of those with the fewest stages.
+    """Return the fastest mix that fits; among mixes within 5 % of it, the fastest with the fewest pipeline stages.
 
     Raises:
-        ArgumentError: none fits into a rank's memory.
+        ArgumentError: no mix fits into a rank's memory.
     """
     fitting = [each for each in found if each.fits]
     if not fitting:
@@ -89,7 +89,7 @@ def _rank_of(found: Forecast) -> tuple[bool, float]:
 
 
 def table(found: Sequence[Forecast], taken: Parallelism, profile: Profile, topology: Topology) -> str:
-    """Return the forecasts as text, the one that is taken marked, and why other axes cannot be had."""
+    """Return the forecasts as text, with the chosen mix marked, and the reasons against other axes."""
     width = max(25, *(len(str(each.parallelism)) for each in found))
     columns = f"{'ms a step':>11}{'compute':>9}{'exchange':>10}{'update':>8}{'MiB a rank':>12}"
     lines = [

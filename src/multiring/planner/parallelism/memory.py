@@ -1,4 +1,4 @@
-"""What a mix holds in a rank's memory."""
+"""Forecast the memory that a mix needs in a rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.profile import Profile, Unit
 
-_FLAT_COPIES = 3  # of the largest gathered group: its parameters, their gradients, and the buffer they travel in
+_FLAT_COPIES = 3  # per byte of the largest gathered group: its parameters, their gradients, and the message buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the rank that holds most.
+    """The memory of the rank that holds most, in bytes.
 
-    `states` are parameters, their gradients and what the optimizer keeps; `activations` what autograd keeps until
-    backward; `gathered` what is put together of other ranks' parts for a while.
+    `states` are the parameters, their gradients and the optimizer's states. `activations` are the tensors that autograd
+    saves until backward. `gathered` are the parts of other ranks that are gathered for a while.
     """
 
     states: float
@@ -24,15 +24,15 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.states + self.activations + self.gathered
 
 
 def memory_of(parallelism: Parallelism, profile: Profile) -> Memory:
-    """Return what the rank that holds most holds under `parallelism`.
+    """Return the memory of the rank that holds most under `parallelism`.
 
-    States are exact where parts divide evenly. Activations are those of a step without recomputing; a tensor axis is
-    taken to keep all of them, which is more than it does.
+    States are exact if parts divide evenly. Activations are those of a step without recomputing. A tensor axis is
+    assumed to keep all of them; it keeps fewer.
     """
     units, copies = profile.units, 2 + profile.optimizer_states
     share = profile.batch / parallelism.data_ranks
@@ -56,7 +56,7 @@ def memory_of(parallelism: Parallelism, profile: Profile) -> Memory:
 
 
 def _stage(units: Sequence[Unit], stage: range, ahead: int, parallelism: Parallelism, profile: Profile) -> Memory:
-    # 1F1B: a stage is ahead of backward by as many microbatches as there are stages from it on.
+    # In 1F1B, a stage's forward is ahead of its backward by as many microbatches as there are stages from it on.
     samples = profile.batch / parallelism.data_ranks / parallelism.microbatches * min(ahead, parallelism.microbatches)
     return Memory(
         states=(2 + profile.optimizer_states) * _bytes_of(units, stage),

@@ -1,6 +1,6 @@
-"""How a model's units are put together: what is gathered at once, and what a pipeline's stages are.
+"""Group a model's units: into groups that are gathered at once, and into the stages of a pipeline.
 
-What is forecast and what is built both follow from here.
+Both the forecast and the implementation use these groups.
 """
 
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism.profile import Unit
 
-# A unit with less is gathered with the rest of the model, once a step: a collective more costs more than it saves.
+# Smaller units are gathered together with the rest of the model, once a step: a collective of their own costs more.
 GATHERED_LEAST_BYTES = 1 << 18
 
 
 def gathered_together(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
     """Return the indices of units whose parameters are gathered together.
 
-    The first group, which may be empty, is the rest of the model: it stays gathered until backward is over.
+    The first group, which may be empty, is the rest of the model: it stays gathered until backward has ended.
     """
     large = [index for index, unit in enumerate(units) if unit.parameter_bytes >= GATHERED_LEAST_BYTES]
     rest = tuple(index for index in range(len(units)) if index not in set(large))
@@ -23,12 +23,13 @@ def gathered_together(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
 
 
 def stages_of(units: Sequence[Unit], stages: int) -> tuple[range, ...]:
-    """Return the units of each stage, consecutive ones that have parameters, so that the slowest stage takes least.
+    """Return the units of each stage, such that the slowest stage takes the least time.
 
-    Among equals the one whose stages hold parameters most evenly. By dynamic programming over (units, stages).
+    Stages are consecutive units, and every stage has parameters. Among equal solutions, take the one whose largest
+    stage has the fewest bytes of parameters. This is dynamic programming over (units, stages).
 
     Raises:
-        ArgumentError: fewer units have parameters than there are stages.
+        ArgumentError: there are fewer units with parameters than stages.
     """
     if sum(unit.parameter_bytes > 0 for unit in units) < stages:
         raise ArgumentError(f"{stages} stages of {len(units)} units: want a unit with parameters for each")
@@ -37,7 +38,7 @@ def stages_of(units: Sequence[Unit], stages: int) -> tuple[range, ...]:
         seconds.append(seconds[-1] + unit.seconds)
         held.append(held[-1] + unit.parameter_bytes)
     count = len(units)
-    # best[end]: (seconds of the slowest stage, bytes of the largest, where stages begin) for the units before end
+    # best[end], for the units before end: (seconds of the slowest stage, bytes of the largest, first units of stages)
     best: dict[int, tuple[float, int, tuple[int, ...]]] = {
         end: (seconds[end], held[end], (0,)) for end in range(1, count + 1) if held[end]
     }

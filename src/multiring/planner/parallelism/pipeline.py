@@ -1,16 +1,16 @@
-"""How long a pipeline takes whose stages share cores: 1F1B, event by event."""
+"""Simulate a 1F1B pipeline whose stages share cores, event by event."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What is less than this of an action's work, in seconds, is rounding.
+# Remaining work below this, in seconds, is a rounding error.
 _LITTLE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage takes for a microbatch, in seconds, while nobody disturbs it."""
+    """The seconds that a stage takes for a microbatch while it has a core for itself."""
 
     forward_s: float
     backward_s: float
@@ -19,19 +19,19 @@ class Stage:
 def makespan(stages: Sequence[Stage], microbatches: int, cores: float, messages_s: Sequence[float]) -> float:
     """Return the seconds from the first forward to the last backward.
 
-    A stage takes its actions in the order of torch's Schedule1F1B: as many forwards as stages are left, itself
-    included; then a backward and a forward by turns; then the backwards that are left. Those that could run share
-    `cores` evenly, and none has more than one.
+    A stage takes its actions in the order of torch's Schedule1F1B: first as many forwards as there are stages left,
+    itself included; then alternately a backward and a forward; then the remaining backwards. The stages that can run
+    share `cores` evenly, and no stage uses more than one core.
 
     Args:
-        stages: the first takes the input.
+        stages: all stages; the first one takes the input.
         microbatches: at least 1.
-        cores: that the stages share, above 0; not necessarily whole.
-        messages_s: what it takes from each stage to the next, and back: one less than there are stages.
+        cores: the number of cores that the stages share, above 0; it may be a fraction.
+        messages_s: the seconds of a message between each stage and the next one: one entry less than stages.
     """
     orders = [_order(len(stages) - at, microbatches) for at in range(len(stages))]
     done: list[dict[tuple[bool, int], float]] = [{} for _ in stages]  # when each action ended
-    left = [stage.forward_s for stage in stages]  # of the action each is at: first, a forward
+    left = [stage.forward_s for stage in stages]  # remaining seconds of each stage's present action, at first a forward
     reached = [0] * len(stages)
     now = 0.0
     while any(at < len(order) for at, order in zip(reached, orders, strict=True)):
@@ -59,7 +59,7 @@ def makespan(stages: Sequence[Stage], microbatches: int, cores: float, messages_
 
 
 def _order(warm: int, microbatches: int) -> list[tuple[bool, int]]:
-    """Return the actions of a stage with `warm` forwards ahead: whether it is a forward, and of which microbatch."""
+    """Return a stage's actions, (whether it is a forward, its microbatch), with `warm` forwards at the start."""
     warm = min(warm, microbatches)
     order = [(True, each) for each in range(warm)]
     for each in range(microbatches):
@@ -79,7 +79,7 @@ def _ready(
     done: Sequence[dict[tuple[bool, int], float]],
     messages_s: Sequence[float],
 ) -> float:
-    """Return when what an action works on is there; infinity where that is not known yet."""
+    """Return the time at which an action's input has arrived; infinity if that is not known yet."""
     is_forward, microbatch = action
     if is_forward:
         return 0.0 if at == 0 else done[at - 1].get(action, math.inf) + messages_s[at - 1]

@@ -1,4 +1,4 @@
-"""What exchanges along an axis of a mix cost on a topology, while every line of that axis does the same."""
+"""Price the messages along an axis of a mix on a topology, while every line of that axis does the same."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from multiring.planner.plan import Task, cheapest
 from multiring.schedule import Collective
 from multiring.topology import Link, Topology, grid_of
 
-_ROUND_BYTES = 64  # sizes are rounded up to so many, so that like ones are priced once
+_ROUND_BYTES = 64  # sizes are rounded up to multiples of this, so that similar sizes are priced once
 
 
 class Prices:
-    """Prices of one mix on one topology, and `each_s` for every exchange; lines that leave a host share its rails."""
+    """Prices of one mix on one topology. Lines that leave a host share its rails; `each_s` is added to each price."""
 
     def __init__(self, parallelism: Parallelism, topology: Topology, each_s: float = 0.0) -> None:
         self._each_s = each_s
@@ -22,12 +22,12 @@ class Prices:
         self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
-        """Return the seconds of one collective along `axis`; the size is the whole buffer's."""
+        """Return the seconds of one collective along `axis`; `size_bytes` is the size of the whole buffer."""
         rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
         return self._each_s + max(_collective_s(line, collective, rounded) for line in self._lines[axis])
 
     def message_s(self, axis: Axis, size_bytes: float) -> float:
-        """Return the seconds from one rank of `axis` to the next."""
+        """Return the seconds of a message from one rank of `axis` to the next."""
         return self._each_s + max(_message_s(line, size_bytes) for line in self._lines[axis])
 
 
@@ -44,7 +44,7 @@ def _message_s(line: Topology, size_bytes: float) -> float:
 
 
 def _slowest_lines(lines: Sequence[tuple[int, ...]], topology: Topology) -> list[Topology]:
-    """Return the topologies of `lines`, each with its part of what they share; of those alike one."""
+    """Return the distinct topologies of `lines`, each with its part of the shared rails and uplinks."""
     host_of, rack_of = topology.host_of(), topology.rack_of()
     leaving_hosts: Counter[int] = Counter()
     leaving_racks: Counter[int] = Counter()

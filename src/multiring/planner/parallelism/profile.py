@@ -1,4 +1,4 @@
-"""A training step as forecasts see it: the parts of a model, and what was measured of them."""
+"""The profile of a training step: the parts of a model and their measurements, as input of forecasts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from multiring.errors import ArgumentError
 class Unit:
     """A part of a model that is gathered, or given to a pipeline's stage, as a whole; units run in their order.
 
-    `seconds` (forward and backward) counts beside that of other units only. `output_bytes`, `saved_bytes` (what
-    autograd keeps until backward), `gathers` and `sums` are bytes of one sample. What begins with `split` is the part
-    that the ranks of a tensor axis divide; they exchange `gathers` (the bytes of each all-gather) and `sums` (of each
-    all-reduce).
+    `seconds` (forward and backward) has a meaning only relative to other units. `output_bytes`, `saved_bytes` (the
+    tensors that autograd saves until backward), `gathers` and `sums` are bytes for one sample. The fields that begin
+    with `split` describe the part that the ranks of a tensor axis divide. These ranks exchange `gathers` (the bytes of
+    each all-gather) and `sums` (the bytes of each all-reduce).
     """
 
     name: str
@@ -32,7 +32,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What forward and backward of the whole model take for some samples, while all ranks compute."""
+    """The seconds of the whole model's forward and backward for some samples, while all ranks compute."""
 
     samples: int
     forward_s: float
@@ -40,21 +40,21 @@ class Compute:
 
     @property
     def seconds(self) -> float:
-        """Both together."""
+        """Forward and backward together."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overheads:
-    """What torch itself takes, while all ranks compute; all in seconds.
+    """The time that torch itself takes while all ranks compute, in seconds.
 
-    `collective_s` is what a collective takes longer than its price, however small: dispatch, and ranks that come late.
-    `update_s_per_byte` is the optimizer's for each byte of parameters (`update_s_per_divided_byte` where ranks divide
-    them: smaller tensors stay in caches), `update_s_per_parameter` for each tensor, and
-    `update_s_per_dtensor` for each that is a DTensor. `sharded_unit_s` is for each group of parameters that is gathered
+    `collective_s` is the excess of a collective over its price, at any size: dispatch, and ranks that come late.
+    `update_s_per_byte` is the optimizer's time for each byte of parameters. `update_s_per_divided_byte` replaces it if
+    ranks divide the parameters: smaller tensors stay in caches. `update_s_per_parameter` is added for each tensor, and
+    `update_s_per_dtensor` for each DTensor. `sharded_unit_s` is the time for each group of parameters that is gathered
     and reduced together, `split_module_s` for each module that a tensor axis divides, `microbatch_s` for each
-    microbatch of a stage, `copy_s_per_byte` for a byte copied, `sum_s_per_byte` for a byte of gradients that are added
-    to those of earlier microbatches.
+    microbatch of a stage, and `copy_s_per_byte` for a copied byte. `sum_s_per_byte` is the time to add a byte of
+    gradients to the gradients of earlier microbatches.
     """
 
     collective_s: float = 0.0
@@ -71,15 +71,15 @@ class Overheads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """A model, the batch that all ranks together train on in one step, and what was measured of both.
+    """A model, the batch that all ranks together train on in one step, and the measurements of both.
 
-    `compute` ascends by samples. `crowding` is how many times longer computing takes while all ranks do it than while
-    one does: above 1 where ranks share cores. An optimizer keeps `optimizer_states` times the bytes of the parameters.
-    `refused` says why an axis ("tensor", "pipeline") cannot be had; `divisor` is what the ranks of a tensor axis
-    have to divide.
+    `compute` is sorted by samples. `crowding` is the computing time while all ranks compute, divided by the time while
+    one rank computes: above 1 if ranks share cores. The optimizer keeps `optimizer_states` times the bytes of the
+    parameters. `refused` maps an axis ("tensor", "pipeline") to the reason why it is impossible. The number of ranks on
+    a tensor axis must divide `divisor`.
 
     Raises:
-        ArgumentError: no units, no samples, or nothing was measured.
+        ArgumentError: there are no units, no samples, or no measurements.
     """
 
     units: tuple[Unit, ...]
@@ -104,15 +104,15 @@ class Profile:
 
     @property
     def split_share(self) -> float:
-        """Which part of the computing the ranks of a tensor axis divide."""
+        """The part of the computing that the ranks of a tensor axis divide."""
         whole = sum(unit.seconds for unit in self.units)
         return sum(unit.split_seconds for unit in self.units) / whole if whole else 0.0
 
     def compute_of(self, samples: float) -> Compute:
-        """Return what `samples` take: between two measurements in a straight line, beyond the last in proportion."""
+        """Return the time of `samples`: interpolated between measurements, in proportion beyond the last one."""
         first, last = self.compute[0], self.compute[-1]
         if samples <= first.samples or len(self.compute) == 1:
-            # Below what was measured a step has the same fixed part: it is no shorter in proportion.
+            # A step has a fixed part, so fewer samples than measured take no less time.
             scale = max(samples / first.samples, 1.0)
             return Compute(first.samples, first.forward_s * scale, first.backward_s * scale)
         if samples >= last.samples:

@@ -1,4 +1,4 @@
-"""What a training step takes under a mix: computing, the exchanges that nothing hides, and the optimizer's update."""
+"""Forecast the time of a training step under a mix: compute, communication that is not hidden, and the update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from multiring.planner.parallelism.profile import Profile, Unit
 from multiring.schedule import Collective
 from multiring.topology import Topology
 
-# torch's DistributedDataParallel: bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first.
+# torch's DistributedDataParallel uses bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first bucket.
 _BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seconds:
-    """The parts of a step."""
+    """The parts of a step, in seconds."""
 
     compute: float
     exchange: float
@@ -25,12 +25,12 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.compute + self.exchange + self.update
 
 
 def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -> Seconds:
-    """Return what a step of the whole batch takes under `parallelism`."""
+    """Return the seconds of a step of the whole batch under `parallelism`."""
     prices = Prices(parallelism, topology, profile.overheads.collective_s)
     if parallelism.size(Axis.SHARD) > 1:
         return _sharded(parallelism, profile, prices)
@@ -42,7 +42,7 @@ def seconds_of(parallelism: Parallelism, profile: Profile, topology: Topology) -
 
 
 def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """Buckets are reduced in the order in which backward ends them, while it goes on with what comes before."""
+    """Forecast data parallelism: a bucket is reduced as soon as it is complete, while backward continues."""
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     over = 0.0
     if parallelism.ranks > 1:
@@ -58,7 +58,7 @@ def _replicated(parallelism: Parallelism, profile: Profile, prices: Prices) -> S
 
 
 def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
-    """Return when, as a part of backward, each bucket is complete, and its bytes."""
+    """Return, for each bucket, the part of backward after which it is complete, and its bytes."""
     whole = sum(unit.seconds for unit in units) or 1.0
     found: list[tuple[float, int]] = []
     done, waiting, most = 0.0, 0, _FIRST_BUCKET_BYTES
@@ -72,9 +72,9 @@ def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
 
 
 def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """On CPUs torch gathers and reduces a group of parameters while nothing else is done.
+    """Forecast sharded data parallelism: on CPUs torch gathers and reduces while nothing else is done.
 
-    A group is gathered for forward and again for backward, the rest of the model once.
+    A group is gathered for forward and again for backward; the rest of the model is gathered once.
     """
     compute = profile.compute_of(profile.batch / parallelism.data_ranks)
     exchange, costs = 0.0, profile.overheads
@@ -95,7 +95,7 @@ def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seco
 
 
 def _tensor(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """Ranks of the tensor axis exchange what divided layers make of the samples, then average over the data axis."""
+    """Forecast tensor parallelism: ranks exchange the outputs of divided layers, then average over the data axis."""
     samples = profile.batch / parallelism.data_ranks
     ways = parallelism.size(Axis.TENSOR)
     left = 1 - profile.split_share * (1 - 1 / ways)
@@ -117,7 +117,7 @@ def _tensor(parallelism: Parallelism, profile: Profile, prices: Prices) -> Secon
 
 
 def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """1F1B, of stages that share cores where ranks do: one that waits leaves its part to the others."""
+    """Forecast a 1F1B pipeline. If ranks share cores, a stage that waits leaves its cores to the others."""
     units, m = profile.units, parallelism.microbatches
     places = stages_of(units, parallelism.size(Axis.PIPELINE))
     whole = sum(unit.seconds for unit in units) or 1.0
@@ -125,10 +125,10 @@ def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Sec
     turn = profile.compute_of(samples)
     shares = [sum(units[index].seconds for index in place) / whole for place in places]
     sizes = [sum(units[index].parameter_bytes for index in place) for place in places]
-    # Gradients of all microbatches but the first are added to those before.
+    # The gradients of all microbatches but the first are added to the earlier gradients.
     summed_s = [size * profile.overheads.sum_s_per_byte * (m - 1) / m for size in sizes]
     own_s = profile.overheads.microbatch_s / 2
-    # Measured while all ranks compute; nobody disturbs a stage that is alone.
+    # Compute was measured while all ranks compute; a stage that runs alone has its core for itself.
     stages = [
         Stage(
             (share * turn.forward_s + own_s) / profile.crowding,
@@ -143,13 +143,13 @@ def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Sec
     held = max(sizes)
     count = max(_count([units[index] for index in place]) for place in places)
     exchange += _averaged(parallelism, profile, prices, held)
-    # The last stages have ended, and updated, before the first: while that does, the others have no use for the cores.
+    # The last stages end, and update, before the first stage. While the first updates, the other stages need no cores.
     update = _update(profile, held, plain=count) * max(1 / profile.crowding, 1 / len(stages))
     return Seconds(compute=compute, exchange=exchange, update=update)
 
 
 def _averaged(parallelism: Parallelism, profile: Profile, prices: Prices, size_bytes: float) -> float:
-    """Return what it takes to average gradients over the data axis behind backward, in one piece."""
+    """Return the seconds in which gradients are averaged over the data axis after backward, in one piece."""
     if parallelism.size(Axis.DATA) == 1:
         return 0.0
     copied_s = 2 * size_bytes * profile.overheads.copy_s_per_byte
