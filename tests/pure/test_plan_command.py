@@ -145,7 +145,7 @@ def test_a_slow_host_is_named() -> None:
 
 def test_an_interface_that_is_not_what_was_stated_is_named() -> None:
     topology = Topology(((0,), (1,)), rails=(FAST,), interfaces=("eth0",))
-    assert far_from_stated(topology, (SLOW,)) == ["eth0 carries 80 Mbit/s, stated are 800 Mbit/s"]
+    assert far_from_stated(topology, (SLOW,)) == ["eth0 carries 80 Mbit/s, but the topology states 800 Mbit/s"]
     assert far_from_stated(topology, (FAST,)) == []
     assert far_from_stated(Topology(((0,), (1,))), (SLOW,)) == []  # nobody has stated anything
 

@@ -1,4 +1,4 @@
-"""Measuring what the planner reckons with, by running collectives in the job whose links are meant."""
+"""Measure the planner's constants by running collectives over the links of the job."""
 
 from multiring.probe.measure import Findings as Findings
 from multiring.probe.measure import probe as probe

@@ -1,4 +1,4 @@
-"""From what a few all_reduces take to the constants of the links that they pass."""
+"""Fit the constants of links to the times of a few all_reduces."""
 
 import math
 import os
@@ -21,23 +21,23 @@ from multiring.topology import SHM, Link
 _SMALL_BYTES = 256
 _LARGE_BYTES = 8 << 20
 _SEGMENT_BYTES = 1 << 20
-_PIECES = 64  # in which a small sum shows what a message costs
+_PIECES = 64  # pieces of a small sum, to measure the overhead of a message
 _TURNS = 5
 _PIECE_BYTES, _SUMS = 256 << 10, 50
 _LEAST_S = 1e-7
-_LEAST_PART = 0.1  # of a direct sum's time, for what it sends and for what it reduces
+_LEAST_PART = 0.1  # the least part of a direct sum's time that sending, or reducing, is assumed to take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long one large transfer is timed, and run before that: shaped links carry bursts for free."""
+    """How long a large transfer is timed, and how long it runs before: shaped links carry bursts at full speed."""
 
     seconds: float
     drain_s: float
 
 
 class Throughput(NamedTuple):
-    """What large sums reach, and the part of the machine's cores that had nothing to do meanwhile."""
+    """The throughput of large sums, and the part of the machine's cores that were idle at the same time."""
 
     bytes_per_s: float
     idle: float
@@ -45,10 +45,10 @@ class Throughput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Between:
-    """The ranks of `part`, joined by links of one kind.
+    """The ranks of `part`, connected by links of one kind.
 
-    `engine` is what carries their bytes. `shares` say on which rail: the last channel carries what is small entirely,
-    and nearly all of what is large.
+    `engine` carries their bytes. `shares` selects the rail: the last channel carries all small buffers and nearly all
+    bytes of large buffers.
     """
 
     part: Group
@@ -57,10 +57,10 @@ class Between:
     patience: Patience
 
     def link(self) -> tuple[Link, float]:
-        """Return the constants of what joins the ranks, and what part of the machine's cores idled in large sums.
+        """Return the constants of the link, and the part of the machine's cores that were idle during large sums.
 
-        With p ranks: a small exchange travels with the agreement, a direct sum takes two steps of p - 1 messages each
-        after it, and each further piece of that occupies the port for 2 (p - 1) messages.
+        With p ranks: a small exchange travels with the agreement. A direct sum needs two more steps of p - 1 messages
+        each. Each further piece of a direct sum occupies the port for 2 (p - 1) messages.
         """
         others = self.part.size - 1
         noted_s = self._small("exchange", 1)
@@ -72,16 +72,16 @@ class Between:
             latency_s=max((direct_s - noted_s) / 2 - others * overhead_s, _LEAST_S),
             overhead_s=overhead_s,
             bandwidth_bytes_per_s=bandwidth,
-            # Within a host a copy is a read and a write, and so, nearly, is a reduction of two operands.
+            # Within a host a copy is one read and one write; a reduction of two operands is nearly the same.
             reduce_bytes_per_s=SHM.reduce_bytes_per_s if self.engine == "tcp" else 2 * bandwidth,
         )
         return link, idle
 
     def memory(self) -> Link:
-        """Return the constants of the memory that joins all ranks of a job on one host, where no sum is cut.
+        """Return the constants of the memory between all ranks of a job on one host, where sums are not cut.
 
-        There a direct sum is done at once, in place, and an exchange copies aside and reads from all: what one takes
-        says little of the other, so both are measured.
+        There a direct sum works in place, while an exchange copies its buffer and reads from all ranks. The time of
+        one says little about the other, so both are measured.
         """
         exchange, direct = (self._plan(algorithm, None) for algorithm in ("exchange", "direct"))
         task, seconds = all_reduce_task(_LARGE_BYTES), self.patience.seconds
@@ -89,16 +89,16 @@ class Between:
         return memory_link(self.part.size, self._small("exchange", 1), large[0], large[1], _LARGE_BYTES)
 
     def overhead_s(self, latency_s: float) -> float:
-        """Return what a message costs by itself, as those of a small sum are; a stream of them shares wake-ups.
+        """Return the overhead of a single message in seconds, measured by small sums: a stream shares wake-ups.
 
-        A direct sum takes the agreement, ceil(log2 p) messages one after the other, and two steps of p - 1 messages.
+        A direct sum needs the agreement, ceil(log2 p) messages one after the other, and two steps of p - 1 messages.
         """
         others, rounds = self.part.size - 1, (self.part.size - 1).bit_length()
         taken_s = self._small("direct", 1, median)
         return max((taken_s - (rounds + 2) * latency_s) / (rounds + 2 * others), _LEAST_S)
 
     def bandwidth(self) -> Throughput:
-        """Return what each rank gets, each way."""
+        """Return the bandwidth of each rank in each direction, and the idle cores."""
         between_hosts = self.engine == "tcp"
         plan = self._plan("direct", _SEGMENT_BYTES if between_hosts else None)
         drain_s = self.patience.drain_s if between_hosts else 0.0
@@ -111,7 +111,7 @@ class Between:
     def _small(self, algorithm: str, pieces: int, usual: Callable[[list[float]], float] = min) -> float:
         task = all_reduce_task(_SMALL_BYTES * pieces)
         plan = self._plan(algorithm, None if pieces == 1 else _SMALL_BYTES)
-        # The least disturbed of a few, unless told otherwise: what others of the machine do is not the link's.
+        # By default take the shortest of a few times: delays by other work on the machine are not the link's.
         seconds = self.patience.seconds / _TURNS / 4
         return usual([time_plan(self.part, task, plan, seconds=seconds) for _ in range(_TURNS)])
 
@@ -122,25 +122,25 @@ class Between:
 
 
 def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, size_bytes: int) -> Link:
-    """Return the link by which `price` gives an exchange and a direct sum what they took, as far as there is one.
+    """Return the link with which `price` reproduces the times of an exchange and a direct sum, if possible.
 
     With x = bytes / bandwidth, y = bytes / reduce rate and p ranks (docs/algorithms.md) a direct sum takes
     2 (p - 1) / p x + y / p, and an exchange (p - 1) x + 2 y.
 
     Args:
         ranks: p, at least 2.
-        small_s: seconds of an exchange of hardly any bytes: a latency, and p - 1 messages.
-        direct_s: seconds of a direct sum of `size_bytes`,
-        exchange_s: and of an exchange of these.
-        size_bytes: the buffer.
+        small_s: seconds of an exchange of hardly any bytes: one latency, and p - 1 messages.
+        direct_s: seconds of a direct sum of `size_bytes`.
+        exchange_s: seconds of an exchange of `size_bytes`.
+        size_bytes: the size of the buffer.
     """
-    message_s = max(small_s / ranks, _LEAST_S)  # the latency is taken for one message more
-    # Of large messages all but the first are handled while another one is sent.
+    message_s = max(small_s / ranks, _LEAST_S)  # count the latency as one more message
+    # With large messages, the overhead of all but the first is hidden behind the previous message.
     direct_s = max(direct_s - 4 * message_s, _LEAST_S)
     exchange_s = max(exchange_s - 2 * message_s, _LEAST_S)
     by_message = 2 * (ranks - 1) / ranks
     x = (2 * direct_s - exchange_s / ranks) / (3 * (ranks - 1) / ranks)
-    # Neither is for nothing. A direct sum keeps its price: it is what large sums take.
+    # Neither part may be zero. If they do not fit, the price of a direct sum stays right: large sums use it.
     x = min(max(x, _LEAST_PART * direct_s / by_message), (1 - _LEAST_PART) * direct_s / by_message)
     y = ranks * (direct_s - by_message * x)
     return Link(
@@ -152,7 +152,7 @@ def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, 
 
 
 def reduce_rate() -> float:
-    """Return the bytes per second that a sum of two pieces writes; the least disturbed of some."""
+    """Return the bytes per second that a sum of two arrays writes; the shortest of some times."""
     one, other = np.ones((2, _PIECE_BYTES // 4), np.float32)
     best_s = math.inf
     for _ in range(_SUMS):
@@ -163,6 +163,6 @@ def reduce_rate() -> float:
 
 
 def _idle_s() -> float:
-    """Return the seconds that the machine's cores have idled so far, all together."""
+    """Return the idle seconds of all cores of the machine since it was booted."""
     _, _user, _nice, _system, idle, waiting, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
     return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
-"""The probe: what each level of a topology costs, in seconds of measuring.
+"""The probe: measure the links of each level of a topology.
 
-Constants are fitted to what collectives take, so that they are what plans are made of: of several plans for one small
-sum the differences give latency and overhead; what a large one takes gives the bandwidth. Every host takes part in one
-pair at a time, and in another afterwards, so that a slow host shows in both and can be named. What a message costs is
-measured with all ranks at once, too: where ranks share cores it is several times what a pair finds.
+Constants are fitted to the times of collectives, because plans consist of collectives. The times of different plans for
+one small sum give latency and overhead; the time of a large sum gives the bandwidth. Every host takes part in one
+pair at a time, and then in another pair, so that a slow host shows in both and can be named. The overhead of a message
+is also measured with all ranks at once: if ranks share cores, it is several times the overhead in a pair.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import boot_id
 from multiring.topology import SHM, Link, Topology
 
-_LONGEST_LINE = 16  # hosts; of more the planner makes two axes
-_IDLE = 0.05  # of the cores: where fewer are idle while large sums pass, processors are what is between the hosts
+_LONGEST_LINE = 16  # hosts; the planner lays out more hosts as two axes
+_IDLE = 0.05  # of the cores: if fewer are idle during large sums, the processors limit the links between hosts
 _MOST_CORES = 1024
 _NAME_BYTES = 16
-_NEARLY_ALL = 60  # parts of a buffer that one rail carries while it is measured, each other rail one
+_NEARLY_ALL = 60  # share of the measured rail; each other rail has share 1
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was measured, what is to be said about it, and what others took of the cores meanwhile."""
+    """The measured topology, warnings about it, and the cores that other work took during the measurement."""
 
     topology: Topology
     warnings: tuple[str, ...]
@@ -39,12 +39,12 @@ class Findings:
 
 
 def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findings:
-    """Return the topology of `group` with measured links; every rank of the group calls it, and gets the same.
+    """Return the topology of `group` with measured links. Every rank calls it, and gets the same result.
 
     Args:
-        group: all ranks of the job. Racks are those its topology has.
+        group: all ranks of the job; the racks are those of its topology.
         seconds: how long to measure each large transfer; there are a few for each rail, and for each pair of racks.
-        drain_s: how long to run before: shaped links carry bursts for free.
+        drain_s: how long to run before each measurement: shaped links carry bursts at full speed.
     """
     known = group.topology
     patience = Patience(seconds=seconds, drain_s=drain_s)
@@ -81,7 +81,7 @@ def _shm(group: Group, patience: Patience) -> Link:
     halves = [group.subgroup(host) for host in group.topology.hosts]
     local = next(part for part in halves if part is not None)
     found = np.zeros(5)
-    # Plans between hosts have nobody spin; where virtual hosts share cores, spinners take them from who is waited for.
+    # Ranks do not spin in plans between hosts: if virtual hosts share cores, spinning ranks delay the others.
     waiting = group.calls.services.asleep() if len(group.topology.hosts) > 1 else nullcontext()
     with waiting:
         if local.size > 1:
@@ -100,7 +100,7 @@ def _shm(group: Group, patience: Patience) -> Link:
 
 
 def _rounds(topology: Topology) -> list[list[tuple[int, int]]]:
-    """Return pairs of neighbouring hosts, each host at most once in a round; a pair is of one rack where it can be."""
+    """Return rounds of pairs of neighbouring hosts, each host at most once per round, mostly pairs of one rack."""
     racks = [list(rack.hosts) for rack in topology.racks] or [list(range(len(topology.hosts)))]
     pairs = [pair for rack in racks for pair in _ring(rack)]
     lonely = [rack[0] for rack in racks if len(rack) == 1]
@@ -124,9 +124,9 @@ def _ring(hosts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> tuple[list[Link], float]:
-    """Return what each host gets out of one rail: the better of what it got with its neighbours.
+    """Return each host's link over one rail, the better of its pairs, and the idle part of the cores.
 
-    And what part of the cores idled meanwhile, on the median host.
+    The idle part is the median host's.
     """
     hosts = len(group.topology.hosts)
     best = np.zeros((hosts, 5))
@@ -147,7 +147,7 @@ def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience
 
 
 def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
-    """Return what a message between hosts costs a rank while all ranks send: the median of the ranks' lines."""
+    """Return the overhead in seconds of a message between hosts while all ranks send: the median over lines."""
     hosts = group.topology.hosts
     local = min(len(ranks) for ranks in hosts)
     lines = [
@@ -164,7 +164,7 @@ def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
 
 
 def _cores(group: Group) -> tuple[list[bytes], list[frozenset[int]]]:
-    """Return each rank's machine, of which virtual hosts are parts, and the cores of it that the rank may use."""
+    """Return each rank's machine (virtual hosts may share one), and the cores that the rank may use there."""
     may_use = np.zeros(_MOST_CORES, np.uint8)
     may_use[[core for core in os.sched_getaffinity(0) if core < _MOST_CORES]] = 1
     machine = np.frombuffer(hashlib.blake2b(boot_id().encode(), digest_size=_NAME_BYTES).digest(), np.uint8)
@@ -176,7 +176,7 @@ def _cores(group: Group) -> tuple[list[bytes], list[frozenset[int]]]:
 
 
 def outnumbered(machines: Sequence[bytes], cores: Sequence[frozenset[int]]) -> bool:
-    """Return whether some machine has more ranks than cores that they may use; both by rank."""
+    """Return whether some machine has more ranks than cores that they may use; both arguments are by rank."""
     for machine in set(machines):
         used = [each for each, where in zip(cores, machines, strict=True) if where == machine]
         if len(used) > len(frozenset().union(*used)):
@@ -185,7 +185,7 @@ def outnumbered(machines: Sequence[bytes], cores: Sequence[frozenset[int]]) -> b
 
 
 def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
-    """Return, for each rack, the bytes per second of its uplink: all its hosts send to another rack's at once."""
+    """Return the bytes per second of each rack's uplink, while all its hosts send to another rack."""
     topology = group.topology
     found = np.zeros(len(topology.racks))
     for one, other in combinations(range(len(topology.racks)), 2):
@@ -202,11 +202,11 @@ def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
 
 
 def _part_of(group: Group, members: list[list[int]]) -> Group | None:
-    """Return the one of the groups of `members` that this rank is in; all ranks make all of them."""
+    """Return the group of `members` that contains this rank, or None; all ranks create all groups."""
     parts = [group.subgroup(ranks) for ranks in members]
     return next((part for part in parts if part is not None), None)
 
 
 def _all_on(rail: int) -> tuple[int, ...]:
-    # Small buffers go by the last channel entirely, large ones nearly.
+    # The last channel carries small buffers entirely, and nearly all bytes of large buffers.
     return (*[1] * rail, _NEARLY_ALL * max(rail, 1))

@@ -1,4 +1,4 @@
-"""What a machine's cores did for others while something was measured: such figures are of the work beside, too."""
+"""Measure how much of a machine's cores other work took during a measurement."""
 
 import hashlib
 import os
@@ -12,13 +12,13 @@ import numpy as np
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import boot_id
 
-_WORTH_TELLING = 0.1  # of a machine's cores
-_NAME_BYTES = 6  # of a digest: a float64 holds them
+_WORTH_TELLING = 0.1  # of a machine's cores; below, other work is not reported
+_NAME_BYTES = 6  # of a digest: a float64 holds this many exactly
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What others than the job took of a machine, in cores on average."""
+    """The average number of cores of a machine that other work took."""
 
     cores: float
     of: int
@@ -30,14 +30,14 @@ class Taken:
 
 
 class OtherWork:
-    """From here on, until `taken` is asked; all ranks of `group` make one alike."""
+    """Measures other work from its creation until `taken` is called; all ranks of `group` create one."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._began = _now()
 
     def taken(self) -> Taken | None:
-        """Return what others took of the machine of which they took most; None: too little to be worth a word."""
+        """Return the other work on the most disturbed machine; None: too little to report. All ranks call it."""
         passed = _now() - self._began
         name = int.from_bytes(hashlib.blake2b(boot_id().encode(), digest_size=_NAME_BYTES).digest(), "big")
         row = np.concatenate([[name, os.cpu_count() or 1], passed])
@@ -51,13 +51,13 @@ class OtherWork:
 def most_taken(
     table: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", hosts: Sequence[int], names: tuple[str, ...]
 ) -> Taken | None:
-    """Return what others took of the machine of which they took most, as `OtherWork.taken` does.
+    """Return the other work on the most disturbed machine, as `OtherWork.taken` does.
 
     Args:
-        table: a row for each rank: a number of its machine, the machine's cores, seconds that passed, seconds that the
-            machine's cores worked, seconds of them for this rank.
-        hosts: each rank's host, of which a machine may hold several.
-        names: of the hosts.
+        table: one row per rank: a number for its machine, the machine's cores, the seconds that passed, the seconds
+            that the machine's cores worked, and the seconds that they worked for this rank.
+        hosts: each rank's host; a machine may hold several hosts.
+        names: the names of the hosts.
     """
     found: list[Taken] = []
     for machine in np.unique(table[:, 0]):
@@ -71,9 +71,9 @@ def most_taken(
 
 
 def _now() -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return the time, and for how long the machine's cores and this process have worked so far."""
+    """Return the time, the seconds that the machine's cores have worked, and those that this process has worked."""
     line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     user, nice, system, _idle, _waits, _irq, _softirq, stolen = map(int, line.split()[1:9])
-    # Interrupts are left out: most are the job's own packets.
+    # Interrupts do not count: most of them are for the job's own packets.
     worked_s = (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK")
     return np.array([time.monotonic(), worked_s, time.process_time()])

@@ -1,4 +1,4 @@
-"""What is to be said about measured links: who is slower than its peers, and what is slower than was stated."""
+"""Compare measured links with each other and with the stated links, and write warnings about slow links."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +7,12 @@ import numpy as np
 
 from multiring.topology import Link, OwnRails, Rack, Topology
 
-_SLOW = 0.75  # of the median's bandwidth: a host whose rail has less is named
-_WRONG = 0.7  # of the stated bandwidth: a rail that has less is named
+_SLOW = 0.75  # of the median bandwidth; a host with a slower rail is named
+_WRONG = 0.7  # of the stated bandwidth; a slower rail is named
 
 
 def median_of(links: Sequence[Link]) -> Link:
-    """Return the link whose constants are the medians of those of `links`."""
+    """Return the link whose constants are the medians of the constants of `links`."""
     return Link(
         latency_s=float(np.median([link.latency_s for link in links])),
         overhead_s=float(np.median([link.overhead_s for link in links])),
@@ -24,7 +24,7 @@ def median_of(links: Sequence[Link]) -> Link:
 def slow_hosts(
     topology: Topology, measured: list[list[Link]], usual: tuple[Link, ...]
 ) -> tuple[tuple[OwnRails, ...], list[str]]:
-    """Return the rails of hosts slower than `usual`, and a sentence for each; `measured` is by rail and host."""
+    """Return the rails of hosts slower than `usual`, and a warning for each; `measured` is by rail and host."""
     own, warnings = [], []
     for host in range(len(topology.hosts)):
         rails = []
@@ -43,19 +43,19 @@ def slow_hosts(
 
 
 def far_from_stated(topology: Topology, usual: tuple[Link, ...]) -> list[str]:
-    """Return a sentence for each rail that all hosts have less of than the topology states."""
-    if not topology.interfaces:  # nobody has stated anything
+    """Return a warning for each rail whose usual bandwidth is far below the stated bandwidth."""
+    if not topology.interfaces:  # the bandwidths are defaults
         return []
     return [
         f"{_rail_name(topology, rail)} carries {_rate(link.bandwidth_bytes_per_s)}, "
-        f"stated are {_rate(stated.bandwidth_bytes_per_s)}"
+        f"but the topology states {_rate(stated.bandwidth_bytes_per_s)}"
         for rail, (link, stated) in enumerate(zip(usual, topology.rails, strict=True))
         if link.bandwidth_bytes_per_s < _WRONG * stated.bandwidth_bytes_per_s
     ]
 
 
 def racked(rack: Rack, usual: tuple[Link, ...], rates: list[float]) -> Rack:
-    """Return `rack` with its uplinks: those that are narrower than what all of its hosts could send."""
+    """Return `rack` with its uplinks: only those slower than all of its hosts together."""
     uplinks = tuple(
         replace(link, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=rate)
         if 0 < rate < _SLOW * link.bandwidth_bytes_per_s * len(rack.hosts)

@@ -1,4 +1,4 @@
-"""How long a plan takes, measured in a group."""
+"""Measure the time of a plan in a group."""
 
 import itertools
 import statistics
@@ -21,20 +21,19 @@ Usual = Callable[[Iterable[float]], float]
 def time_plan(
     group: Group, task: Task, plan: Plan, *, seconds: float, drain_s: float = 0.0, usual: Usual = statistics.median
 ) -> float:
-    """Return the seconds that an all_reduce of float32 takes by `plan`, the slowest rank's.
+    """Return the seconds that an all_reduce of float32 takes under `plan`, on the slowest rank.
 
-    Between hosts that is the mean: shaped links let some through for free. Within a host it is the `usual` call's,
-    which is not the time of what runs beside the job.
-
-    Every rank of the group calls it alike; the plan stays pinned for its task.
+    Between hosts the result is the mean of the calls, because shaped links carry some calls at full speed. Within a
+    host it is the `usual` call, which excludes delays by other work. Every rank of the group calls this function with
+    the same arguments. The plan stays pinned for its task.
 
     Args:
-        group: who takes part.
+        group: the group that runs the all_reduce.
         task: an all_reduce; its size is a multiple of 4 bytes.
-        plan: what to time.
+        plan: the plan to time.
         seconds: about how long to time.
-        drain_s: about how long to run before: shaped links carry short bursts for free.
-        usual: which of several times to take within a host.
+        drain_s: about how long to run before: shaped links carry short bursts at full speed.
+        usual: chooses one of several times within a host.
     """
     group.pin(task, plan)
     array = group.allocate(task.size_bytes // 4, np.float32)
@@ -44,7 +43,7 @@ def time_plan(
         group.all_reduce(array, wire=wire)
     one_s = _agreed(group, _timed(group, array, wire, _FEWEST, usual))
     _timed(group, array, wire, round(drain_s / one_s), usual)
-    # Bursts that went for free let the first ones look shorter than the rest.
+    # Bursts at full speed made the first calls shorter than later calls, so measure again.
     one_s = _agreed(group, _timed(group, array, wire, _FEWEST, usual)) if drain_s else one_s
     return _agreed(group, _timed(group, array, wire, max(_FEWEST, round(seconds / one_s)), usual))
 
@@ -58,9 +57,9 @@ def time_plans(
     drain_s: float = 0.0,
     usual: Usual = statistics.median,
 ) -> list[float]:
-    """Return what each of `plans` takes, see `time_plan`: the usual of turns, in which all have the same work beside.
+    """Return the time of each of `plans`, see `time_plan`. Plans take turns, so that other work delays all alike.
 
-    Every rank of the group calls it alike; one of the plans stays pinned for the task.
+    Every rank of the group calls this function with the same arguments. One of the plans stays pinned for the task.
     """
     turns = [
         [
@@ -94,5 +93,5 @@ def _agreed(group: Group, seconds: float) -> float:
 
 
 def all_reduce_task(size_bytes: int) -> Task:
-    """Return the task of an all_reduce of float32 of so many bytes."""
+    """Return the task of an all_reduce of `size_bytes` bytes of float32."""
     return Task(collective=Collective.ALL_REDUCE, size_bytes=size_bytes)

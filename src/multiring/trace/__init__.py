@@ -1,4 +1,4 @@
-"""Timelines: what every rank did when, as values, and as one file that Perfetto and chrome://tracing open."""
+"""Timelines: record when every rank did what, and write one file that Perfetto and chrome://tracing open."""
 
 from multiring.trace.claims import Claim as Claim
 from multiring.trace.claims import TakenError as TakenError

@@ -1,15 +1,15 @@
-"""A part as events that Perfetto and chrome://tracing show: a process for each rank, with rows for what it did.
+"""Convert a part into events for Perfetto and chrome://tracing: one process per rank, with these rows.
 
-program         what its main thread did: forward, backward, optimizer, wait, and the program's own spans
-other threads   the same of others, as many rows as there are at a time
-ranks ...       the operations of a group, as many rows as are in flight at a time; in each operation
-                agree    until every rank had come to it
-                wire     from then to its end: bytes on their way, or waited for
+program         the main thread: forward, backward, optimizer, wait, and the program's own spans
+other threads   the same for other threads, in as many rows as there are threads at a time
+ranks ...       the operations of a group, in as many rows as operations are in flight; each operation has:
+                agree    until every rank has started it
+                wire     from agreement to its end: bytes are in flight, or waited for
                 reduce   within that: this rank's processor combines, decodes, writes results into others' buffers
-rails           those that were given up; and for each a curve of what it carried
+rails           rails that were given up; and for each rail a curve of its throughput
 
 Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times
-there are microseconds; these are rank 0's monotonic clock.
+in the events are microseconds of rank 0's monotonic clock.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ _MESSAGES = ("send", "recv")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a rank; times in ns by the reference's clock. `agreed` is None where it never was."""
+    """One operation of a rank; times in ns of the reference clock. `agreed` is None if the ranks never agreed."""
 
     name: str
     number: int
@@ -46,11 +46,11 @@ class Operation:
 
 
 def events_of(part: Part, alignment: Alignment, *, mark_cycles: bool = False) -> list[Event]:
-    """Return the events of one rank: what names its rows, then what happened, in the order of time.
+    """Return the events of one rank: first the names of its rows, then their contents in the order of time.
 
     Args:
-        part: the rank's.
-        alignment: what makes its times the reference's.
+        part: the rank's part.
+        alignment: converts the part's times to the reference clock.
         mark_cycles: whether an instant marks each operation that begins while no other is in flight.
     """
     rows = _aligned(part.rows, alignment)
@@ -108,7 +108,7 @@ def _number_of(part: Part, row: Row) -> int:
 
 
 class _GroupNames:
-    """What the groups' rows are called: groups of the same ranks are told apart, lines of messages are not."""
+    """The names of the groups' rows: groups of the same ranks get different names; messages share one row."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -128,7 +128,7 @@ class _GroupNames:
 
 
 class Slice(NamedTuple):
-    """A stretch of time in a row. Times in ns."""
+    """A stretch of time in a row; times in ns."""
 
     start: int
     end: int
@@ -138,7 +138,7 @@ class Slice(NamedTuple):
 
 
 class _Picture:
-    """The rows of one rank, in the order in which they are made, and what is in them."""
+    """The rows of one rank, in the order of their creation, and the events in them."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -146,7 +146,7 @@ class _Picture:
         self._events: list[tuple[int, int, Event]] = []
 
     def row(self, name: str, lane: int = 0) -> int:
-        """Return the number of a row; `lane` counts those of one name."""
+        """Return the number of a row; `lane` numbers the rows of one name."""
         return self._rows.setdefault(name if lane == 0 else f"{name} ({lane + 1})", len(self._rows) + 1)
 
     def add(self, row: int, piece: Slice) -> None:
@@ -165,7 +165,7 @@ class _Picture:
         self._events.append((at, 0, event))
 
     def events(self, title: str) -> list[Event]:
-        """Return what names the rows, and what is in them by time; what begins together, the longest first."""
+        """Return the names of the rows, then the events by time; of events with equal starts the longest is first."""
         made = [self._meta("process_name", name=title), self._meta("process_sort_index", sort_index=self._rank)]
         for name, row in self._rows.items():
             made += [self._meta("thread_name", row, name=name), self._meta("thread_sort_index", row, sort_index=row)]
@@ -224,7 +224,7 @@ def _slices(each: Operation) -> Iterator[Slice]:
     if each.end > each.agreed:
         yield Slice(each.agreed, each.end, "wire", "wire", {})
     for start, end, busy in each.reductions:
-        # What a reduction's stretch has in common with neither side of the agreement is a gap that was left in it.
+        # A reduction may begin before the agreement. Then show only the stretch after it; the rest is a gap.
         first = max(start, each.agreed) if end > each.agreed else start
         if end > first:
             yield Slice(first, end, "reduce", "reduce", {"busy_us": busy / 1000})
@@ -240,7 +240,7 @@ def _told(each: Operation) -> dict[str, Any]:
 
 
 def _horovod(each: Operation) -> str:
-    """Return what Horovod's timeline calls the operation."""
+    """Return the operation's name in Horovod's timeline."""
     return each.name.replace("_", "").upper()
 
 

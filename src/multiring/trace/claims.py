@@ -1,7 +1,7 @@
-"""Whose the files of a timeline are: known by their content before any is replaced or removed, and held while in use.
+"""Protect the files of a timeline: check their content before they are replaced or removed, and lock parts in use.
 
-A rank holds its part by a lock while it records. So another job that is given the same file sees that it is in use,
-also where the first one has just begun.
+A rank locks its part while it records. So another job with the same path detects that the file is in use, even if the
+first job has only just begun.
 """
 
 import errno
@@ -15,11 +15,11 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 
-HEAD = '{"traceEvents":[\n'  # what a timeline's file begins with
+HEAD = '{"traceEvents":[\n'  # the beginning of a timeline's file
 _WRITER = b'"written_by": "multiring '
-_TAIL_BYTES = 16 << 20  # of a file, in which its metadata are
+_TAIL_BYTES = 16 << 20  # the end of a file that contains its metadata
 _PIECE_BYTES = 1 << 20
-_LINE_BYTES = 1 << 16  # of a part's first line
+_LINE_BYTES = 1 << 16  # the longest first line of a part
 _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -27,7 +27,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a directory",
 }
-_MANY = 100  # times that a file is found removed just when it was opened
+_MANY = 100  # how often to try again if the file was removed between open and lock
 
 
 class TakenError(ArgumentError):
@@ -35,7 +35,7 @@ class TakenError(ArgumentError):
 
 
 def is_timeline(path: Path) -> bool:
-    """Return whether a file is a timeline that multiring wrote, whole; an empty file counts as one."""
+    """Return whether a file is a complete timeline written by multiring; an empty file counts as one."""
     try:
         with path.open("rb") as plain:
             if not plain.read(1):
@@ -62,7 +62,7 @@ def _is_written(file: Any, size: int | None) -> bool:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a file is the beginning of a timeline, or of a compressed one."""
+    """Return whether a file is the beginning of a timeline, possibly compressed."""
     try:
         with path.open("rb") as file:
             start = file.read(len(HEAD))
@@ -77,7 +77,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a file is a part that a rank wrote; an empty file counts as one."""
+    """Return whether a file is a part written by a rank; an empty file counts as one."""
     try:
         with path.open("rb") as file:
             return _begins_a_part(file.read(_LINE_BYTES))
@@ -95,18 +95,18 @@ def _begins_a_part(data: bytes) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise ArgumentError where something is at `path` that is no regular file."""
+    """Raise ArgumentError if `path` exists and is not a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return
     if not stat.S_ISREG(mode):
-        what = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        what = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
         raise ArgumentError(f"{str(path)!r} is {what}; a timeline needs a regular file: give the name of a new one")
 
 
 def require_timeline(path: Path) -> None:
-    """Raise ArgumentError where something is at `path` that is no timeline of multiring's."""
+    """Raise ArgumentError if `path` exists and is not a timeline written by multiring."""
     require_file(path)
     if path.exists() and not is_timeline(path):
         raise ArgumentError(
@@ -116,15 +116,15 @@ def require_timeline(path: Path) -> None:
 
 
 class Claim:
-    """A rank's part, locked: no other job writes or removes it until this process ends or lets go of it.
+    """A rank's part, locked: no other job writes or removes it until this process ends or releases it.
 
     Args:
-        path: of the part, which is made where it is not there, and emptied.
+        path: the part; it is created if it does not exist, and emptied.
 
     Raises:
-        TakenError: another process holds it.
-        ArgumentError: something else is there.
-        OSError: it cannot be made.
+        TakenError: another process holds the part.
+        ArgumentError: `path` is something else than a part.
+        OSError: the part cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,12 +133,12 @@ class Claim:
         os.ftruncate(self._file, 0)
 
     def take(self) -> int:
-        """Return the descriptor, which the caller has to close from now on."""
+        """Return the descriptor; from now on the caller has to close it."""
         file, self._file = self._file, -1
         return file
 
     def release(self) -> None:
-        """Leave nothing of it, unless somebody took it."""
+        """Remove the part and its lock, unless the descriptor was taken."""
         if self._file >= 0:
             self.path.unlink(missing_ok=True)
             os.close(self.take())
@@ -151,14 +151,14 @@ def _locked(path: Path) -> int:
         try:
             _lock(file, path)
             _require_part(file, path)
-            # Its owner may have removed it after it was opened here.
+            # The owner may have removed the file between open and lock.
             if _is_at(file, path):
                 return file
         except BaseException:
             os.close(file)
             raise
         os.close(file)
-    raise TakenError(f"other jobs make and remove {str(path)!r} all the time; want a timeline of another name")
+    raise TakenError(f"other jobs keep creating and removing {str(path)!r}; give the timeline another name")
 
 
 def _require_part(file: int, path: Path) -> None:
@@ -177,7 +177,7 @@ def _lock(file: int, path: Path) -> None:
             raise TakenError(
                 f"another job records its timeline there now: {str(path)!r} is in use; want another name for this one"
             ) from None
-        # A file system without locks: nothing can be known there.
+        # The file system has no locks, so another job's use cannot be detected.
 
 
 def _is_at(file: int, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The file of a timeline: all ranks' parts in one, written beside its place and put there whole."""
+"""The file of a timeline: the parts of all ranks, written to a temporary file that is renamed when it is complete."""
 
 import contextlib
 import errno
@@ -27,23 +27,23 @@ from multiring.trace.part import Part, read_part
 from multiring.version import VERSION
 
 _MOST_RANKS = 1 << 20
-_SHOWN = 200  # characters of a path that cannot be
+_SHOWN = 200  # characters of an invalid path that a message shows
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _READ_ME = {
     "times": "microseconds of rank 0's monotonic clock",
-    "agree": "from the call to when every rank had come",
-    "wire": "from then to the end: bytes on their way, or waited for",
-    "reduce": "within that: this rank's processor at work; busy_us without the gaps that were too short to show",
+    "agree": "from the call until every rank has started the operation",
+    "wire": "from agreement to the end: bytes are in flight, or waited for",
+    "reduce": "within that: this rank's processor at work; busy_us excludes gaps that are too short to show",
     "algbw GB/s": "bytes of the longer side / time from agreement to end",
-    "horovod": "what Horovod's timeline calls it",
+    "horovod": "the name in Horovod's timeline",
 }
 
 
 def file_path(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as the absolute path of a file that can be in its directory; a link's is that of its file.
+    """Return `path` as an absolute path, with links resolved, if a file can be created there.
 
     Raises:
-        ArgumentError: it is no path, or a directory or device, or in a directory that does not exist.
+        ArgumentError: `path` is not a path, is a directory or device, or lies in a directory that does not exist.
     """
     try:
         text: Any = os.fspath(path)
@@ -59,20 +59,20 @@ def file_path(path: str | os.PathLike[str]) -> Path:
             raise ArgumentError(f"timeline={text!r} is a directory; want a file in it")
         if not where.parent.is_dir():
             raise ArgumentError(f"timeline={text!r}: there is no directory {os.fspath(where.parent)!r}; make it first")
-        part_path(where, _MOST_RANKS).exists()  # its name is longer
-    except OSError as error:  # a name that is too long, above all
+        part_path(where, _MOST_RANKS).exists()  # checks the longest file name
+    except OSError as error:  # mostly because the name is too long
         raise ArgumentError(f"timeline={text[:_SHOWN]!r}: {error.strerror}; want another path") from None
     require_file(where)
     return where
 
 
 def part_path(path: Path, rank: int) -> Path:
-    """Return where `rank` keeps its part of the timeline `path` until that is written."""
+    """Return the path of the part that `rank` keeps until the timeline `path` is written."""
     return path.with_name(f"{path.name}.rank-{rank}.part")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts of the timeline `path` that are left beside it, by rank."""
+    """Return the parts beside the timeline `path`, by rank."""
     found = []
     for entry in path.parent.iterdir() if path.parent.is_dir() else ():
         rank = entry.name.removeprefix(f"{path.name}.rank-").removesuffix(".part")
@@ -82,15 +82,15 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def clear(path: Path, own: Path | None = None) -> None:
-    """Remove the file of an earlier timeline and its parts: what is there later is of this one.
+    """Remove the file of an earlier timeline and its parts, so that later files belong to this timeline.
 
     Args:
-        path: of the file.
-        own: a part that this process holds, and that stays.
+        path: the timeline's file.
+        own: a part that this process holds; it is kept.
 
     Raises:
-        TakenError: another job records there now.
-        ArgumentError: one of them is no timeline or part, or it cannot be removed. Then nothing was removed.
+        TakenError: another job records its timeline there now.
+        ArgumentError: a file is not a timeline or part, and nothing was removed; or a file cannot be removed.
     """
     try:
         parts = [each for each in parts_of(path) if each != own]
@@ -117,20 +117,20 @@ def clear(path: Path, own: Path | None = None) -> None:
 
 
 def unfinished_of(path: Path) -> list[Path]:
-    """Return what killed ranks left of the timeline `path` that they were writing."""
+    """Return the temporary files of `path` that killed ranks left behind."""
     name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.new")
     found = [each for each in path.parent.iterdir() if name.fullmatch(each.name) and each.is_file()]
     return [each for each in found if is_unfinished(each)]
 
 
 class TraceFile:
-    """A timeline's file while it is written; ranks come one by one, and need not come in order.
+    """A timeline's file while it is written. Ranks are added one by one, in any order.
 
-    Nothing is at `path` before `close`. Compressed where its name ends in .gz.
+    The file appears at `path` when it is closed. It is compressed if its name ends in .gz.
 
     Raises:
-        OSError: it cannot be written, or something else is at `path`; so do `add` and `close`, and nothing is left of
-            what was written.
+        OSError: the file cannot be written, or `path` is something else than a timeline. `add` and `close` raise
+            this error too, and then remove the unfinished file.
     """
 
     def __init__(self, path: Path, *, mark_cycles: bool = False) -> None:
@@ -156,7 +156,7 @@ class TraceFile:
         return self._unfinished.open("x", encoding="utf-8")
 
     def add(self, part: Part) -> None:
-        """Write a rank's events. Rank 0 comes first, if it comes: by its clock it is known whose is the same."""
+        """Write a rank's events. Add rank 0 first, if at all: ranks with the same clock need no alignment."""
         if part.rank == 0:
             self._reference = part.who["clock"]
         if not self._about:
@@ -169,7 +169,7 @@ class TraceFile:
         except BaseException:
             self.discard()
             raise
-        # What was measured is told also where the clocks are one: then it shows how good the measuring is.
+        # Write readings even if the clocks are one: then they show how accurate they are.
         readings = [
             {"offset_us": each.offset_ns / 1000, "error_us": each.error_ns / 1000, "at_us": each.at_ns / 1000}
             for each in part.readings
@@ -186,11 +186,11 @@ class TraceFile:
         }
 
     def lack(self, rank: int, why: str) -> None:
-        """Say in the file that `rank` is not in it."""
+        """Record in the file that `rank` is missing."""
         self._ranks[str(rank)] = {"is_missing": why}
 
     def close(self) -> None:
-        """Put the file in its place."""
+        """Finish the file and move it to its path."""
         ranks = {rank: self._ranks[rank] for rank in sorted(self._ranks, key=int)}
         metadata = {**self._about, "written_by": f"multiring {VERSION}", "read_me": _READ_ME, "ranks": ranks}
         start = "" if self._separator == ",\n" else self._separator
@@ -204,18 +204,18 @@ class TraceFile:
             raise
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the unfinished file."""
         with contextlib.suppress(OSError):  # the disk is full, which is why this is called
             self._file.close()
         self._unfinished.unlink(missing_ok=True)
 
 
 def merge(paths: Sequence[Path], path: Path) -> Mapping[int, str]:
-    """Write the timeline `path` from the parts that ranks left; return the ranks that are not in it, and why.
+    """Write the timeline `path` from parts; return the missing ranks, each with the reason.
 
     Raises:
-        ArgumentError: one of them is no part, or of another job than the others, or of a rank that there is already.
-        OSError: one of them cannot be read, or `path` cannot be written.
+        ArgumentError: a file is not a part, or belongs to another job or to a rank that was already read.
+        OSError: a file cannot be read, or `path` cannot be written.
     """
     parts: dict[int, Part] = {}
     for each in paths:

@@ -1,4 +1,4 @@
-"""What the numbers in a timeline's rows stand for."""
+"""The meanings of numbers in a timeline's rows."""
 
 import threading
 from typing import Any
@@ -7,9 +7,9 @@ _MOST_KEPT = 4096
 
 
 class Glossary:
-    """Titles and plans by the first bytes of the digest that ranks agree on, and the groups of one process.
+    """Titles and plans of operations, by the first bytes of their digest, and the groups of one process.
 
-    It is written to all the time, also without a timeline: an operation that is repeated passes here only once.
+    It is filled even without a timeline: a repeated operation passes here only once.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Glossary:
         self._adding = threading.Lock()
 
     def note(self, digest: bytes, title: str, plan: Any) -> None:
-        """Keep that `digest` stands for an operation of this title, run by `plan`; None: it needs none."""
+        """Store the title of the operations with `digest`, and their plan; None: they need no plan."""
         key = int.from_bytes(digest[:8], "little")
         if key not in self._operations:
             with self._adding:
@@ -27,6 +27,6 @@ class Glossary:
                 self._operations[key] = (title, plan)
 
     def find(self, key: int) -> tuple[str, str] | None:
-        """Return the title, and the plan in words, "" for none; None where it is not known (any more)."""
+        """Return the title and the plan as text ("" without a plan), or None if they are not stored (any more)."""
         found = self._operations.get(key)
         return None if found is None else (found[0], "" if found[1] is None else str(found[1]))

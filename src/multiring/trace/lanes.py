@@ -1,13 +1,13 @@
-"""Lanes: rows of a picture in which nothing overlaps."""
+"""Assign lanes: rows of a picture in which nothing overlaps."""
 
 import heapq
 from collections.abc import Sequence
 
 
 def lanes(stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Return a lane for each (start, end), such that those of one lane follow each other; the fewest there can be.
+    """Return a lane for each (start, end), such that stretches of one lane do not overlap, with the fewest lanes.
 
-    Of the lanes that are free at a start it is the lowest. Stretches come in the order of their starts.
+    Each stretch gets the lowest lane that is free at its start. Stretches have to be sorted by start.
     """
     busy: list[tuple[int, int]] = []  # (end, lane)
     free: list[int] = []

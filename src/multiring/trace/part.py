@@ -1,17 +1,17 @@
-"""A part: what one rank recorded, as it goes to its file while the job runs, and to rank 0 at the end.
+"""A part: the record of one rank. It is written to a file during the job, and sent to rank 0 at the end.
 
-A part is a row of blocks: a line of JSON, of which "bytes" says how much follows, and that. It can be read as far as it
-was written, however its rank ended.
+A part is a sequence of blocks: a line of JSON, and a payload whose length is the line's "bytes". A part can be read up
+to its last complete block, however its rank ended.
 
-block       fields, and what follows
-start       rank, size, host, pid, job, timeline, versions, clock (equal where clocks are one), names, faults, steps,
-            wall_s, start_ns, mark_cycles; first of all
-reading     at_ns, offset_ns, error_ns: rank 0's clock, seen from this rank's
+block       fields, and the payload
+start       rank, size, host, pid, job, timeline, versions, clock (equal for ranks with one clock), names, faults,
+            steps, wall_s, start_ns, mark_cycles; always the first block
+reading     at_ns, offset_ns, error_ns: rank 0's clock, seen from this rank's clock
 rows        an array of ROW
 spans       JSON: [[name, kind, start ns, end ns, thread], ...]
 words       JSON: {"operations": {digest: [title, plan]}, "groups": {group: text}}
 rails       at_ns; JSON: [[peer, rail, bytes acknowledged], ...]
-end         at_ns, dropped, fault: what went wrong while it was written, or ""; last of all
+end         at_ns, dropped, fault: an error while the part was written, or ""; always the last block
 """
 
 import json
@@ -26,7 +26,7 @@ from multiring.errors import ArgumentError
 from multiring.trace.clocks import Alignment, Reading
 from multiring.trace.spans import Span
 
-# As `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed 0: it never was.
+# Same layout as `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed 0: never agreed.
 ROW = np.dtype(
     [
         ("kind", "<u4"),
@@ -48,7 +48,7 @@ _HEADER_MOST = 1 << 20
 
 
 class Row(NamedTuple):
-    """One element of an array of ROW: reading its fields from the array takes ten times as long."""
+    """One element of an array of ROW, as a tuple: reading fields from the array takes ten times as long."""
 
     kind: int
     name: int
@@ -71,7 +71,7 @@ def rows_of(table: NDArray[np.void], kind: int) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class RailSample:
-    """How many bytes each (peer, rail) had carried at `at_ns`."""
+    """The bytes that each (peer, rail) had carried at `at_ns`."""
 
     at_ns: int
     carried: tuple[tuple[int, int, int], ...]
@@ -79,7 +79,7 @@ class RailSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One rank's record. `who` is its start block; `end` its end block, None where it was cut off."""
+    """One rank's record. `who` is its start block; `end` is its end block, or None if the part was cut off."""
 
     who: dict[str, Any]
     rows: NDArray[np.void]
@@ -92,26 +92,26 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """Whose it is."""
+        """The rank that recorded this part."""
         return int(self.who["rank"])
 
     def alignment(self, reference: str | None) -> Alignment:
-        """Return how its times become those of the clock called `reference`; its own word where that is not known."""
+        """Return the alignment to the clock called `reference`, by this part's readings if it has another clock."""
         if self.rank == 0 or (reference is not None and self.who["clock"] == reference):
             return Alignment()
         return Alignment(*self.readings[:1], *self.readings[1:][-1:])
 
 
 def block(kind: str, payload: bytes = b"", /, **fields: Any) -> bytes:
-    """Return one block."""
+    """Return one block as bytes."""
     return json.dumps({"block": kind, "bytes": len(payload), **fields}).encode() + b"\n" + payload
 
 
 def read_part(data: bytes) -> Part:
-    """Return what `block`s in a row say, up to where they are cut off.
+    """Return the part that consists of the blocks in `data`, up to the last complete block.
 
     Raises:
-        ArgumentError: it is no part, or too short to say whose it is.
+        ArgumentError: `data` is not a part, or has no complete start block.
     """
     rows: list[NDArray[np.void]] = []
     spans: list[Span] = []
@@ -137,7 +137,7 @@ def read_part(data: bytes) -> Part:
         else:
             part["end"] = fields
     if "who" not in part:
-        raise ArgumentError("no part of a timeline; want a file that a rank left, named *.rank-K.part")
+        raise ArgumentError("not a part of a timeline; want a file that a rank left, named *.rank-K.part")
     whole = np.concatenate(rows) if rows else np.empty(0, ROW)
     return Part(rows=whole, spans=tuple(spans), readings=tuple(readings), rails=tuple(rails), **part)
 

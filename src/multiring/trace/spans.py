@@ -1,4 +1,4 @@
-"""Spans: what a process's program was doing, kept only while a timeline is on."""
+"""Spans: stretches of time that a program names, recorded only while a timeline is on."""
 
 import os
 import threading
@@ -12,27 +12,27 @@ from multiring.errors import StateError
 
 
 class Span(NamedTuple):
-    """A stretch of a thread's time. `kind`: "span", or what an adapter calls it, such as "forward"."""
+    """A stretch of a thread's time. `kind` is "span", or an adapter's name for it, such as "forward"."""
 
     name: str
     kind: str
     start_ns: int
     end_ns: int
-    thread: int  # as the kernel counts threads
+    thread: int  # the kernel's number of the thread
 
 
 class Spans:
-    """The spans of one process since the timeline began. Any thread may add."""
+    """The spans of one process since the timeline began. Any thread may add spans."""
 
     def __init__(self) -> None:
         self._kept: deque[Span] = deque()
 
     def add(self, name: str, kind: str, start_ns: int, end_ns: int) -> None:
-        """Keep a span of this thread, by `time.monotonic_ns`."""
+        """Record a span of the calling thread; times are from `time.monotonic_ns`."""
         self._kept.append(Span(name, kind, start_ns, end_ns, threading.get_native_id()))
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call; for one thread only."""
+        """Return the spans since the last call; only one thread may call this."""
         taken: list[Span] = []
         while self._kept:
             taken.append(self._kept.popleft())
@@ -40,13 +40,13 @@ class Spans:
 
 
 class Follower(Protocol):
-    """What an adapter does while a timeline is on."""
+    """An adapter that records spans while a timeline is on."""
 
     def started(self, spans: Spans) -> None:
-        """Begin to add to `spans`."""
+        """Begin to add spans to `spans`."""
 
     def stopped(self) -> None:
-        """Stop that."""
+        """Stop adding spans."""
 
 
 class _Process:
@@ -62,7 +62,7 @@ _NOTHING = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Return a context whose block is shown under `name` in the timeline that is on; without one it does nothing.
+    """Return a context manager that records its block under `name`; it does nothing if no timeline is on.
 
     with multiring.trace.span("augment"):
         batch = augment(batch)
@@ -72,15 +72,15 @@ def span(name: str) -> AbstractContextManager[None]:
 
 
 def recorded() -> Spans | None:
-    """Return where spans go at the moment; None: no timeline is on."""
+    """Return the spans of the timeline that is on; None: no timeline is on."""
     return _process.spans
 
 
 def start_spans() -> Spans:
-    """Keep spans from now on, and return them.
+    """Start to record spans, and return their container.
 
     Raises:
-        StateError: this process keeps spans already.
+        StateError: this process records spans already.
     """
     with _process.lock:
         if _process.spans is not None:
@@ -95,7 +95,7 @@ def start_spans() -> Spans:
 
 
 def stop_spans() -> None:
-    """Keep no more spans; what was kept can still be taken."""
+    """Stop recording spans; the caller can still take recorded spans."""
     with _process.lock:
         if _process.spans is None:
             return
@@ -105,7 +105,7 @@ def stop_spans() -> None:
 
 
 def follow(follower: Follower) -> None:
-    """Tell `follower` of each timeline's start and end, and of one that is on; once, however often it is called."""
+    """Register `follower` for the start and end of all timelines, including one that is on. Repeats do nothing."""
     with _process.lock:
         if follower in _process.followers:
             return
@@ -115,14 +115,14 @@ def follow(follower: Follower) -> None:
 
 
 def _forget() -> None:
-    """In a fork: the timeline is the parent's, and nobody takes what is added here."""
+    """Stop recording in a forked child: the timeline belongs to the parent, and nobody takes the child's spans."""
     _process.lock = threading.Lock()
     if _process.spans is not None:
         stop_spans()
 
 
 class _Open:
-    """A span that goes on."""
+    """A context manager that records one span."""
 
     __slots__ = ("_name", "_spans", "_start_ns")
 
