@@ -1,6 +1,6 @@
-"""The `multiring` command's first lines, apart from the package, whose import takes long enough to be interrupted.
+"""The entry point of the `multiring` command, outside the package, whose import takes long enough for a Ctrl-C.
 
-Ctrl-C while modules are imported ends the process by the signal, as it ends any other program; no traceback is written.
+Ctrl-C during the import ends the process by the signal, as in any other program, without a traceback.
 """
 
 import signal
@@ -8,7 +8,7 @@ import signal
 
 def main() -> int:
     """Run the command line; return its exit code."""
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as by nohup
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise ignored, as under nohup
     if is_ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from multiring.cli import main as command  # noqa: PLC0415 -- see above

@@ -1,7 +1,7 @@
-"""What torch loads when it is imported: it learns that there is a backend "multiring", and nothing else happens.
+"""Register the backend "multiring" when torch is imported; torch loads this package by an entry point.
 
-A package of its own, because importing anything of `multiring` loads its runtime, which is to wait until a process
-group is made.
+It is a separate package, because importing anything of `multiring` loads its runtime. The runtime must not be loaded
+before a process group is made.
 """
 
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from typing import Any
 
 
 def register() -> None:
-    """Make `init_process_group("multiring")` mean multiring; torch's entry point "torch.backends" calls it.
+    """Register the backend "multiring" with torch.distributed; torch's entry point "torch.backends" calls this.
 
-    And `init_method="multiring://"` have ranks meet as `multiring.init` does: under mpiexec and srun, which tell torch
-    nothing, too.
+    Then `init_process_group("multiring")` uses multiring. `init_method="multiring://"` lets ranks meet as in
+    `multiring.init`, even under mpiexec and srun, which set no variables for torch.
 
-    May be called again. Where this torch has no torch.distributed, nothing happens.
+    The function may be called again. It does nothing if this torch has no torch.distributed.
     """
-    import torch.distributed as dist  # noqa: PLC0415 -- torch is being imported when its entry points are looked up
+    import torch.distributed as dist  # noqa: PLC0415 -- entry points are loaded while torch is being imported
 
     if dist.is_available():
         from torch.distributed.rendezvous import register_rendezvous_handler  # noqa: PLC0415 -- as above
 
         dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
-        with suppress(RuntimeError):  # it is registered already
+        with suppress(RuntimeError):  # already registered
             register_rendezvous_handler("multiring", _rendezvous)  # type: ignore[no-untyped-call] # torch's own
 
 

@@ -28,7 +28,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1MB", "MiB", "1.5", "1e6", "0.3KiB", "64 bytes"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ArgumentError, match=r"is no size, want bytes"):
+    with pytest.raises(ArgumentError, match=r"is not a size, want bytes"):
         parse_size(text)
 
 
@@ -46,7 +46,7 @@ def test_a_size_is_read_as_it_is_written(size: int) -> None:
         ({"ranks": 0}, "0 ranks make no job"),
         ({"size_bytes": 6}, "6 bytes of float32 cannot be the buffer of all_reduce on 3 ranks, want a multiple of 4"),
         ({"size_bytes": 64, "collective": "all_gather"}, "want a multiple of 12, like 60"),
-        ({"op": "max", "collective": "broadcast"}, "broadcast reduces nothing"),
+        ({"op": "max", "collective": "broadcast"}, "broadcast does not reduce"),
     ],
 )
 def test_questions_nobody_can_answer(fields: dict[str, object], message: str) -> None:

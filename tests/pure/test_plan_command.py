@@ -62,7 +62,7 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
         (["--sizes", "6", "--measure"], "whole floats"),
         (["broadcast", "--wire", "int8", *LAB[1:]], "--wire int8 encodes an all_reduce of float32"),
         (["--wide", "--wire", "bf16", *LAB[1:]], "want no other collective, no --wide"),
-        (["--sizes", "much"], "'much' is no size"),
+        (["--sizes", "much"], "'much' is not a size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
         (["--hosts", "2", "--slots", "0"], "0 slots make no lab"),
         (["--topology", "t.toml", "--hosts", "2"], "--topology has the hosts and links already"),

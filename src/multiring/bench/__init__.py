@@ -1,1 +1,1 @@
-"""Collectives and training steps, timed beside other libraries in one run."""
+"""Time collectives and training steps of multiring and other libraries in one run."""

@@ -1,4 +1,4 @@
-"""What there is to time: collectives, sizes, types; and what a time means in bytes per second."""
+"""The cases of the bench: collectives, sizes and types, and the conversion of a time to bytes per second."""
 
 import re
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _DIVIDED = ("reduce_scatter", "all_gather", "all_to_all")
 _ROOTED = ("broadcast",)
 _REDUCING = ("all_reduce", "reduce_scatter")
-# Smaller buffers would be so many that looking them up is what is timed.
+# A pool of smaller buffers would have so many that the look-ups would dominate the time.
 LEAST_POOLED_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One size of one collective, to be answered by every library.
+    """One size of one collective, which every library is timed on.
 
     Raises:
-        ArgumentError: there is no such collective, type or operation, or the ranks cannot divide the size.
+        ArgumentError: the collective, type or operation is unknown, or the ranks cannot divide the size.
     """
 
     collective: str
@@ -47,16 +47,16 @@ class Question:
                 f"ranks, want a multiple of {step}, like {max(self.size_bytes // step, 1) * step}"
             )
         if self.op != "sum" and self.collective not in _REDUCING:
-            raise ArgumentError(f"{self.collective} reduces nothing, it takes no operation {self.op!r}")
+            raise ArgumentError(f"{self.collective} does not reduce, so it takes no operation {self.op!r}")
 
     @property
     def count(self) -> int:
-        """Elements of the longer side."""
+        """The number of elements of the longer side."""
         return self.size_bytes // itemsize(self.dtype)
 
     @property
     def bus_factor(self) -> float:
-        """What algbw is multiplied by to compare with a wire's speed, whatever the number of ranks.
+        """The factor from algbw to busbw, which is comparable with a wire's speed for any number of ranks.
 
         Source: NCCL Tests, doc/PERFORMANCE.md (https://github.com/NVIDIA/nccl-tests).
         """
@@ -67,20 +67,20 @@ class Question:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text`, like 64, 64B, 16KiB, 1MiB or 1.5GiB, means.
+    """Return the bytes in `text`, like 64, 64B, 16KiB, 1MiB or 1.5GiB.
 
     Raises:
-        ArgumentError: it is no size, or not a whole number of bytes.
+        ArgumentError: `text` is not a size, or not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     size = 0.0 if match is None else float(match[1]) * _UNITS[(match[2] or "").lower()]
     if size < 1 or size != int(size):
-        raise ArgumentError(f"{text!r} is no size, want bytes, or a number and KiB, MiB or GiB, like 64,16KiB,1MiB")
+        raise ArgumentError(f"{text!r} is not a size, want bytes, or a number and KiB, MiB or GiB, like 64,16KiB,1MiB")
     return int(size)
 
 
 def size_text(size_bytes: int) -> str:
-    """Return `size_bytes` as `parse_size` reads it."""
+    """Return `size_bytes` as text that `parse_size` reads."""
     for unit, one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= one and size_bytes % (one // 4) == 0:
             return f"{size_bytes / one:g} {unit}"

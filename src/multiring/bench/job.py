@@ -1,4 +1,4 @@
-"""Run the bench's jobs one after the other, with a deadline each, and leave nothing of them behind."""
+"""Run the bench's jobs one after the other, each with a deadline, and leave no process behind."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """One process that starts all ranks of a job: a launcher's command line, and what to add to the environment."""
+    """One process that starts all ranks of a job: a launcher's command line, and additions to the environment."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What one rank left: seconds of each call, or (`not_offered`) why there are none."""
+    """One rank's answer: the seconds of each call, or (`not_offered`) the reason why there are none."""
 
     seconds: tuple[float, ...] = ()
     version: str = ""
@@ -48,15 +48,15 @@ class Answer:
 
 
 class WrongResultError(MultiringError, RuntimeError):
-    """A library computed something else than NumPy does; nothing of it was timed."""
+    """A library's result differs from NumPy's; the library was not timed."""
 
 
 class JobError(LaunchError):
-    """A job failed, or did not end in time; the text has what its processes wrote."""
+    """A job failed, or did not end in time; the message has the output of its processes."""
 
 
 class StoppedError(MultiringError, RuntimeError):
-    """A signal ended the bench; `exit_code` is what a shell says."""
+    """A signal ended the bench; `exit_code` is the exit code that a shell reports."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"{signal.Signals(number).name} received")
@@ -65,17 +65,17 @@ class StoppedError(MultiringError, RuntimeError):
 
 @final
 class Jobs:
-    """A context manager: jobs are run inside; whatever ends it, even kill -9, no process of a job is left.
+    """A context manager that runs jobs. However it ends, even by kill -9, no process of a job stays.
 
-    `folder` is a new directory in TMPDIR where jobs find their cases and leave their answers; it is removed at the end,
-    but stays behind after kill -9. Main thread only: signals are handled.
+    `folder` is a new directory in TMPDIR for the jobs' cases and answers. It is removed at the end, except after
+    kill -9. Use it in the main thread only, because it handles signals.
 
     Raises:
-        ArgumentError: no job could have such a deadline.
+        ArgumentError: the deadline is out of range.
     """
 
     def __init__(self, deadline_s: float) -> None:
-        if not 0 < deadline_s <= _LONGEST_S:  # nor is NaN
+        if not 0 < deadline_s <= _LONGEST_S:  # rejects NaN too
             raise ArgumentError(
                 f"a deadline of {deadline_s:g} s: want more than 0 and at most {_LONGEST_S:.0f} s, a day"
             )
@@ -97,10 +97,10 @@ class Jobs:
         self._stack.close()
 
     def run(self, title: str, start: Start) -> None:
-        """Run a job to its end; `title` is what messages call it.
+        """Run a job to its end; `title` is the job's name in messages.
 
         Raises:
-            JobError: it cannot be started, ended otherwise than with 0, or not before the deadline.
+            JobError: the job cannot be started, ended with another code than 0, or missed the deadline.
             StoppedError: SIGINT, SIGTERM or SIGHUP came; the job has been ended.
         """
         environment = inherited_environment() | dict(start.variables) | environment_of(job=self._name)
@@ -134,16 +134,17 @@ class Jobs:
             raise JobError(f"{title}: {how}; {_shown(output)}\nits command was: {' '.join(start.command)}")
 
     def run_for(self, title: str, start: Start, answers_so_far: Callable[[], list[_T]], ranks: int) -> list[_T]:
-        """Run a job as `run` does, and return what its `ranks` ranks left.
+        """Run a job as `run` does, and return the answers of its `ranks` ranks.
 
         Args:
-            title: what messages call it.
-            start: what starts it.
-            answers_so_far: returns what ranks left; raises where one had a wrong result, which explains a failure best.
-            ranks: how many have to have left something.
+            title: the job's name in messages.
+            start: how to start it.
+            answers_so_far: returns the ranks' answers. It raises an error for a wrong result, which explains a failed
+                job best.
+            ranks: the number of answers to expect.
 
         Raises:
-            JobError: as `run`, or a rank left nothing.
+            JobError: as `run`, or a rank left no answer.
             StoppedError: as `run`.
         """
         try:
@@ -157,7 +158,7 @@ class Jobs:
         return found
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, bool]:
-        """Return the signal that came meanwhile, and whether the process ended, or the signal came, in time."""
+        """Return the signal that came, or None, and whether the process or a signal ended the wait in time."""
         end = time.monotonic() + self._deadline_s
         poll = select.poll()
         poll.register(self._signals.descriptor, select.POLLIN)
@@ -173,7 +174,7 @@ class Jobs:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a launcher to end its job, and kill what does not."""
+    """Ask a launcher to end its job; kill it if it does not end in time."""
     signal_group(process.pid, signal.SIGTERM)
     try:
         process.wait(_GRACE_S)
@@ -194,10 +195,10 @@ def _shown(output: Path) -> str:
 
 
 def answers(folder: Path, ranks: int) -> list[Answer]:
-    """Return what the ranks of a job left in `folder`, as far as they got.
+    """Return the answers that the ranks of a job left in `folder`, in the order of ranks.
 
     Raises:
-        WrongResultError: one of them had a wrong result.
+        WrongResultError: a rank had a wrong result.
     """
     found = []
     for rank in range(ranks):

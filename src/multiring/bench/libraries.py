@@ -1,4 +1,4 @@
-"""What the bench times, as `compare` wants it: multiring, its bound, and the peers; on one host or in a lab."""
+"""The libraries that the bench times: multiring, its bound, and the peers, on one host or in a lab."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +18,24 @@ _IN_LAB = {"gloo": "multiring", TORCH_OURS: "multiring", "mpich": "mpiexec", "op
 
 
 def engine_of(peer: Peer) -> str:
-    """Return what carries a peer's bytes."""
+    """Return the engine that carries a peer's bytes."""
     if peer.worker.name == "shared_window.py":
         return "memory"
     return {"gloo": "tcp", TORCH_OURS: "shm", "horovod": "gloo"}.get(peer.name, "mpi")
 
 
-# The libraries whose own collectives these are; the others are asked for by name.
+# Libraries with collectives of their own; users ask for the other libraries by name.
 USUAL = ("gloo", "mpich", "openmpi", "horovod")
 
-# A launcher of `multiring lab` by its name -> the command line up to the ranks' own.
+# Maps the name of a launcher of `multiring lab` to the command line that precedes the ranks' own command.
 LabCommand = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnWorker:
-    """A library in multiring's own environment; `lab`, where given, starts its ranks instead of `multiring run`.
+    """A library in multiring's own environment; `lab`, if given, starts its ranks instead of `multiring run`.
 
-    `variant` is what is asked of it, in a lab; else it goes as it does by itself.
+    `variant` changes its settings; by default multiring runs as usual.
     """
 
     name: str
@@ -45,21 +45,21 @@ class OwnWorker:
     variant: Variant = AS_IT_IS
 
     def refusal(self, case: Case) -> str:
-        """Return why it does not do `case`."""
+        """Return why it cannot run `case`, or ""."""
         if self.name == BOUND and case.collective == "barrier":
             return "a barrier moves no bytes"
         return self.variant.refusal(case)
 
     def buffers(self, asked: str) -> str:
-        """Return the kind of memory it is timed on where `asked` is asked of ours."""
+        """Return the kind of memory it is timed on, if multiring is asked to use `asked`."""
         return self.variant.buffers or (asked if is_ours(self.name) else "ordinary")
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:  # noqa: ARG002 -- the same for all
-        """Return what is set for it in this case."""
+        """Return its settings in this case."""
         return self.variant.variables()
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts its job."""
+        """Return how to start its job."""
         launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
         if self.lab is not None:
             launcher = self.lab(self.variant.launcher)
@@ -69,24 +69,24 @@ class OwnWorker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerLibrary:
-    """A peer, started on this host as it starts its own; with `lab`, there, under the launcher it has there."""
+    """A peer. Its own launcher starts it on this host; with `lab`, the lab's launcher for it starts it in the lab."""
 
     peer: Peer
     lab: LabCommand | None = None
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Its name on the command line."""
         return self.peer.name
 
     @property
     def engine(self) -> str:
-        """What carries its bytes."""
+        """The engine that carries its bytes."""
         engine = engine_of(self.peer)
         return engine if self.lab is None or engine != "shm" else "shm+tcp"
 
-    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all; its worker knows what it does not do
-        """Return why it cannot run where it is to."""
+    def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all; its worker rejects cases
+        """Return why it cannot run in the lab, or ""."""
         return "" if self.lab is None or self.peer.name in _IN_LAB else "the lab has no launcher for it"
 
     def buffers(self, asked: str) -> str:  # noqa: ARG002 -- a peer has no arena
@@ -94,26 +94,26 @@ class PeerLibrary:
         return "ordinary"
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
-        """Return what is set for it in this case."""
+        """Return its settings in this case."""
         return self.peer.settings(case, ranks)
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return what starts its job; in a lab the mpiexec of its own environment comes first on PATH."""
+        """Return how to start its job; in a lab its own environment's mpiexec comes first on PATH."""
         direct = command_of(self.peer, ranks, self.peer.worker, case_file)
         return direct if self.lab is None else _start_in_lab(self.peer, self.lab, direct)
 
 
 def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
-    """Return what starts in a lab what `direct` starts on this host."""
+    """Return how to start the command of `direct` in a lab."""
     python = python_of(peer)
-    # What follows the case's file is what was set, for the worker to write down.
+    # The words after the case file are the settings, which the worker writes into its answer.
     words = direct.command[direct.command.index(str(peer.worker)) :]
     launcher = _IN_LAB[peer.name]
     path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
     before = (str(python), "-m", "mpi4py") if launcher == "mpiexec" else (str(python),)
     variables = {**direct.variables, "PATH": path}
     if peer.name == "openmpi":
-        # https://docs.open-mpi.org/en/v5.0.x/mca.html: a parameter is set on mpiexec's command line, or like this.
+        # https://docs.open-mpi.org/en/v5.0.x/mca.html: parameters are set by mpiexec's command line, or by variables.
         variables |= {f"OMPI_MCA_{name}": value for name, _, value in (word.partition("=") for word in words[2:])}
     return Start(command=(*lab(launcher), *before, *words), variables=variables)
 
@@ -122,27 +122,29 @@ def _variant(name: str, lab: LabCommand | None) -> Library:
     variant = VARIANTS[name]
     if lab is None and variant.is_for_hosts:
         raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
-    variant.variables()  # or it is not installed
+    variant.variables()  # raises if its MPI is not installed
     engine = "shm" if lab is None else variant.engine
     return OwnWorker(name=name, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
 
 
 def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> tuple[list[Library], list[str]]:
-    """Return multiring, the peers and, on one host, the bound; and a line on each peer that is left out.
+    """Return the libraries to time, and a message for each peer that is left out.
+
+    The libraries are multiring, the peers and, on one host, the bound.
 
     Args:
-        against: peers and variants by name, or None for the usual peers that are installed.
-        lab: how a lab's launcher is called, where the ranks are to run in one.
+        against: names of peers and variants; None: the usual peers that are installed.
+        lab: how to call a lab's launcher, if the ranks run in a lab.
 
     Raises:
-        ArgumentError: an unknown peer, one named twice, or a variant where there is one host only.
-        LaunchError: a peer that was asked for is not installed; names the command that installs it.
+        ArgumentError: a peer is unknown or named twice, or a variant needs several hosts.
+        LaunchError: a named peer is not installed; the message has the command that installs it.
     """
     engine = "shm" if lab is None else "shm+tcp"
     chosen: list[Library] = [OwnWorker(name=OURS, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab)]
     left_out = []
     if against is not None and len(set(against)) != len(against):
-        raise ArgumentError(f"--against {','.join(against)} names one twice")
+        raise ArgumentError(f"--against {','.join(against)} names a library twice")
     for name in USUAL if against is None else against:
         if name in VARIANTS:
             chosen.append(_variant(name, lab))

@@ -1,4 +1,4 @@
-"""What the figures were taken on, and whether anything else ran there meanwhile."""
+"""Describe the machine that figures are measured on, and measure the other work on it."""
 
 import os
 import platform
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from multiring.version import VERSION
 
-QUIET_CORES = 0.05  # other work above this share of one core makes figures not publishable
+QUIET_CORES = 0.05  # if other work takes more of one core, figures are not publishable
 _GIT_S = 10.0
-_BUSY_COLUMNS = (0, 1, 2, 7)  # user, nice, system, steal; interrupts may be our own packets'
+_BUSY_COLUMNS = (0, 1, 2, 7)  # user, nice, system, steal; interrupts may be for our own packets
 _TURNS = 2000
 
 
 def hardware() -> str:
-    """Return this machine in one line: processor, cores this process may use, last-level cache, memory, kernel."""
+    """Return one line on this machine: processor, cores of this process, last-level cache, memory, kernel."""
     cores = len(os.sched_getaffinity(0))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     parts = [
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 
 def matrix_unit(lines: list[str]) -> str:
-    """Return what /proc/cpuinfo's lines say of x86's unit for matrices, by which one name's machines differ much."""
+    """Return whether x86's matrix unit is in /proc/cpuinfo's `lines`: processors of one name differ in it."""
     flags = next((line.partition(":")[2].split() for line in lines if line.partition(":")[0].strip() == "flags"), None)
     if flags is None:
         return ""
@@ -58,7 +58,7 @@ def _last_level_cache() -> str:
 
 
 def commit() -> str:
-    """Return the commit this package was started from, with "-dirty" where files differ; else its version."""
+    """Return the commit of this package, with "-dirty" if files differ; outside a git repository its version."""
     here = Path(__file__).parent
     tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
     described = _git(here, "describe", "--always", "--dirty", "--abbrev=12") if tracked else None
@@ -68,7 +68,7 @@ def commit() -> str:
 def _git(folder: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603 -- our own words
-            ["git", "-C", str(folder), *words],  # noqa: S607 -- whichever git is there
+            ["git", "-C", str(folder), *words],  # noqa: S607 -- the user's git
             capture_output=True,
             text=True,
             timeout=_GIT_S,
@@ -80,14 +80,14 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def ping_pong_us(turns: int = _TURNS) -> float:
-    """Return the microseconds of one round trip over two pipes between two processes: the machine's own pace."""
+    """Return the microseconds of one round trip over two pipes between two processes, a measure of the machine."""
     echo_program = [sys.executable, "-I", "-S", "-c", "import os\nwhile byte := os.read(0, 1): os.write(1, byte)"]
     with subprocess.Popen(echo_program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:  # noqa: S603 -- ours
         there, back = echo.stdin, echo.stdout
         if there is None or back is None:
             raise AssertionError("both are pipes, as asked for above")
         there.write(b"x")
-        back.read(1)  # it runs now
+        back.read(1)  # wait until it runs
         start = time.perf_counter()
         for _ in range(turns):
             there.write(b"x")
@@ -98,27 +98,27 @@ def ping_pong_us(turns: int = _TURNS) -> float:
 @dataclass(frozen=True, slots=True)
 class _Reading:
     at_s: float
-    busy_s: float  # all processes of the machine, and what the hypervisor took
-    own_s: float  # this process and its descendants that have ended
+    busy_s: float  # of all processes of the machine, and stolen by the hypervisor
+    own_s: float  # of this process and its descendants that have ended
 
 
 class OtherWork:
-    """A meter of processor time that neither this process nor its children spent, from its making on.
+    """A meter of processor time that other processes than this one and its children spend, from its creation on.
 
-    A child counts once it has been waited for: read the meter while none runs.
+    A child counts once it has been waited for, so read the meter while no child runs.
     """
 
     def __init__(self) -> None:
         self._start = _read()
 
     def cores(self) -> float:
-        """Return how many cores other work took on average so far; 0.05 is 5 % of one."""
+        """Return how many cores other work took on average so far; 0.05 is 5 % of one core."""
         now = _read()
         other_s = (now.busy_s - self._start.busy_s) - (now.own_s - self._start.own_s)
         return max(other_s, 0.0) / max(now.at_s - self._start.at_s, 1e-9)
 
     def is_quiet(self) -> bool:
-        """Whether figures taken since may be published."""
+        """Return whether figures taken since the creation may be published."""
         return self.cores() <= QUIET_CORES
 
 

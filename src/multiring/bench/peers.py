@@ -1,8 +1,8 @@
-"""The libraries the bench measures against: how a job of each is started on one host, and what is set for it.
+"""The peers of the bench: how to start a job of each library on one host, and its settings.
 
-Every library is given the settings its own documentation has for one host and that were seen to help, no others: each
-with its reason and source, and with the result it belongs to. A rank is bound by its worker, to the core that the
-case names, as every library's ranks are; launchers are told to bind nothing.
+A library gets only settings that its own documentation has for one host and that helped in our measurements. Each
+setting has its reason and source here, and is written into the results. A worker binds its rank to the core in the
+case, for every library; launchers bind nothing.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ WORKERS = Path(workers.__file__).parent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knob:
-    """A setting of a library, when it is set (by case and number of ranks), why, and who says so."""
+    """A setting of a library, the cases and numbers of ranks that it is for, its reason and its source."""
 
     name: str
     value: str
@@ -35,7 +35,7 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """A library the bench can measure: its worker, its environment (None: multiring's own) and its settings."""
+    """A library that the bench can time: its worker, its environment (None: multiring's own) and its settings."""
 
     name: str
     worker: Path
@@ -44,15 +44,15 @@ class Peer:
     knobs: tuple[Knob, ...] = ()
 
     def settings(self, case: Case, ranks: int) -> dict[str, str]:
-        """Return what is set for it in this case."""
+        """Return its settings in this case."""
         return {knob.name: knob.value for knob in self.knobs if knob.when(case, ranks)}
 
 
 def python_of(peer: Peer) -> Path:
-    """Return the Python that the peer's worker runs under.
+    """Return the Python that runs the peer's worker.
 
     Raises:
-        LaunchError: the peer is not installed; names the command that installs it.
+        LaunchError: the peer is not installed; the message has the command that installs it.
     """
     if peer.environment is not None:
         return installed(peer.environment) / "bin" / "python"
@@ -65,33 +65,33 @@ def python_of(peer: Peer) -> Path:
 
 
 def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
-    """Return how to start `worker` as `ranks` ranks of that library, all on this host, on the cases in `case_file`.
+    """Return how to start `worker` on `ranks` ranks of this host, on the cases in `case_file`.
 
-    The cases are such that the same is set for all of them.
+    All cases of a file have the same settings.
 
     Raises:
-        LaunchError: the peer is not installed; names the command that installs it.
+        LaunchError: the peer is not installed; the message has the command that installs it.
     """
     python = python_of(peer)
     settings = peer.settings(read_cases(case_file)[0], ranks)
     start = peer.launcher(peer, python, ranks, settings)
-    # Those who read the result see what was set: the worker writes these words into it.
+    # The worker writes these words, its settings, into the result.
     words = (str(worker), str(case_file), *(f"{name}={value}" for name, value in settings.items()))
     return Start(command=(*start.command, *words), variables={"OMP_NUM_THREADS": "1", **start.variables})
 
 
 def peer_named(name: str, others: Iterable[str] = ()) -> Peer:
-    """Return the peer of that name.
+    """Return the peer called `name`.
 
     Raises:
-        ArgumentError: there is none; lists those there are, and the `others` that would have done.
+        ArgumentError: there is no such peer; the message lists the peers and `others`.
     """
     if name not in PEERS:
         raise ArgumentError(f"unknown library {name!r}, want one of {', '.join([*PEERS, *others])}")
     return PEERS[name]
 
 
-# ---- how each is started ----
+# ---- how to start each peer ----
 
 
 def _torch(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
@@ -109,7 +109,7 @@ def _openmpi(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> 
     parameters = (word for name, value in settings.items() for word in ("--mca", name, value))
     command = (str(python.parent / "mpiexec"), *options, *parameters, str(python), *_ABORTING)
     variables = {
-        # https://docs.open-mpi.org/en/v5.0.x/launching-apps/localhost.html: refuses root unless told twice.
+        # https://docs.open-mpi.org/en/v5.0.x/launching-apps/localhost.html: mpiexec needs both to run as root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
@@ -122,11 +122,11 @@ def _horovod(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> 
     return Start(command=command, variables={**settings, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"})
 
 
-# A rank that fails ends the job, where MPI alone would wait for it: https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
+# A rank that fails ends the job; MPI alone would wait for it: https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
 _ABORTING = ("-m", "mpi4py")
 
 
-# ---- what is set for each ----
+# ---- the settings of each peer ----
 
 
 def _always(case: Case, ranks: int) -> bool:  # noqa: ARG001 -- a Knob's `when`
@@ -141,14 +141,14 @@ def _small_sum(case: Case, ranks: int) -> bool:
     return case.collective == "all_reduce" and case.size_bytes <= 2048 and not _oversubscribed(case, ranks)
 
 
-# What MPICH's wheel says of its variables: `mpivars`, beside its mpiexec. Left as they are, since they were seen to be
-# best so or to make no difference: CMA (on), the POSIX and device collectives, the network module, binding.
+# `mpivars` of MPICH's wheel, beside its mpiexec, describes these variables. These settings keep their defaults, which
+# were best or made no difference: CMA (on), the POSIX and device collectives, the network module, binding.
 _MPICH = (
     Knob(
         name="MPIR_CVAR_CH4_PROGRESS_THROTTLE",
         value="1",
         when=_oversubscribed,
-        why="more ranks than cores: those that poll sleep now and then",
+        why="more ranks than cores: polling ranks sleep now and then",
         source="mpivars of MPICH 5.0.2",
     ),
     Knob(
@@ -169,18 +169,19 @@ _MPICH = (
         name="MPIR_CVAR_DEVICE_COLLECTIVES",
         value="none",
         when=_small_sum,
-        why="or the algorithm above is not asked for",
+        why="otherwise the algorithm above is not used",
         source="mpivars of MPICH 5.0.2",
     ),
 )
-# Left as they are, for the same reason: single copies by CMA (on), ob1 over sm (what it takes), han and tuned with the
-# algorithms they choose, binding (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/shared-memory.html).
+# These settings keep their defaults for the same reasons: single copies by CMA (on), ob1 over sm (the default), han and
+# tuned with their own choice of algorithms, binding
+# (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/shared-memory.html).
 _OPENMPI = (
     Knob(
         name="mpi_yield_when_idle",
         value="1",
         when=_oversubscribed,
-        why="more ranks than cores: a rank that waits gives its core to the one it waits for",
+        why="more ranks than cores: a waiting rank yields its core to other ranks",
         source="ompi_info --all of Open MPI 5.0.11; https://docs.open-mpi.org/en/v5.0.x/launching-apps/scheduling.html",
     ),
 )
@@ -189,7 +190,7 @@ _HOROVOD = (
         name="HOROVOD_CYCLE_TIME",
         value="0.1",
         when=_always,
-        why="milliseconds between two looks for tensors to reduce; the default of 1 is most of a small one's time",
+        why="milliseconds between checks for tensors to reduce; the default, 1, dominates the time of small tensors",
         source="https://horovod.readthedocs.io/en/stable/tensor-fusion.html",
     ),
 )
@@ -199,7 +200,7 @@ _OPENMPI_PEER = replace(_MPICH_PEER, name="openmpi", environment="openmpi", laun
 
 
 def _window_of(mpi: Peer) -> Peer:
-    """Return that MPI's shared window, reduced by hand: none of its own sums' settings say anything to that."""
+    """Return a peer that reduces by hand in a shared window of `mpi`; the settings of MPI's own sums do not apply."""
     knobs = tuple(knob for knob in mpi.knobs if knob.when is not _small_sum)
     return replace(mpi, name=f"{mpi.name}_window", worker=WORKERS / "shared_window.py", knobs=knobs)
 

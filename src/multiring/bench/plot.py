@@ -1,4 +1,4 @@
-"""A figure of comparisons: bytes per second against size, each library a line with its interval."""
+"""Plot comparisons: bytes per second over size, one line with an interval per library."""
 
 import io
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from multiring.replacing import replace_file, require_replaceable
 _INSTALL = "pip install matplotlib"
 _RATE = "GB/s (size / time of a call)"
 FORMATS = (".png", ".svg", ".pdf")
-_WRITER, _WHAT = "multiring bench", "a figure of a bench"  # the former is in each figure, by which it is known
+_WRITER, _WHAT = "multiring bench", "a figure of a bench"  # _WRITER marks our own figures
 
 
 def check_plot(path: Path) -> None:
-    """Raise unless `plot` could write to `path`: better before the measurement than after it.
+    """Raise an error unless `plot` can write to `path`, so that it is found before the measurement.
 
     Raises:
-        ArgumentError: no format of that name, no such folder, or something else is there.
-        UnsupportedError: matplotlib is missing; names the command that installs it.
+        ArgumentError: the format is unknown, the folder does not exist, or the file is not a figure of ours.
+        UnsupportedError: matplotlib is missing; the message has the command that installs it.
     """
     if path.suffix not in FORMATS:
         raise ArgumentError(f"cannot plot to {path}, want a name that ends with one of {', '.join(FORMATS)}")
@@ -39,11 +39,11 @@ def _is_figure(data: bytes) -> bool:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write the figure: lines over sizes, a pool's dashed, the bound's grey; bars where there is one size only.
+    """Write the figure: lines over sizes, dashed for pools, grey for the bound; bars if there is only one size.
 
     Raises:
         ArgumentError: `path` cannot be written.
-        UnsupportedError: matplotlib is missing; names the command that installs it.
+        UnsupportedError: matplotlib is missing; the message has the command that installs it.
     """
     figure = _figure_class()(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -78,7 +78,7 @@ def _pool_text(pool: int) -> str:
 
 
 def _bars(axes: Any, comparisons: Sequence[Comparison]) -> None:
-    """Draw each library's rate as a bar with its interval, and the bound as one without."""
+    """Draw each library's rate as a bar with its interval, and the bound as a bar without an interval."""
     bars: list[tuple[str, float, tuple[float, float], str]] = []
     for comparison in comparisons:
         size, label = comparison.question.size_bytes, _pool_text(comparison.pool_bytes)
@@ -93,7 +93,7 @@ def _bars(axes: Any, comparisons: Sequence[Comparison]) -> None:
     drawn = axes.barh(range(len(bars)), rates, xerr=list(zip(*spreads, strict=True)), color=colors, capsize=3)
     axes.bar_label(drawn, [f"{rate:.3g}" for rate in rates], padding=4, fontsize="small")
     axes.set_yticks(range(len(bars)), names)
-    axes.invert_yaxis()  # ours first, as in the tables
+    axes.invert_yaxis()  # multiring first, as in the tables
     axes.margins(x=0.12)
     axes.set_xlabel(_RATE)
 
@@ -127,7 +127,7 @@ def _rate(size_bytes: int, seconds: float) -> float:
 def _figure_class() -> Any:
     """Return matplotlib's Figure, which draws without pyplot's state and without a display."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 -- only who plots needs it
+        from matplotlib.figure import Figure  # noqa: PLC0415 -- imported only to plot
     except ImportError:
         raise UnsupportedError(f"--plot needs matplotlib, which is not installed: {_INSTALL}") from None
     return Figure

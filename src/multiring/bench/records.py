@@ -1,4 +1,4 @@
-"""A comparison as records (one JSON object a line) and as lines of text."""
+"""Write a comparison as records (one JSON object per line) and as a table."""
 
 import time
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from multiring.bench.statistics import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What all records of a run have in common."""
+    """The facts that all records of a run have in common."""
 
     hardware: str
     commit: str
     command: str
     ping_pong_us: float
-    network: str = ""  # the lab's, as it was asked for
+    network: str = ""  # the lab's network, as the user described it
 
     def lines(self) -> list[str]:
-        """Return them as text."""
+        """Return the facts as lines of text."""
         more = f", {self.network}" if self.network else ""
         return [
             f"command: {self.command}",
@@ -31,12 +31,12 @@ class Circumstances:
 
 
 def today() -> str:
-    """Return the date, as records have it."""
+    """Return today's date in the format of records."""
     return time.strftime("%Y-%m-%d")
 
 
 def why_not_publishable(comparison: Comparison) -> list[str]:
-    """Return what speaks against publishing these figures; nothing where they may be."""
+    """Return the reasons against publishing these figures; empty if they may be published."""
     reasons = []
     if comparison.other_cores > QUIET_CORES:
         reasons.append(f"other work took {comparison.other_cores:.0%} of a core, more than {QUIET_CORES:.0%}")
@@ -46,10 +46,11 @@ def why_not_publishable(comparison: Comparison) -> list[str]:
 
 
 def records_of(comparison: Comparison, circumstances: Circumstances) -> list[dict[str, Any]]:
-    """Return a record for each library that has figures, and for each that has none the reason.
+    """Return one record per library, with figures or with the reason why there are none.
 
-    `interval` is that of `ratio`: of `against`'s seconds to this library's, above 1 where this one is faster. Ours is
-    held against the best peer, a peer against ours; alone it is that of `median_s` itself.
+    `ratio` is the seconds of library `against` divided by this library's seconds: above 1, this library is faster.
+    `interval` is its confidence interval. Multiring is compared with the best peer, a peer with multiring. Without
+    peers, `interval` is the interval of `median_s`.
     """
     question = comparison.question
     quiet = not why_not_publishable(comparison)
@@ -114,7 +115,7 @@ def _ratio(comparison: Comparison, timing: Timing) -> dict[str, Any]:
 
 
 def lines_of(comparison: Comparison) -> list[str]:
-    """Return the comparison as a table, with what a reader has to know of it below."""
+    """Return the comparison as a table, followed by notes for its readers."""
     question = comparison.question
     rows: list[tuple[str, ...]] = [
         ("library", "buffers", "median", "", "GB/s", "bus", "of bound", "multiring is faster by")
@@ -159,12 +160,12 @@ def _row(comparison: Comparison, timing: Timing) -> tuple[str, ...]:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time as tables have it."""
+    """Return a time as text for tables."""
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def settings_lines(timings: Sequence[Timing]) -> list[str]:
-    """Return what each library was set to, and its version."""
+    """Return the version and settings of each library."""
     lines = []
     for timing in timings:
         if timing.version:

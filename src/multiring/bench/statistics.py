@@ -1,4 +1,4 @@
-"""Medians, and how sure they are, without assuming a distribution."""
+"""Compute medians and their confidence intervals without assuming a distribution."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ WANTED_LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median and its confidence interval. `level` is what the interval really has, from 0 to 1."""
+    """A median and its confidence interval. `level` is the interval's actual confidence, from 0 to 1."""
 
     low: float
     middle: float
@@ -21,19 +21,19 @@ class Interval:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval has at least 95 %; fewer than 6 values cannot give that."""
+        """Return whether the confidence is at least 95 %; fewer than 6 values cannot give that."""
         return self.level >= WANTED_LEVEL
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of `values` and the narrowest interval between two of them that has 95 %, else their range.
+    """Return the median of `values`, and the narrowest interval of at least 95 % between two values, else their range.
 
-    The k-th smallest and the k-th largest of n independent values enclose the median of what they were drawn from with
-    probability 1 - 2 * sum over i < k of C(n, i) / 2**n, whatever the distribution (exact order statistics: Conover,
+    The k-th smallest and the k-th largest of n independent values enclose the median of their distribution with
+    probability 1 - 2 * sum over i < k of C(n, i) / 2**n, for any distribution (exact order statistics: Conover,
     Practical Nonparametric Statistics, 3rd edition 1999, section 3.2). k = 1 has 93.75 % at n = 5 and 98.4 % at n = 7.
 
     Raises:
-        ArgumentError: there are no values.
+        ArgumentError: `values` is empty.
     """
     if not values:
         raise ArgumentError("no median of no values, want at least 1")
@@ -45,14 +45,14 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(theirs: Sequence[float], ours: Sequence[float]) -> Interval:
-    """Return how many times `ours` is faster: `median_interval` of theirs / ours, one ratio an alternation.
+    """Return how many times faster `ours` is: `median_interval` of theirs / ours, one ratio per alternation.
 
     Args:
         theirs: seconds of each alternation, above 0.
         ours: seconds of the same alternations.
 
     Raises:
-        ArgumentError: not equally many, or none.
+        ArgumentError: the lengths differ, or are 0.
     """
     if len(theirs) != len(ours):
         raise ArgumentError(f"{len(theirs)} and {len(ours)} alternations make no ratios, want equally many")

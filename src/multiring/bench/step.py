@@ -1,4 +1,4 @@
-"""Time a training step with multiring, with DistributedDataParallel and with no communication at all, in turns."""
+"""Time a training step in turns: with multiring, with DistributedDataParallel and without communication."""
 
 import json
 import os
@@ -36,21 +36,21 @@ PACER = WORKER.with_name("step_pace.py")
 USUAL = ("resnet50", "vgg16", "embedding")
 PEERS = (DDP,)
 SHARDED = (FSDP, FSDP_OURS, FSDP_OURS_ARENA)
-# By name only, as is the network that is not among the usual ones.
+# Used only if the user names them, like the network that is not in USUAL.
 OTHERS = (DDP_OURS, DDP_OURS_HOOK, *SHARDED)
 _CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
-LEAST_IMAGE = 64  # below, nothing is left for the last layers to look at
+LEAST_IMAGE = 64  # pixels; smaller images leave the last layers no pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepQuestion:
-    """Which step. `batch`: samples a rank, None for what NETWORKS has; `image_size`: pixels of an image's side.
+    """The step to time. `batch`: samples per rank, None: as in NETWORKS; `image_size`: pixels along an image's side.
 
-    `is_emulated`: ranks sleep for what compute takes on a core of its own, measured before.
+    `is_emulated`: ranks sleep instead of computing, as long as compute took on a core of its own.
 
     Raises:
-        ArgumentError: there is no such network or type, or a number makes no sense.
+        ArgumentError: the network or type is unknown, or a number is out of range.
     """
 
     network: str
@@ -73,21 +73,21 @@ class StepQuestion:
 
     @property
     def samples(self) -> int:
-        """Samples of a rank's batch."""
+        """The number of samples in a rank's batch."""
         return NETWORKS[self.network].samples if self.batch is None else self.batch
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes a rank shares in a step; gradients are float32, as parameters are."""
+        """The bytes of gradients that a rank reduces in a step; gradients are float32, like parameters."""
         return 4 * NETWORKS[self.network].parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepManner:
-    """How to time: `steps` timed ones in each job, behind `warmup` others; `alternations` jobs of each library.
+    """How to time: each job runs `warmup` steps, then times `steps` steps; each library has `alternations` jobs.
 
     Raises:
-        ArgumentError: there can be no such timing.
+        ArgumentError: a number is out of range.
     """
 
     alternations: int = 7
@@ -103,7 +103,7 @@ class StepManner:
 
 @dataclass(slots=True)
 class StepTiming:
-    """One library's figures: of each alternation, the slowest rank's median step."""
+    """One library's figures: the slowest rank's median step of each alternation."""
 
     library: str
     seconds: list[float] = field(default_factory=list)
@@ -112,13 +112,13 @@ class StepTiming:
 
     @property
     def interval(self) -> Interval:
-        """The median alternation's step, and how sure that is."""
+        """The median step over alternations, with its confidence interval."""
         return median_interval(self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepComparison:
-    """Every library's answer to one question. `other_cores`: what other work took meanwhile."""
+    """The figures of all libraries on one question. `other_cores`: the cores that other work took."""
 
     question: StepQuestion
     manner: StepManner
@@ -127,16 +127,16 @@ class StepComparison:
     pace: Pace | None = None
 
     def timing(self, library: str) -> StepTiming | None:
-        """Return that library's timing, if it is among these."""
+        """Return the timing of `library`, or None."""
         return next((timing for timing in self.timings if timing.library == library), None)
 
     def ratio(self, library: str, other: str) -> Interval | None:
-        """Return the step of `other` over that of `library`: above 1, `library` is faster."""
+        """Return the step of `other` divided by that of `library`: above 1, `library` is faster."""
         ours, theirs = self.timing(library), self.timing(other)
         return None if ours is None or theirs is None else ratio_interval(theirs.seconds, ours.seconds)
 
     def exposed_s(self, library: str) -> Interval | None:
-        """Return how many seconds longer than an independent process's the library's step is."""
+        """Return the seconds by which the library's step is longer than that of independent processes."""
         ours, alone = self.timing(library), self.timing(INDEPENDENT)
         if ours is None or alone is None:
             return None
@@ -147,13 +147,13 @@ class StepBench:
     """Runs comparisons.
 
     Args:
-        jobs: where jobs run.
+        jobs: runs the jobs.
         manner: how to time.
-        against: of PEERS, OTHERS and, between hosts, multiring's variants with a wire type; multiring and independent
-            processes take part as well.
-        leave_out: which of these two do not; what is exposed is known with independent processes only.
-        launcher: the command line that starts a question's ranks, up to the ranks' own; None: on this host.
-        tell: hears what is being done.
+        against: libraries out of PEERS, OTHERS and, between hosts, multiring's variants with a wire type. Multiring and
+            independent processes are timed as well.
+        leave_out: OURS or INDEPENDENT, not to be timed. Without INDEPENDENT the exposed time is unknown.
+        launcher: the command line before the ranks' own command; None: start the ranks on this host.
+        tell: gets progress messages.
     """
 
     def __init__(
@@ -169,34 +169,34 @@ class StepBench:
         for name in against:
             known = (*PEERS, *OTHERS, *_CODED)
             if name not in known:
-                raise ArgumentError(f"{name!r} trains nothing here, want one of {', '.join(known)}")
+                raise ArgumentError(f"{name!r} is not a library of this bench, want one of {', '.join(known)}")
             if name in _CODED and launcher is None:
                 raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
         self._jobs = jobs
         self._manner = manner
         for name in leave_out:
             if name not in {OURS, INDEPENDENT}:
-                raise ArgumentError(f"{name!r} can not be left out, want {OURS} or {INDEPENDENT}")
+                raise ArgumentError(f"{name!r} cannot be left out, want {OURS} or {INDEPENDENT}")
         everyone = (OURS, *dict.fromkeys(against), INDEPENDENT)
         self._libraries = tuple(name for name in everyone if name not in leave_out)
         if not self._libraries:
-            raise ArgumentError(f"nobody is left to time without {' and '.join(leave_out)}")
+            raise ArgumentError(f"no library is left to time without {' and '.join(leave_out)}")
         self._launcher = launcher
         self._tell = tell or (lambda _: None)
         self._number = 0
 
     @property
     def libraries(self) -> int:
-        """How many take part."""
+        """The number of libraries."""
         return len(self._libraries)
 
     def compare(self, question: StepQuestion) -> StepComparison:
-        """Return what all libraries need for `question`; every job verifies before it times.
+        """Return the times of all libraries on `question`; every job verifies before it times.
 
         Raises:
-            WrongResultError: gradients are not the mean of all ranks', or parameters differ after a step.
+            WrongResultError: gradients are not the mean of all ranks' gradients, or parameters differ after a step.
             JobError: a job failed or hung.
-            ArgumentError: compute is to be emulated of a model that is sharded.
+            ArgumentError: the question is emulated, and a library shards the model.
             StoppedError: a signal came.
         """
         sharded = [name for name in self._libraries if name in SHARDED]
@@ -209,7 +209,7 @@ class StepBench:
         pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]
         for turn in range(self._manner.alternations):
-            # Every other turn backwards, so that nobody always comes after the same one.
+            # Reverse every other turn, so that no library always runs after the same one.
             for timing in timings if turn % 2 == 0 else reversed(timings):
                 self._tell(
                     f"{question.network}, alternation {turn + 1} of {self._manner.alternations}: {timing.library}"
@@ -230,7 +230,7 @@ class StepBench:
         return self._jobs.folder / "pace.json"
 
     def _measure(self, question: StepQuestion) -> Pace:
-        """Measure how long compute takes, and leave it for the ranks."""
+        """Measure how long compute takes, and write it to a file for the ranks."""
         self._tell(f"{question.network}: measuring its compute")
         folder, case_file = self._prepared(question, INDEPENDENT)
         start = Start(
@@ -251,7 +251,7 @@ class StepBench:
         return found
 
     def _prepared(self, question: StepQuestion, library: str) -> tuple[Path, Path]:
-        """Return a new folder, and the case in it."""
+        """Create a new folder with a case file; return both paths."""
         self._number += 1
         folder = self._jobs.folder / f"step-{self._number}"
         folder.mkdir()
@@ -279,8 +279,8 @@ class StepBench:
 
 
 def check_step_memory(question: StepQuestion) -> None:
-    """Raise ArgumentError where the ranks would not fit into this machine's memory."""
-    # Parameters, gradients, momentum, and gradients on their way, in float32; weights and those in bfloat16 too.
+    """Raise ArgumentError if the ranks would not fit into this machine's memory."""
+    # Parameters, gradients, momentum and gradients in flight are float32; weights and their gradients also bfloat16.
     needed = question.ranks * 5 * question.gradient_bytes
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _MEMORY_SHARE * present:
@@ -291,10 +291,10 @@ def check_step_memory(question: StepQuestion) -> None:
 
 
 def _answers(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Return what the ranks left in `folder`, as far as they got.
+    """Return the answers that the ranks left in `folder`, in the order of ranks.
 
     Raises:
-        WrongResultError: one of them had a wrong result.
+        WrongResultError: a rank had a wrong result.
     """
     files = [folder / f"{ANSWER}-{rank}.json" for rank in range(ranks)]
     found: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]

@@ -1,4 +1,4 @@
-"""A comparison of training steps as records (one JSON object a line) and as lines of text."""
+"""Write a comparison of training steps as records (one JSON object per line) and as a table."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from multiring.bench.workers.step_case import DDP, INDEPENDENT, NETWORKS, OURS
 
 
 def why_steps_not_publishable(comparison: StepComparison) -> list[str]:
-    """Return what speaks against publishing these figures; nothing where they may be."""
+    """Return the reasons against publishing these figures; empty if they may be published."""
     reasons = []
     if comparison.other_cores > QUIET_CORES:
         reasons.append(f"other work took {comparison.other_cores:.0%} of a core, more than {QUIET_CORES:.0%}")
@@ -20,12 +20,12 @@ def why_steps_not_publishable(comparison: StepComparison) -> list[str]:
 
 
 def step_records(comparison: StepComparison, circumstances: Circumstances) -> list[dict[str, Any]]:
-    """Return a record for each library.
+    """Return one record per library.
 
-    `ratio`, with its `interval`, is an independent process's step over this library's, `exposed_s` the difference, and
-    `exposed_share` what part of the step that is; `emulated_compute_s` is what ranks slept for, None where they
-    computed; `ddp_ratio` is DistributedDataParallel's step over this library's.
-    All are medians of what each alternation gave.
+    `ratio`, with its `interval`, is an independent process's step divided by this library's step. `exposed_s` is their
+    difference, and `exposed_share` its part of this library's step. `emulated_compute_s` is the time for which ranks
+    slept, or None if they computed. `ddp_ratio` is DistributedDataParallel's step divided by this library's step.
+    All are medians over alternations.
     """
     question = comparison.question
     common = {
@@ -79,7 +79,7 @@ def _ends(interval: Interval | None) -> list[float] | None:
 
 
 def step_lines(comparison: StepComparison) -> list[str]:
-    """Return the comparison as a table, with what a reader has to know of it below."""
+    """Return the comparison as a table, followed by notes for its readers."""
     question = comparison.question
     size = f" of {question.image_size} pixels" if question.network != "embedding" else ""
     where = f"{question.ranks} ranks" + (f" on {question.hosts} hosts" if question.hosts > 1 else "")
@@ -88,7 +88,7 @@ def step_lines(comparison: StepComparison) -> list[str]:
     lines = [f"{what}, {where} x {question.threads} threads, {gradients}"]
     if comparison.pace is not None:
         lines.append(
-            f"  compute is emulated: ranks sleep for the {comparison.pace.step_s * 1e3:.1f} ms that one alone takes"
+            f"  compute is emulated: ranks sleep for the {comparison.pace.step_s * 1e3:.1f} ms of one rank alone"
         )
     rows: list[tuple[str, ...]] = [("library", "step", "", "exposed", "", "share", "independent / it", "")]
     rows += [_row(comparison, timing) for timing in comparison.timings]
@@ -119,7 +119,7 @@ def _row(comparison: StepComparison, timing: StepTiming) -> tuple[str, ...]:
 
 
 def step_settings_lines(comparison: StepComparison) -> list[str]:
-    """Return what each library was set to, and its version."""
+    """Return the version and settings of each library."""
     lines = []
     for timing in comparison.timings:
         chosen = ", ".join(f"{name}={value}" for name, value in timing.settings.items())

@@ -1,4 +1,4 @@
-"""Multiring in other ways than it goes by itself: libraries of their own in a comparison, so that they take turns."""
+"""Variants of multiring with other settings, which take turns with the other libraries in a comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,38 +8,38 @@ from multiring.bench.install import installed
 from multiring.bench.workers.contract import Case
 from multiring.settings import environment_of, inherited_environment
 
-# What mpi4py is told to load in place of the MPI it would find: the wheel's own library.
+# mpi4py loads this library of the wheel instead of searching for an MPI.
 _LIBRARY = MappingProxyType({"mpich": "libmpi.so.12"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """What is asked of multiring: a wire type or the peer whose MPI carries bytes, between hosts; a kind of memory."""
+    """Settings of multiring: a wire type or an MPI for messages between hosts, or a kind of memory."""
 
     wire: str = ""
     mpi: str = ""
-    buffers: str = ""  # "arena" or "ordinary", whatever the bench's --buffers says
+    buffers: str = ""  # "arena" or "ordinary", overrides the bench's --buffers
 
     @property
     def is_for_hosts(self) -> bool:
-        """Whether it differs from multiring as it goes by itself only in what goes between hosts."""
+        """Return whether it differs from plain multiring only between hosts."""
         return not self.buffers
 
     @property
     def launcher(self) -> str:
-        """Which of a lab's launchers starts its ranks."""
+        """The lab's launcher that starts its ranks."""
         return "mpiexec" if self.mpi else "multiring"
 
     @property
     def engine(self) -> str:
-        """What carries its bytes."""
+        """The engine that carries its bytes."""
         return "shm+mpi" if self.mpi else "shm+tcp"
 
     def variables(self) -> dict[str, str]:
-        """Return what is added to the environment of its job.
+        """Return the variables that are added to its job's environment.
 
         Raises:
-            LaunchError: the MPI is not installed; names the command that installs it.
+            LaunchError: the MPI is not installed; the message has the command that installs it.
         """
         if not self.mpi:
             return {}
@@ -49,11 +49,11 @@ class Variant:
         return {"PATH": path, "MPI4PY_LIBMPI": library, **environment_of(engine="mpi")}
 
     def words(self) -> tuple[str, ...]:
-        """Return what its worker is told behind the case's file."""
+        """Return the arguments of its worker after the case file."""
         return (f"wire={self.wire}",) if self.wire else ()
 
     def refusal(self, case: Case) -> str:
-        """Return why it does not do `case`; "" where it does."""
+        """Return why it cannot run `case`, or ""."""
         if self.wire and (case.collective != "all_reduce" or case.dtype != "float32"):
             return f"a wire type is for all_reduce of float32, not {case.collective} of {case.dtype}"
         return ""

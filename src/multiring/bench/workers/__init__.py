@@ -1,1 +1,1 @@
-"""The scripts that time one library each; see contract.py."""
+"""Scripts that time one library each; see contract.py."""

@@ -1,8 +1,8 @@
-"""A rank that does one host's part of a collective and waits for nobody: the bound the others are shares of.
+"""A rank that does one host's part of a collective without waiting for other ranks: an upper bound for libraries.
 
-It reads and writes as many bytes as the rank must in any algorithm that moves each byte once, through the same kernels
-and from the same kind of memory as multiring, with all ranks at it at once. Operands that would be other ranks' lie in
-memory of its own: which core wrote them last makes no difference once they have been read, and nobody changes them.
+It reads and writes as many bytes as a rank must in any algorithm that moves each byte once. It uses the same kernels
+and the same kind of memory as multiring, and all ranks run at once. Its own memory stands for other ranks' operands:
+after the first read it makes no difference which core wrote them, and nobody changes them.
 """
 
 import time
@@ -23,14 +23,14 @@ else:
     import contract
 
 Array = contract.Array
-# Of one operand. Small blocks stay in the core's cache until they are written to every rank, large ones cost fewer
-# calls; which is faster is tried, as the bound is to be one.
+# Sizes of one operand. Small blocks stay in the core's cache until they are written to every rank; large blocks need
+# fewer calls. The fastest size is used, because the result is meant as a bound.
 _BLOCKS_BYTES = (1 << 15, 1 << 17, 1 << 19, 1 << 40)
 _TRIES = 3
 
 
 def reduction(case: contract.Case, operands: list[Array], targets: list[Array], block_bytes: int) -> Callable[[], None]:
-    """Return what combines `operands` block by block and writes the result to every one of `targets`."""
+    """Return a function that combines `operands` block by block and writes the result to each of `targets`."""
     itemsize = operands[0].itemsize
     block = block_bytes // itemsize
     dtype, op = getattr(DType, case.dtype), getattr(ReduceOp, "sum" if case.op == "average" else case.op)
@@ -54,7 +54,7 @@ def reduction(case: contract.Case, operands: list[Array], targets: list[Array], 
 
 
 def copying(pairs: list[tuple[Array, Array]]) -> Callable[[], None]:
-    """Return what copies the first of each pair to the second."""
+    """Return a function that copies the first array of each pair to the second."""
 
     def run() -> None:
         for source, target in pairs:
@@ -66,7 +66,7 @@ def copying(pairs: list[tuple[Array, Array]]) -> Callable[[], None]:
 def part_of(
     case: contract.Case, place: tuple[int, int], make: Callable[[int], Array], block_bytes: int
 ) -> Callable[[], None]:
-    """Return this rank's reads and writes, in memory from `make`."""
+    """Return a function with this rank's reads and writes, in memory from `make`."""
     rank, ranks = place
     part = -(-case.count // ranks)
     if case.collective == "all_reduce":
@@ -79,12 +79,12 @@ def part_of(
     whole = make(case.count)
     pieces = np.array_split(whole, ranks)
     if case.collective == "all_gather":
-        pieces.pop(rank)  # its own may be in place already
+        pieces.pop(rank)  # the rank's own part may already be in place
     return copying([(make(len(piece)), piece) for piece in pieces])
 
 
 def _mean_s(calls: list[Callable[[], None]]) -> float:
-    """Return the mean seconds of a call: ranks that share a core are not to be timed while they have it alone only."""
+    """Return the mean seconds of a call, over all calls: ranks that share a core must run against each other."""
     start = time.perf_counter()
     for call in calls:
         call()
@@ -92,7 +92,7 @@ def _mean_s(calls: list[Callable[[], None]]) -> float:
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     contract.pin(case, rank)

@@ -1,26 +1,26 @@
-"""What every worker of `multiring bench` does alike: the case, its data, the check, the clock, the answer.
+"""The common part of all workers of `multiring bench`: cases, data, verification, timing and answers.
 
-A worker is a script run by its path, one process a rank: `PYTHON worker.py CASES.json`. It may run under a peer's own
-Python, so this module imports the standard library and NumPy (1.23 or newer) only, and a worker imports it as
+A worker is a script that is run by its path, one process per rank: `PYTHON worker.py CASES.json`. It may run in a
+peer's own Python. So this module imports the standard library and NumPy (1.23 or newer) only. A worker imports it by
 
     if TYPE_CHECKING:
         from multiring.bench.workers import contract
     else:
         import contract  # beside this script, which may run where multiring is not installed
 
-The worker's folder comes first on its path: no worker may be called like a package it imports.
+The worker's folder comes first on its path, so no worker may have the name of a package that it imports.
 
     def main(case: contract.Case) -> None:
         contract.pin(case, rank)         # before the library starts its threads
         ... start the library, make `contract.num_buffers(case)` buffers ...
         contract.verify(...)             # each buffer, filled with `inputs`, against `expected`
         seconds = contract.time_calls(call, barrier, case)
-        contract.write_result(case, rank, seconds, "4.1", {"what was set": "to what"})
+        contract.write_result(case, rank, seconds, "4.1", {"setting": "value"})
         ... end the library, so that the next case can start it, or keep it ...
 
     contract.run_cases(main)
 
-`verify_and_time` is the middle of that for libraries that work on memory NumPy can write.
+`verify_and_time` does the middle part for libraries that work on memory that NumPy can write.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ import numpy as np
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 OPS = ("sum", "average", "min", "max", "product")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
-TORCH_OURS = "multiring-torch"  # the library that is multiring as a backend of torch.distributed
-# Data is periodic with a prime, so that a chunk in the wrong place is seen: offsets of chunks are no multiples of it.
+TORCH_OURS = "multiring-torch"  # multiring as a backend of torch.distributed
+# The data has a prime period, which does not divide the offsets of chunks, so a chunk in the wrong place is detected.
 _PERIOD = 1021
 _LEVELS = 5  # values 0 to 4: sums over 64 ranks are exact in bfloat16
 
@@ -48,15 +48,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """What to time. All ranks of a job read the same one.
+    """One case to time. All ranks of a job read the same case.
 
-    count: elements of the longer side: all_reduce and broadcast have one buffer of it; reduce_scatter takes `count` and
-    gives each rank count / ranks; all_gather takes count / ranks of each and gives `count`; all_to_all takes and
-    gives `count`. Where it is divided it is a multiple of the ranks.
-    buffers: "arena" (memory the library allocates for it, if it has such) or "ordinary".
-    pool_bytes: 0 for one buffer used by every call; else calls rotate over as many buffers as make so many bytes.
-    calls, warmup: how many calls are timed, and how many come before.
-    cores: rank r runs on cores[r % len(cores)]; none: wherever it likes.
+    count: elements of the longer side. all_reduce and broadcast have one buffer of `count` elements. reduce_scatter
+    takes `count` and returns count / ranks on each rank; all_gather takes count / ranks and returns `count`; all_to_all
+    takes and returns `count`. A `count` that ranks divide is a multiple of their number.
+    buffers: "arena" (memory that the library allocates, if it can) or "ordinary".
+    pool_bytes: 0 for one buffer that all calls use; else calls rotate over buffers of this size in total.
+    calls, warmup: the number of timed calls, and of calls before them.
+    cores: rank r runs on cores[r % len(cores)]; empty: ranks are not bound.
     """
 
     library: str
@@ -74,41 +74,41 @@ class Case:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the longer side."""
+        """The number of bytes of the longer side."""
         return self.count * itemsize(self.dtype)
 
 
-class _Refused(Exception):  # noqa: N818 -- no error: the library has no such operation, and its answer says so
+class _Refused(Exception):  # noqa: N818 -- not an error: the library lacks the operation, and its answer says so
     pass
 
 
 def write_cases(cases: Sequence[Case], path: Path) -> None:
-    """Write what a job is to time, one case after the other, for `read_cases`."""
+    """Write the cases of a job for `read_cases`."""
     path.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Return what `write_cases` wrote."""
+    """Return the cases that `write_cases` wrote."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [Case(**{**fields, "cores": tuple(fields["cores"])}) for fields in rows]
 
 
 def run_cases(main: Callable[[Case], None]) -> None:
-    """Call `main` for each case in the file that this process's first argument names; one it refuses ends alone."""
+    """Call `main` for each case in the file named by the first argument; a refused case does not end the others."""
     for case in read_cases(Path(sys.argv[1])):
         with contextlib.suppress(_Refused):
             main(case)
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element; works without NumPy's knowing the type."""
+    """Return the bytes of one element, even for types that NumPy lacks."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def numpy_dtype(dtype: str) -> "np.dtype[Any]":
-    """Return NumPy's type of that name; bfloat16 is ml_dtypes', which a peer's Python need not have."""
+    """Return NumPy's type called `dtype`; bfloat16 is from ml_dtypes, which a peer's Python need not have."""
     if dtype == "bfloat16":
-        import ml_dtypes  # noqa: PLC0415 -- only where it is asked for
+        import ml_dtypes  # noqa: PLC0415 -- imported only if needed
 
         made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return made
@@ -116,7 +116,7 @@ def numpy_dtype(dtype: str) -> "np.dtype[Any]":
 
 
 def pin(case: Case, rank: int) -> None:
-    """Bind this process, and the threads it will start, to the case's core for `rank`."""
+    """Bind this process, and the threads that it will start, to the case's core for `rank`."""
     if case.cores:
         os.sched_setaffinity(0, {case.cores[rank % len(case.cores)]})
 
@@ -125,27 +125,27 @@ def pin(case: Case, rank: int) -> None:
 
 
 def input_count(case: Case, ranks: int) -> int:
-    """Return how many elements a rank puts in."""
+    """Return the number of elements of a rank's input."""
     return case.count // ranks if case.collective == "all_gather" else case.count
 
 
 def output_count(case: Case, ranks: int) -> int:
-    """Return how many elements a rank gets."""
+    """Return the number of elements of a rank's output."""
     return case.count // ranks if case.collective == "reduce_scatter" else case.count
 
 
 def num_buffers(case: Case) -> int:
-    """Return how many buffers (or pairs of input and output) the calls rotate over."""
+    """Return the number of buffers (or pairs of input and output) that the calls rotate over."""
     return max(1, -(-case.pool_bytes // case.size_bytes)) if case.size_bytes else 1
 
 
 def inputs(case: Case, rank: int, ranks: int) -> Array:
-    """Return what `rank` puts in: small integers, exact in every type, different on each rank. Shape (input_count,)."""
+    """Return `rank`'s input: small integers, exact in every type, different on each rank. Shape (input_count,)."""
     return _values(case, rank, ranks, 0, input_count(case, ranks))
 
 
 def expected(case: Case, rank: int, ranks: int) -> Array:
-    """Return what `rank` must get, by NumPy alone. Shape (output_count,)."""
+    """Return the output that `rank` must get, computed by NumPy. Shape (output_count,)."""
     part = case.count // ranks
     if case.collective == "all_reduce":
         return _combined(case, ranks, 0, case.count)
@@ -162,7 +162,7 @@ def expected(case: Case, rank: int, ranks: int) -> Array:
 def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
     levels = np.random.default_rng(rank).integers(0, _LEVELS, _PERIOD)
     if case.op == "product":
-        levels = 1 + (levels == 0)  # ones, and few twos: powers of two are exact
+        levels = 1 + (levels == 0)  # ones and a few twos: powers of two are exact
     elif case.op == "average":
         levels = levels * ranks  # so that the mean is an integer
     period = np.roll(levels.astype(numpy_dtype(case.dtype)), -(start % _PERIOD))
@@ -170,7 +170,7 @@ def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
 
 
 def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
-    # All ranks' values have the same period, and so has what comes of them: one period is combined, by NumPy.
+    # The values of all ranks have the same period, and so has the result: combining one period is enough.
     count = min(_PERIOD, stop - start)
     total = _values(case, 0, ranks, start, start + count)
     if total.dtype.itemsize <= 2 and case.dtype in ("bfloat16", "float16"):
@@ -184,24 +184,25 @@ def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
 
 
 def wire_tolerance(wire: str, ranks: int) -> float:
-    """Return by how much a sum over `ranks` ranks may differ whose elements were coded as `wire` on their way.
+    """Return the tolerance of a sum over `ranks` ranks whose elements were encoded as `wire`.
 
-    Sums of this module's data are exact in 16 bits. int8 has blocks of a scale and integers to 127, so that an element
-    is off by at most 1 / 254 of its block's largest: once every part of a sum, and once the sum.
+    Sums of this module's data are exact in 16 bits. int8 encodes blocks of a scale and integers up to 127. So an
+    element is off by at most 1 / 254 of its block's largest: once for every part of a sum, and once for the sum.
     """
     return 2 * (_LEVELS - 1) * ranks / 250 if wire == "int8" else 0.0
 
 
 def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.0) -> None:
-    """Return where `got` is `want`, every element, within `tolerance`.
+    """Return if every element of `got` is equal to that of `want`, within `tolerance`.
 
     Raises:
-        SystemExit: it is not; names the library and the first element that differs, and leaves that as the answer.
+        SystemExit: an element differs. The message names the library and the first such element, and becomes the
+            rank's answer.
     """
     if got.shape != want.shape or got.dtype != want.dtype:
         what = f"got {got.dtype} of shape {got.shape}, want {want.dtype} of shape {want.shape}"
     else:
-        # Not >: what is no number differs from all.
+        # Not >: a NaN has to count as wrong.
         wrong = np.flatnonzero(~(np.abs(got - want) <= tolerance) if tolerance else got != want)
         if not wrong.size:
             return
@@ -214,7 +215,7 @@ def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.
 
 
 def rest_value(case: Case) -> int:
-    """Return what to fill buffers with before timing: hundreds of operations in place leave it as it is."""
+    """Return the value for buffers before timing: hundreds of in-place operations do not change it."""
     return 1 if case.op == "product" else 0
 
 
@@ -222,12 +223,12 @@ def rest_value(case: Case) -> int:
 
 
 def time_calls(call: Callable[[int], object], barrier: Callable[[], object], case: Case) -> list[float]:
-    """Return the seconds of each of `case.calls` calls, one straight after the other, as a program makes them.
+    """Return the seconds of each of `case.calls` calls, made one straight after the other, as in a program.
 
     Args:
-        call: one operation on the buffer whose index it is given.
+        call: runs one operation on the buffer with the given index.
         barrier: returns once every rank has called it.
-        case: its warm-up covers every buffer at least once, so that no timed call meets a fresh page.
+        case: the case; the warm-up uses every buffer at least once, so that no timed call meets a fresh page.
     """
     buffers = num_buffers(case)
     for index in range(max(case.warmup, buffers if buffers > 1 else 0)):
@@ -251,13 +252,13 @@ def verify_and_time(
     barrier: Callable[[], object],
     tolerance: float = 0.0,
 ) -> list[float]:
-    """Check `call` on each of `buffers`, then return `time_calls`.
+    """Verify `call` on each of `buffers`, then return `time_calls`.
 
     Args:
-        case: what `call` does.
-        place: this process's rank, and how many ranks there are.
-        buffers: input and output of each index, flat NumPy views of the memory the library works on; the same array
-            twice where it works in place. An all_gather in place has the input within the output.
+        case: the case of `call`.
+        place: this process's rank, and the number of ranks.
+        buffers: input and output by index, as flat NumPy views of the memory that the library works on. They are the
+            same array if it works in place. The input of an in-place all_gather is a part of the output.
         call: see `time_calls`.
         barrier: see `time_calls`.
         tolerance: see `verify`.
@@ -269,7 +270,7 @@ def verify_and_time(
     if case.collective != "barrier":
         source, want = inputs(case, rank, ranks), expected(case, rank, ranks)
         for index, (taken, given) in enumerate(buffers):
-            given[:] = want.dtype.type(9)  # no value that may come out
+            given[:] = want.dtype.type(9)  # no possible result
             taken[:] = source
             call(index)
             verify(case, rank, given, want, tolerance)
@@ -281,25 +282,25 @@ def verify_and_time(
 
 
 def given_settings() -> dict[str, str]:
-    """Return what was set for the library from outside: the `name=value` words after the case's file."""
+    """Return the library's settings: the `name=value` words after the case file."""
     return {name: value for name, _, value in (word.partition("=") for word in sys.argv[2:])}
 
 
 def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, settings: dict[str, str]) -> None:
-    """Leave this rank's times where the bench finds them.
+    """Write this rank's times to the case's folder.
 
     Args:
-        case: says where.
-        rank: whose times these are.
-        seconds: of each call.
-        version: the library's, with whatever else tells builds apart.
-        settings: what was set for it to be at its best, and why, as its documentation has it.
+        case: the case.
+        rank: the rank.
+        seconds: the seconds of each call.
+        version: the library's version, with whatever else identifies the build.
+        settings: the library's settings, with reasons from its documentation.
     """
     _write(case, rank, {"seconds": list(seconds), "version": version, "settings": settings})
 
 
 def refuse(case: Case, rank: int, why: str) -> NoReturn:
-    """Say that this library has no such operation, and end the case."""
+    """Answer that this library has no such operation, and end the case."""
     _write(case, rank, {"not_offered": why})
     raise _Refused(why)
 

@@ -1,8 +1,8 @@
 """Time one of Horovod's collectives on TensorFlow's eager tensors; see contract.py.
 
-Eager tensors are values: Horovod gives the result in a new one, in place is not offered. Names are given, the same in
-every call, or Horovod negotiates each call anew instead of answering from its response cache. Arguments as mpi.py's.
-(The file is not called horovod.py: it would be imported in the package's place.)
+Eager tensors are values: Horovod returns the result in a new tensor, and cannot work in place. Each tensor has the same
+name in every call; otherwise Horovod would negotiate each call anew instead of answering from its response cache.
+Arguments are as for mpi.py. (The file is not called horovod.py, because it would shadow the package.)
 """
 
 import os
@@ -21,16 +21,16 @@ else:
     import contract  # beside this script, which may run where multiring is not installed
 
 OPS = {"sum": "Sum", "average": "Average", "min": "Min", "max": "Max", "product": "Product"}
-# reducescatter knows these alone: https://horovod.readthedocs.io/en/stable/api.html
+# reducescatter supports only these: https://horovod.readthedocs.io/en/stable/api.html
 OPS_OF_REDUCE_SCATTER = ("sum", "average")
-# Not among the types of horovod/common/message.h.
+# horovod/common/message.h lacks these types.
 NOT_A_TYPE = ("bfloat16",)
 
 Call = Callable[[int, Any], Any]
 
 
 def make_call(case: contract.Case, rank: int) -> Call:
-    """Return what runs the collective under an index's name on a tensor, and returns the result."""
+    """Return a function that runs the collective on a tensor, under an index's name, and returns the result."""
     if case.collective == "barrier":
         contract.refuse(case, rank, "Horovod has a barrier for PyTorch, not for TensorFlow")
     if case.dtype in NOT_A_TYPE:
@@ -49,17 +49,17 @@ def make_call(case: contract.Case, rank: int) -> Call:
 
 
 def confine(case: contract.Case) -> None:
-    """Bind every thread this process has by now to the case's cores, to all of them.
+    """Bind every thread that this process has by now to all of the case's cores.
 
-    A rank of Horovod is two threads that wait for each other, the program's and the one that communicates: on one
-    core a small all-reduce takes several times as long.
+    A rank of Horovod has two threads that wait for each other, the program's thread and the communicating thread. On
+    one core a small all-reduce takes several times as long.
     """
     for thread in Path("/proc/self/task").iterdir() if case.cores else ():
         os.sched_setaffinity(int(thread.name), case.cores)
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()

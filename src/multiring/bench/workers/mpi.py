@@ -1,11 +1,11 @@
 """Time one collective of an MPI, called through mpi4py as its documentation advises; see contract.py.
 
-One worker serves every MPI: which one it is says the Python it runs under. Arguments after the case's file are
-`name=value` pairs: what was set for this MPI when it was started, written into the result as they are.
+One worker serves every MPI; the Python that runs it determines the MPI. Arguments after the case file are `name=value`
+pairs: the settings of this MPI, which the worker writes into the result.
 
-Buffers and datatypes are made once, outside the clock: mpi4py's tutorial ("Communicating Python objects and array
-data", https://mpi4py.readthedocs.io/en/stable/tutorial.html) has upper-case methods on explicit `[data, count, type]`
-as the near-C way.
+Buffers and datatypes are made once, outside the timed calls. mpi4py's tutorial ("Communicating Python objects and array
+data", https://mpi4py.readthedocs.io/en/stable/tutorial.html) describes upper-case methods on explicit
+`[data, count, type]` as nearly as fast as C.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ TYPES = {
     "uint8": MPI.UINT8_T,
 }
 OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-# Where the input is taken from its place in the output: all_gather is much faster so, all_reduce a little. A
-# reduce_scatter is not, and overwrites its input.
+# These collectives take the input from its place in the output: all_gather is much faster that way, all_reduce a
+# little. A reduce_scatter is not faster, and would overwrite its input.
 IN_PLACE = ("all_reduce", "all_gather")
 
 Pair = tuple[contract.Array, contract.Array]
@@ -39,25 +39,25 @@ Spec = list[Any]
 
 
 def datatype(case: contract.Case, rank: int) -> MPI.Datatype:
-    """Return MPI's type for the case's elements; refuse the case where there is none."""
+    """Return MPI's type for the case's elements; refuse the case if there is none."""
     if case.collective == "barrier":
         return MPI.BYTE
     if case.dtype not in TYPES or TYPES[case.dtype] == MPI.DATATYPE_NULL:
         if case.collective in ("all_reduce", "reduce_scatter"):
             contract.refuse(case, rank, f"this MPI has no {case.dtype} to reduce")
-        return MPI.INT16_T  # moved, not reduced: any type of that size
+        return MPI.INT16_T  # the elements are only moved: any type of that size will do
     if case.op not in OPS:
         contract.refuse(case, rank, f"MPI has no operation {case.op}")
     return TYPES[case.dtype]
 
 
 def make_buffers(case: contract.Case, rank: int, ranks: int) -> list[Pair]:
-    """Return input and output of each index; an "arena" is memory that MPI_Alloc_mem gives."""
+    """Return input and output by index; an "arena" is memory from MPI_Alloc_mem."""
     dtype = contract.numpy_dtype(case.dtype)
 
     def array(count: int) -> contract.Array:
         if case.buffers == "arena":
-            memory: Any = MPI.Alloc_mem(max(count * dtype.itemsize, 1))  # a buffer, which its stub does not say
+            memory: Any = MPI.Alloc_mem(max(count * dtype.itemsize, 1))  # a buffer, but its stub has another type
             made: contract.Array = np.frombuffer(memory, dtype, count)
             return made
         return np.empty(count, dtype)
@@ -77,14 +77,14 @@ def make_buffers(case: contract.Case, rank: int, ranks: int) -> list[Pair]:
 
 
 def make_call(case: contract.Case, pairs: list[Pair], of: MPI.Datatype) -> Callable[[int], object]:
-    """Return what runs the case's collective on the buffer of an index."""
+    """Return a function that runs the case's collective on the buffer with a given index."""
     comm = MPI.COMM_WORLD
     op, root, here = OPS.get(case.op, MPI.SUM), case.root, MPI.IN_PLACE
-    # As bytes: mpi4py asks an array for its buffer, which NumPy's 16-bit float types from elsewhere do not give.
+    # As bytes: mpi4py asks an array for its buffer, and the 16-bit float types of other packages have none.
     specs: list[tuple[Spec, Spec]] = [
         ([taken.view(np.uint8), of], [given.view(np.uint8), of]) for taken, given in pairs
     ]
-    # Given the counts, though all are alike: Open MPI 5 takes half the time for it that Reduce_scatter_block takes.
+    # Counts are passed although all are equal: in Open MPI 5 this takes half the time of Reduce_scatter_block.
     counts = [case.count // comm.size] * comm.size
     calls: dict[str, Callable[[int], object]] = {
         "all_reduce": lambda index: comm.Allreduce(here, specs[index][1], op),
@@ -98,7 +98,7 @@ def make_call(case: contract.Case, pairs: list[Pair], of: MPI.Datatype) -> Calla
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     contract.pin(case, rank)
     of = datatype(case, rank)

@@ -1,4 +1,4 @@
-"""A rank that times multiring's own collectives, on arena or on ordinary memory."""
+"""Time multiring's own collectives, on arena memory or on ordinary memory."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ Array = contract.Array
 
 
 def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]]) -> Callable[[int], object]:
-    """Return the case's operation on the buffer of an index."""
+    """Return a function that runs the case's operation on the buffer with a given index."""
     wire = contract.given_settings().get("wire")
     coded = {} if wire is None else {"wire": wire}
     calls: dict[str, Callable[[int], object]] = {
@@ -32,7 +32,7 @@ def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]])
 
 
 def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
-    """Return input and output of every index; the same memory where the operation is in place."""
+    """Return input and output by index; both are the same memory if the operation works in place."""
     dtype = contract.numpy_dtype(case.dtype)
 
     def make(count: int) -> Array:
@@ -53,7 +53,7 @@ def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     rank = multiring.settings.Settings.from_environment().rank or 0
     contract.pin(case, rank)
     group = multiring.init()

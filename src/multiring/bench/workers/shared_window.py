@@ -1,8 +1,8 @@
 """Time an all-reduce written by hand over an MPI shared window; see contract.py.
 
-What a program does without a library for it: every rank's buffer lies in memory that all ranks of the host have
-mapped (MPI_Win_allocate_shared), each rank sums its slice of all buffers with NumPy and writes the sum back into all
-of them, and a barrier before and after keeps the ranks apart. Arguments as mpi.py's.
+A program without a communication library can do this. Every rank's buffer lies in memory that all ranks of the host
+have mapped (MPI_Win_allocate_shared). Each rank sums its slice of all buffers with NumPy and writes the sum into all
+buffers. A barrier before and after separates the ranks. Arguments are as for mpi.py.
 
 Source: MPI: A Message-Passing Interface Standard 4.1, section 12.2.3 "Window That Allocates Shared Memory".
 """
@@ -19,29 +19,29 @@ else:
     import contract  # beside this script, which may run where multiring is not installed
 
 UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
-# A slice is worked through in pieces that stay in a core's own cache until they are written to every rank.
+# A slice is processed in pieces that stay in a core's own cache until they are written to every rank.
 PIECE_BYTES = 128 * 1024
 
 
 class Window:
-    """One buffer of every rank of the host, and their sum. Shape of each: (count,)."""
+    """One buffer of each rank of the host, with shape (count,), and their sum."""
 
     def __init__(self, case: contract.Case, comm: MPI.Intracomm) -> None:
         dtype = np.dtype(case.dtype)
         self._comm = comm
         self._window = MPI.Win.Allocate_shared(case.size_bytes, dtype.itemsize, comm=comm)
         self._reduce = UFUNCS[case.op]
-        # Buffers, which their stub does not say.
+        # The memory has the buffer interface, but its stub has another type.
         shared: list[Any] = [self._window.Shared_query(source)[0] for source in range(comm.size)]
         buffers: list[contract.Array] = [np.frombuffer(memory, dtype, case.count) for memory in shared]
         self.mine = buffers[comm.rank]
         step = PIECE_BYTES // dtype.itemsize
         first, last = (case.count * (comm.rank + more) // comm.size for more in (0, 1))
-        # Views made once: an index per call would be Python's time, not the memory's.
+        # Views are made once: making them in each call would add Python's time to the memory's.
         self._pieces = [
             [buffer[start : min(start + step, last)] for buffer in buffers] for start in range(first, last, step)
         ]
-        # One access epoch for all calls: between them only memory is to be put in order.
+        # One access epoch for all calls: between calls only the order of memory accesses has to be ensured.
         self._window.Lock_all(MPI.MODE_NOCHECK)
 
     def all_reduce(self) -> None:
@@ -58,7 +58,7 @@ class Window:
         self._meet()
 
     def close(self) -> None:
-        """Give the memory back; `mine` is gone with it."""
+        """Free the memory; `mine` must not be used any more."""
         self._window.Unlock_all()
         self._window.Free()
 
@@ -69,7 +69,7 @@ class Window:
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     comm = MPI.COMM_WORLD
     contract.pin(case, comm.rank)
     if case.collective != "all_reduce":
@@ -77,7 +77,7 @@ def main(case: contract.Case) -> None:
     if case.op not in UFUNCS or case.dtype == "bfloat16":
         contract.refuse(case, comm.rank, f"NumPy alone has no {case.op} of {case.dtype}")
     if comm.size < 2:
-        contract.refuse(case, comm.rank, "one rank has nobody to share a window with")
+        contract.refuse(case, comm.rank, "one rank has no other rank to share a window with")
     windows = [Window(case, comm) for _ in range(contract.num_buffers(case))]
     seconds = contract.verify_and_time(
         case,

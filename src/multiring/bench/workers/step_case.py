@@ -1,4 +1,4 @@
-"""What a worker of `multiring bench step` is asked, and how its ranks meet without any library's help."""
+"""The case of a worker of `multiring bench step`, and a rendezvous of its ranks that uses no library."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many parameters a network has, and samples a rank's batch where nobody says otherwise."""
+    """The number of a network's parameters, and the default number of samples in a rank's batch."""
 
     parameters: int
     samples: int
@@ -25,24 +25,24 @@ NETWORKS: Mapping[str, Size] = {
 }
 DTYPES = ("bfloat16", "float32")
 OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
-# Other programs of torch: DistributedDataParallel over multiring as a backend, by itself or with its communication
-# hook, and fully_shard over Gloo, over multiring, and with what is sent and received in multiring's arena.
+# Other programs of torch: DistributedDataParallel over multiring as a backend, with or without its communication hook;
+# and fully_shard over Gloo, over multiring, and over multiring with messages in its arena.
 DDP_OURS, DDP_OURS_HOOK = "ddp-multiring", "ddp-multiring-hook"
 FSDP, FSDP_OURS, FSDP_OURS_ARENA = "fsdp", "fsdp-multiring", "fsdp-multiring-arena"
-ANSWER = "rank"  # what a rank tells the bench
+ANSWER = "rank"  # the name of a rank's answer file
 _POLL_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCase:
-    """What to time. All ranks of a job read the same one.
+    """One case to time. All ranks of a job read the same case.
 
-    library: OURS, DDP, INDEPENDENT or one of the others above.
-    batch: samples a rank; image_size: pixels of an image's side.
-    dtype: of the arithmetic (autocast); parameters and gradients are float32.
-    steps, warmup: how many steps are timed, and how many come before, behind those that verify.
-    wire: how OURS codes gradients between hosts; "": not at all.
-    pace: the file with a measured `Pace`: compute is emulated, and takes as long as it says; "": compute is real.
+    library: OURS, DDP, INDEPENDENT or another of the names above.
+    batch: samples per rank; image_size: pixels along an image's side.
+    dtype: the type of the arithmetic (autocast); parameters and gradients are float32.
+    steps, warmup: the number of timed steps, and of steps before them; the verifying steps come first.
+    wire: the wire type of OURS for gradients between hosts; "": exact.
+    pace: the file with a measured `Pace`, by which compute is emulated; "": compute is real.
     """
 
     library: str
@@ -58,20 +58,21 @@ class StepCase:
     pace: str = ""
 
     def write(self, path: Path) -> None:
-        """Write it for `read_case`."""
+        """Write the case for `read_case`."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def read_case() -> StepCase:
-    """Return the case in the file that this process's first argument names."""
+    """Return the case in the file named by the first argument."""
     return StepCase(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How long a network's compute takes on a core of its own, in seconds.
+    """The seconds of a network's compute on a core of its own.
 
-    `backward` has each parameter's name, in the order in which their gradients come, and the time since the one before.
+    `backward` has each parameter's name, in the order in which gradients become ready, and the time since the previous
+    gradient.
     """
 
     forward_s: float
@@ -80,12 +81,12 @@ class Pace:
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """The seconds of a whole step."""
         return self.forward_s + sum(seconds for _, seconds in self.backward) + self.optimizer_s
 
     @classmethod
     def read(cls, path: Path) -> "Pace":
-        """Return what `asdict` made of one, from a file of JSON."""
+        """Read a pace from a file of JSON that `asdict` made."""
         fields = json.loads(path.read_text(encoding="utf-8"))
         backward = tuple((str(name), float(seconds)) for name, seconds in fields["backward"])
         return cls(forward_s=fields["forward_s"], backward=backward, optimizer_s=fields["optimizer_s"])
@@ -93,25 +94,25 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The ranks of a job, who tell each other things through files in `folder`."""
+    """A rendezvous of a job's ranks, which exchange values through files in `folder`."""
 
     folder: Path
     rank: int
     ranks: int
 
     def tell(self, what: str, value: Any) -> None:
-        """Give the others `value`, which JSON can hold, under the name `what`; each name once."""
+        """Publish `value`, which JSON can hold, under the name `what`; publish each name only once."""
         path = self._path(what, self.rank)
         new = path.with_suffix(".new")
         new.write_text(json.dumps(value), encoding="utf-8")
         new.replace(path)
 
     def is_told(self, what: str) -> bool:
-        """Return whether every rank has told `what`."""
+        """Return whether every rank has published `what`."""
         return all(self._path(what, rank).exists() for rank in range(self.ranks))
 
     def hear(self, what: str) -> list[Any]:
-        """Return what every rank told, by rank; waits for those who have not yet. The job's deadline ends it."""
+        """Wait until every rank has published `what`; return the values by rank. The job's deadline limits the wait."""
         while not self.is_told(what):
             time.sleep(_POLL_S)
         return [json.loads(self._path(what, rank).read_text(encoding="utf-8")) for rank in range(self.ranks)]

@@ -1,4 +1,4 @@
-"""Whether gradients are the mean of all ranks', told by a number each; and whether parameters are the same bits."""
+"""Check that gradients are the mean over ranks, by one number each, and that all ranks have the same parameters."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-# Averaging rounds once: 6e-8 of an element. What is put together wrongly is off by about a whole gradient.
+# An average rounds once, by 6e-8 of an element. A wrong combination is off by about a whole gradient.
 TOLERANCE = 1e-4
-# An element coded on the wire is off by up to 2^-12 and 2^-9 of itself, or 1 / 254 of its block's largest, which may be
-# four times the others; each of the ranks' once, and the sum once more, in all directions.
+# A lossy wire changes an element by up to 2^-12 (fp16) or 2^-9 (bf16) of itself, or (int8) by 1 / 254 of its block's
+# largest, which may be four times the others. Each rank's element is encoded once, and the sum once more.
 _WIRE_TOLERANCES = {"fp16": 2e-3, "bf16": 1e-2, "int8": 6e-2}
-# Signs of a gradient's elements repeat with this prime.
+# The signs of a gradient's elements repeat with this prime.
 PERIOD = 4093
 
-# By parameter: the sum of its gradient's elements with random signs, and the gradient's norm.
+# By parameter: the sum of its gradient's elements with random signs, and the norm of the gradient.
 Sums = Mapping[str, Sequence[float]]
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return `tensor`, or all of one that is sharded over the ranks, who ask for it together."""
+    """Return `tensor` whole; if it is sharded over the ranks, all ranks call this together."""
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def signed_sums(model: nn.Module) -> Sums:
-    """Return, for every parameter that has a gradient, the sum of its elements with random signs, and its norm.
+    """Return, for every parameter with a gradient, the sum of its elements with random signs, and its norm.
 
-    The first is linear: that of a mean of gradients is the mean of theirs. So a mean can be checked without the ranks'
-    sending each other their gradients.
+    The sum is linear: the sum of a mean of gradients is the mean of their sums. So a mean can be checked without
+    exchanging gradients.
     """
     signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
     sums = {}
@@ -43,12 +43,12 @@ def signed_sums(model: nn.Module) -> Sums:
 
 
 def tolerance_of(wire: str) -> float:
-    """Return by what part of its norm a gradient's sum may differ that was coded as `wire`; "": not at all."""
+    """Return the part of its norm by which a gradient's sum may differ after `wire`; "": an exact wire."""
     return _WIRE_TOLERANCES.get(wire, TOLERANCE)
 
 
 def mean_fault(got: Sums, alone: list[Sums], tolerance: float = TOLERANCE) -> str:
-    """Return how `got` differs from the mean of what the ranks found `alone`; "" where it does not."""
+    """Return how `got` differs from the mean of the ranks' own gradients `alone`, or ""."""
     if not got or (len(alone) > 1 and alone[0] == alone[1]):
         raise AssertionError(
             "the ranks' samples, and so their gradients, have to differ for this check to see anything"
@@ -64,7 +64,7 @@ def mean_fault(got: Sums, alone: list[Sums], tolerance: float = TOLERANCE) -> st
 
 
 def digest(model: nn.Module) -> str:
-    """Return a digest of all parameters' bits."""
+    """Return a digest of the bits of all parameters."""
     seen = hashlib.sha256()
     for parameter in model.parameters():
         seen.update(gathered(parameter.detach()).reshape(-1).numpy().data)

@@ -1,8 +1,8 @@
-"""A training step whose compute is slept through: gradients of the network's sizes come when they would come.
+"""A training step that sleeps instead of computing: gradients of the network's sizes come when they would come.
 
-Ranks of several virtual hosts on one machine share its cores: with real compute a step of four hosts would take as long
-as four steps, and what the wire needs would be hidden behind that. Here each rank sleeps for what was measured on a
-core of its own (step_pace.py). Gradients are the same in every step, and others on every rank.
+Ranks of several virtual hosts on one machine share its cores. With real compute, a step of four hosts would take as
+long as four steps, and would hide the time of the wire. Here each rank sleeps for the time that was measured on a core
+of its own (step_pace.py). Gradients are the same in every step, and differ between ranks.
 """
 
 import time
@@ -17,11 +17,11 @@ from multiring.bench.workers.step_case import Pace, StepCase
 from multiring.bench.workers.step_models import NETWORKS
 from multiring.bench.workers.step_task import LEARNING_RATE, MOMENTUM, Task
 
-_LEAST_SLEEP_S = 50e-6  # below, a sleep takes longer than what it stands for
+_LEAST_SLEEP_S = 50e-6  # a shorter sleep would take longer than asked
 
 
 class _Arrival(torch.autograd.Function):
-    """Does nothing forward; backward, sleeps, and hands over a parameter's gradient."""
+    """Does nothing in forward. In backward, it sleeps, and then returns a parameter's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Tensor, seconds: float) -> Tensor:  # noqa: ARG004 -- torch's
@@ -35,7 +35,7 @@ class _Arrival(torch.autograd.Function):
 
 
 class EmulatedNetwork(nn.Module):
-    """Has the parameters of `network`, whose own forward is never called; `gradients` are theirs by name.
+    """A network with the parameters of `network`, whose forward is never called; `gradients` are by name.
 
     Raises:
         AssertionError: `pace` was measured on another network.
@@ -51,7 +51,7 @@ class EmulatedNetwork(nn.Module):
             raise AssertionError("the pace is that of another network")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x`, once forward would be over; going back, the last of these comes first."""
+        """Return `x` after the time of forward. Backward reverses the order of the parameters here."""
         sleep(self._pace.forward_s)
         for name, seconds in reversed(self._pace.backward):
             applied: Tensor = _Arrival.apply(x, self._parts[name], self._gradients[name], seconds)  # type: ignore[no-untyped-call]
@@ -60,12 +60,12 @@ class EmulatedNetwork(nn.Module):
 
 
 class EmulatedOptimizer(torch.optim.SGD):
-    """Steps, until it is told to sleep in place of it."""
+    """Takes real steps until `seconds` is set; then it sleeps instead."""
 
     seconds: float | None = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step, or as much time."""
+        """Take a step, or sleep for as long."""
         if self.seconds is None:
             loss: float | None = super().step(closure)
             return loss
@@ -74,7 +74,7 @@ class EmulatedOptimizer(torch.optim.SGD):
 
 
 class EmulatedTask(Task):
-    """As Task; `case.pace` says how long what takes."""
+    """A Task whose times come from `case.pace`."""
 
     def __init__(self, case: StepCase, rank: int) -> None:
         self.case = case
@@ -88,21 +88,21 @@ class EmulatedTask(Task):
         self._optimizers: list[EmulatedOptimizer] = []
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return an optimizer that sleeps once everything is verified."""
+        """Return an optimizer that sleeps once the task is verified."""
         self._optimizers.append(EmulatedOptimizer(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM))
         return self._optimizers[-1]
 
     def backward(self, model: nn.Module) -> None:
-        """Take the time of forward and backward; gradients come as they would."""
+        """Sleep for the time of forward and backward; gradients come when they would come."""
         model(torch.zeros(())).backward()
 
     def verified(self) -> None:
-        """Let optimizers sleep from now on."""
+        """Make optimizers sleep from now on."""
         for optimizer in self._optimizers:
             optimizer.seconds = self._pace.optimizer_s
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, where that can be so short."""
+    """Sleep, unless the time is too short for that."""
     if seconds > _LEAST_SLEEP_S:
         time.sleep(seconds)

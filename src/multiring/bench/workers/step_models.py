@@ -1,4 +1,4 @@
-"""The networks whose training step is timed: layers and random weights, nothing to download."""
+"""The networks of the timed training steps: layers with random weights, without downloads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ _WORDS, _CONTEXT, _FEATURES, _HEADS, _BLOCKS = 8192, 128, 768, 12, 12
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How a network and a rank's batch are made.
+    """The constructors of a network and of a rank's batch.
 
-    `samples(batch, image_size)` returns inputs and targets. `memory_format` is that of parameters and images. `units`
-    returns the modules of a model that fully_shard is to shard by themselves.
+    `samples(batch, image_size)` returns inputs and targets. `memory_format` applies to parameters and images. `units`
+    returns the modules of a model that fully_shard shards separately.
     """
 
     make: Callable[[], nn.Module]
@@ -29,8 +29,8 @@ class Network:
 class Bottleneck(nn.Module):
     """The block of ResNet-50: 1x1, 3x3 and 1x1 convolutions beside a shortcut.
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, figure 5; the stride is in the 3x3
-    convolution, as Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 5.1, have it.
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, figure 5. The stride is in the 3x3
+    convolution, as in Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 5.1.
     """
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
@@ -78,7 +78,7 @@ def vgg16() -> nn.Module:
             layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(inplace=True)]
             width_in = width
         layers.append(nn.MaxPool2d(2))
-    # Pooled to the 7x7 of 224 pixels, whatever the images' size.
+    # Pooled to 7x7, the size for images of 224 pixels, for images of any size.
     layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
     for features_in, features_out in ((512 * 7 * 7, 4096), (4096, 4096)):
         layers += [nn.Linear(features_in, features_out), nn.ReLU(inplace=True), nn.Dropout()]
@@ -87,7 +87,7 @@ def vgg16() -> nn.Module:
 
 
 def _scaled(model: nn.Module) -> nn.Module:
-    """Give convolutions weights that keep activations' size through many layers.
+    """Initialize convolutions such that activations keep their size through many layers.
 
     Source: He et al., "Delving Deep into Rectifiers", ICCV 2015, section 2.2.
     """
@@ -100,7 +100,7 @@ def _scaled(model: nn.Module) -> nn.Module:
 class Recommender(nn.Module):
     """Embedding tables and a small head: 25.6 million parameters, nearly all of them in the tables.
 
-    About the gradient bytes of ResNet-50, and next to no arithmetic to hide them behind. Gradients are dense.
+    It has about as many gradient bytes as ResNet-50, with almost no arithmetic to hide them. Gradients are dense.
     """
 
     def __init__(self) -> None:
@@ -109,14 +109,14 @@ class Recommender(nn.Module):
         self.head = nn.Sequential(nn.Linear(_TABLES * _WIDTH, 128), nn.ReLU(inplace=True), nn.Linear(128, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a logit a sample, shape (batch,), for row numbers `x` of shape (batch, tables)."""
+        """Return one logit per sample, shape (batch,), for row numbers `x` of shape (batch, tables)."""
         looked_up = torch.cat([table(x[:, place]) for place, table in enumerate(self.tables)], dim=1)
         logits: Tensor = self.head(looked_up).squeeze(1)
         return logits
 
 
 class Block(nn.Module):
-    """A block of a transformer that attends to what came before only, normalised first.
+    """A block of a causal transformer, with layer norms before the attention and before the head.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
     """
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         self.next = nn.Linear(_FEATURES, _WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits of the next word, shape (batch, how many there are, words), for `x` of (batch, words)."""
+        """Return logits of the next word, shape (batch, vocabulary, words), for `x` of shape (batch, words)."""
         x = self.words(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             x = block(x)

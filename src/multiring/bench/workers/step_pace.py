@@ -1,6 +1,6 @@
 """Measure how long a network's compute takes, alone on a core: `PYTHON step_pace.py CASE.json`.
 
-Leaves the medians of the case's steps as a `Pace`; the steps before them, its warm-up, do not count.
+It writes the medians over the case's steps as a `Pace`; warm-up steps do not count.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from multiring.bench.workers.step_task import Task
 
 
 def measure(task: Task, steps: int, warmup: int) -> Pace:
-    """Return the medians of `steps` steps."""
+    """Return the medians over `steps` steps."""
     arrived: list[tuple[str, float]] = []
     for name, parameter in task.model.named_parameters():
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call] # torch's own
@@ -47,7 +47,7 @@ def measure(task: Task, steps: int, warmup: int) -> Pace:
 
 
 def main() -> None:
-    """Measure, and leave the answer."""
+    """Measure, and write the answer."""
     case = read_case()
     torch.set_num_threads(case.threads)
     pace = measure(Task(case, 0), case.steps, case.warmup)

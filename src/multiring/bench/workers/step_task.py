@@ -1,4 +1,4 @@
-"""What a rank of the training step computes: a network's gradients on samples of its own."""
+"""The compute of one rank in a training step: a network's gradients on the rank's own samples."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 
 
 class Task:
-    """One rank's network and batch. The weights are the same on all ranks, the samples are not."""
+    """One rank's network and batch. All ranks have the same weights and different samples."""
 
     def __init__(self, case: StepCase, rank: int) -> None:
         self.case = case
@@ -28,7 +28,7 @@ class Task:
         return torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
     def backward(self, model: nn.Module) -> None:
-        """Run `model`, which is ours or around it, forward and backward on the rank's batch."""
+        """Run forward and backward of `model`, the task's model or a wrapper of it, on the rank's batch."""
         self.forward(model).backward()  # type: ignore[no-untyped-call] # torch's own
 
     def forward(self, model: nn.Module) -> Tensor:
@@ -38,9 +38,9 @@ class Task:
         return self._loss(outputs.float(), self._targets)
 
     def reproducible_backward(self, model: nn.Module) -> None:
-        """Do the same with dropout that is the same every time, and another on every rank."""
+        """Run `backward` with dropout that is the same every time and differs between ranks."""
         torch.manual_seed(1000 + self.rank)
         self.backward(model)
 
     def verified(self) -> None:
-        """Hear that the steps to come are only timed."""
+        """Announce that the following steps are only timed."""

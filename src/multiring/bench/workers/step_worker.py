@@ -1,8 +1,9 @@
-"""A rank that times training steps: with multiring, with what torch has over one of its backends, or on its own.
+"""Time training steps of a rank: with multiring, with torch over one of its backends, or without communication.
 
-Run by path, one process a rank, under whatever tells multiring its rank: `PYTHON step_worker.py CASE.json`. Before it
-times anything it computes its own gradients without any library, and afterwards with one: every parameter's gradient
-has to be the mean of what all ranks found alone, and after a step all ranks' parameters have to be the same bits.
+It is run by its path, one process per rank, under any launcher that multiring supports: `PYTHON step_worker.py
+CASE.json`. Before timing, it computes its own gradients without any library, and then with the library. Every
+parameter's gradient has to be the mean of all ranks' own gradients, and after a step all ranks' parameters have to be
+bit-identical.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ from multiring.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A model and its optimizer, as one of the libraries wants them; `is_shared`: it is the same on all ranks."""
+    """A model and its optimizer, prepared for a library; `is_shared`: the model is the same on all ranks."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -64,7 +65,7 @@ class Training:
 
 @contextlib.contextmanager
 def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
-    """Multiring's DistributedOptimizer, as its documentation begins."""
+    """Train with multiring's DistributedOptimizer, as at the start of its documentation."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
     compression = getattr(mt.Compression, task.case.wire or "none")
@@ -76,8 +77,8 @@ def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
 
 @contextlib.contextmanager
 def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
-    """The ranks as torch.distributed's, over one of its backends."""
-    # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
+    """Make the ranks a process group of torch.distributed, over one of its backends."""
+    # Not init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
     store = dist.FileStore(str(rendezvous.folder / "store"), rendezvous.ranks)  # type: ignore[attr-defined] # torch does
     dist.init_process_group(backend, store=store, rank=rendezvous.rank, world_size=rendezvous.ranks)
     yield
@@ -86,14 +87,14 @@ def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
 
 
 def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
-    """DistributedDataParallel over `group` (None: all ranks); `hooked`: with multiring's communication hook.
+    """Return a DistributedDataParallel over `group` (None: all ranks); `hooked`: with multiring's communication hook.
 
     Settings: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
-    gradient_as_bucket_view saves a copy of every gradient; static_graph knows when a bucket is full without searching
-    the graph; not to synchronise buffers spares what multiring does not do either. The size of buckets is its default,
-    25 MiB, which multiring has too.
+    gradient_as_bucket_view saves a copy of every gradient. static_graph detects a full bucket without searching the
+    graph. Buffers are not synchronised, because multiring does not do it either. Buckets have the default size, 25 MiB,
+    as in multiring.
     """
-    # torch 2.13 has a new name for it, and warns of the old one.
+    # torch 2.13 renamed this argument, and warns about the old name.
     is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     chosen = {"gradient_as_bucket_view": True, "static_graph": True}
     chosen["forward_sync_buffers" if is_new else "broadcast_buffers"] = False
@@ -107,7 +108,7 @@ def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: 
 
 @contextlib.contextmanager
 def with_ddp(task: Task, rendezvous: Rendezvous, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
-    """DistributedDataParallel over a backend, see `ddp_training`."""
+    """Train with DistributedDataParallel over a backend, see `ddp_training`."""
     with process_group(rendezvous, backend):
         training = ddp_training(task, hooked=hooked)
         yield replace(training, settings={"backend": backend, **training.settings})
@@ -115,13 +116,13 @@ def with_ddp(task: Task, rendezvous: Rendezvous, backend: str = "gloo", *, hooke
 
 @contextlib.contextmanager
 def with_fsdp(task: Task, rendezvous: Rendezvous, backend: str, *, in_arena: bool = False) -> Iterator[Training]:
-    """fully_shard, of the units the network names and of the rest.
+    """Train with fully_shard of the network's units and of the rest.
 
-    Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. Where the backend's averages are
-    wrong, as Gloo's were (https://github.com/pytorch/pytorch/issues/162338), gradients are summed and divided
-    afterwards. With `in_arena` what is sent and received lies in the backend's memory.
+    Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. If the backend's averages are
+    wrong, as Gloo's were (https://github.com/pytorch/pytorch/issues/162338), gradients are summed and then divided.
+    With `in_arena`, messages lie in the backend's memory.
     """
-    # Only where it is asked for: importing it takes longer than most steps, and torch before 2.6 has it elsewhere.
+    # Imported only if needed: the import takes longer than most steps, and torch before 2.6 has it elsewhere.
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
@@ -141,8 +142,8 @@ def with_fsdp(task: Task, rendezvous: Rendezvous, backend: str, *, in_arena: boo
 
 
 def _averages(ranks: int) -> bool:
-    """Return whether the backend's averages of what is scattered are right."""
-    # torch 2.13 has a new name for it, and warns of the old one.
+    """Return whether the backend's averages in a reduce_scatter are right."""
+    # torch 2.13 renamed this function, and warns about the old name.
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     mean = torch.zeros(1)
     scatter(mean, torch.full((ranks,), 1.0 + dist.get_rank()), op=dist.ReduceOp.AVG)
@@ -151,7 +152,7 @@ def _averages(ranks: int) -> bool:
 
 @contextlib.contextmanager
 def with_nobody(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
-    """Each rank for itself."""
+    """Train each rank without communication."""
     yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", {}, is_shared=False)
 
 
@@ -166,23 +167,23 @@ LIBRARIES: dict[str, Callable[[Task, Rendezvous], contextlib.AbstractContextMana
     INDEPENDENT: with_nobody,
 }
 
-# ---- the check, and the clock ----
+# ---- verification and timing ----
 
 
 def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -> str:
-    """Take a step, and return what is wrong with it; "" where nothing is.
+    """Take a step, and return what is wrong with it, or "".
 
     Args:
-        task: its gradients are compared.
-        training: of that task.
-        alone: this rank's gradients before any library saw the model.
-        rendezvous: the ranks.
+        task: the task whose gradients are compared.
+        training: a training of that task.
+        alone: this rank's gradients before any library changed the model.
+        rendezvous: the rendezvous of the ranks.
     """
     rendezvous.tell("alone", alone)
     before = digest(task.model)
-    # Twice: DistributedDataParallel lays out its buckets anew, and learns the graph, in the first.
+    # Twice: in the first step DistributedDataParallel rebuilds its buckets and learns the graph.
     for _ in range(2):
-        training.model.zero_grad()  # not the optimizer: gradients that no step has used are dropped here
+        training.model.zero_grad()  # the optimizer's zero_grad raises for gradients that no step used
         task.reproducible_backward(training.model)
         all_alone = rendezvous.hear("alone") if training.is_shared else [alone]
         wrong = mean_fault(signed_sums(task.model), all_alone, tolerance_of(task.case.wire))
@@ -195,14 +196,14 @@ def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -
 
 
 def difference(task: Task, training: Training, rendezvous: Rendezvous, when: str) -> str:
-    """Return that the ranks' parameters differ after `when`, where they should not; else ""."""
+    """Return "", or a sentence if the ranks' parameters differ after `when` although they should not."""
     rendezvous.tell(f"digest after {when}", digest(task.model))
     is_one = len(set(rendezvous.hear(f"digest after {when}"))) == 1
     return "" if is_one or not training.is_shared else f"after {when} the ranks' parameters differ"
 
 
 def time_steps(case: StepCase, task: Task, training: Training, rendezvous: Rendezvous) -> list[float]:
-    """Return the seconds of each of `case.steps` steps, one straight after the other."""
+    """Return the seconds of each of `case.steps` steps, taken one straight after the other."""
     task.verified()
     for _ in range(case.warmup):
         training.step(task)
@@ -214,14 +215,14 @@ def time_steps(case: StepCase, task: Task, training: Training, rendezvous: Rende
         training.step(task)
         seconds.append(time.perf_counter() - start)
     rendezvous.tell("timed", None)
-    # Ranks that wait for nobody do not end together: the last is to be timed beside the others' work like the first.
+    # Independent ranks do not end together. The first to end continue, so that the last is timed under the same load.
     while not training.is_shared and not rendezvous.is_told("timed"):
         training.step(task)
     return seconds
 
 
 def main() -> None:
-    """Time the case, and leave the answer; exits with 1 where the library is wrong."""
+    """Time the case, and write the answer; exit with 1 if the library is wrong."""
     case = read_case()
     settings = Settings.from_environment()
     rendezvous = Rendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)

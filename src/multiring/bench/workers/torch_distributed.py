@@ -1,6 +1,6 @@
-"""A rank that times a backend of torch.distributed, as torch drives it: Gloo, or multiring's own.
+"""Time a backend of torch.distributed through torch: Gloo, or multiring's own.
 
-Ranks meet at a file, so that it runs under whatever tells multiring its rank.
+Ranks meet through a file, so it runs under any launcher that multiring supports.
 """
 
 import importlib
@@ -22,9 +22,9 @@ else:
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
 _OPS_OF_OURS = {**_OPS, "average": "AVG"}
 SETTINGS = {
-    # https://docs.pytorch.org/docs/stable/generated/torch.set_num_threads.html: one thread a rank, as it has one core.
+    # https://docs.pytorch.org/docs/stable/generated/torch.set_num_threads.html: one thread per rank, for its one core.
     "torch.set_num_threads": "1",
-    # https://docs.pytorch.org/docs/stable/distributed.html: the file is only where ranks meet.
+    # https://docs.pytorch.org/docs/stable/distributed.html: ranks only meet through the file.
     "store": "FileStore",
 }
 
@@ -37,13 +37,13 @@ def tensor_on(array: contract.Array) -> torch.Tensor:
 
 
 def memory(case: contract.Case, count: int) -> contract.Array:
-    """Return room for so many elements, in the backend's own memory where the case asks for that."""
+    """Return an array of `count` elements, in the backend's own memory if the case asks for that."""
     dtype = contract.numpy_dtype(case.dtype)
     if case.buffers != "arena" or not count:
         return np.empty(count, dtype)
     device = torch.device("cpu")
-    group: Any = dist.group.WORLD  # which has a type of its own, and no `_get_backend` for mypy
-    backend = group._get_backend(device)  # noqa: SLF001 -- as torch's own fully_shard asks for such memory
+    group: Any = dist.group.WORLD  # mypy finds no `_get_backend` in its type
+    backend = group._get_backend(device)  # noqa: SLF001 -- torch's fully_shard does the same
     tensor: torch.Tensor = backend.allocate_tensor(count * dtype.itemsize, dtype=torch.uint8, device=device)
     whole: contract.Array = tensor.numpy().view(dtype)
     return whole
@@ -52,9 +52,9 @@ def memory(case: contract.Case, count: int) -> contract.Array:
 def call_on(
     case: contract.Case, ops: dict[str, str], pairs: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> Callable[[int], object]:
-    """Return the case's operation on the buffer of an index."""
+    """Return a function that runs the case's operation on the buffer with a given index."""
     op = getattr(dist.ReduceOp, ops.get(case.op, "SUM"))
-    # torch 2.13 has new names for the two that work on one tensor.
+    # torch 2.13 renamed the two functions that work on one tensor.
     scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     calls: dict[str, Callable[[int], object]] = {
@@ -69,7 +69,7 @@ def call_on(
 
 
 def main(case: contract.Case) -> None:
-    """Time the case, and leave the answer."""
+    """Time the case, and write the answer."""
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1
     contract.pin(case, rank)
@@ -78,9 +78,9 @@ def main(case: contract.Case) -> None:
     if case.op not in ops:
         contract.refuse(case, rank, f"Gloo has no {case.op}")
     if is_ours:
-        importlib.import_module("multiring.torch")  # which registers it, also where no entry point is installed
+        importlib.import_module("multiring.torch")  # registers the backend, even without an entry point
     torch.set_num_threads(1)
-    # Not init_method="file://...": torch takes a URL's %20 for the file's name, and ranks would never meet.
+    # Not init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
     store = dist.FileStore(str(Path(case.out_dir) / "store"), ranks)  # type: ignore[attr-defined] # torch does
     dist.init_process_group("multiring" if is_ours else "gloo", store=store, rank=rank, world_size=ranks)
     arrays = []
