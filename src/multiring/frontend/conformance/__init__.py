@@ -1,8 +1,10 @@
-"""What every framework's adapter must do, as a suite: five small functions in, every check run.
+"""A suite of checks that every framework's adapter must pass. An adapter is described by five small functions.
+
+Run it on each of three ranks:
 
     results = conformance.run(adapter)
 
-on each of three ranks; docs/adapters.md says how, and what the functions are. Imports no framework.
+docs/adapters.md describes the functions. The suite imports no framework.
 """
 
 from multiring.frontend.conformance.adapter import Adapter as Adapter

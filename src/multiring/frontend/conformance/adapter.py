@@ -1,4 +1,4 @@
-"""What the suite needs to know of a framework's adapter."""
+"""The description of a framework's adapter for the suite, and comparisons for the checks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ Array = NDArray[Any]
 
 
 class Trainer(Protocol):
-    """A model of some parameters, and plain descent by gradients that the ranks of a process set average."""
+    """A model trained by plain gradient descent. The ranks of a process set average the gradients."""
 
     def step(self, slopes: Mapping[str, Array]) -> None:
-        """Make one step of the loss that is the sum of parameter x slope, over the parameters that `slopes` names.
+        """Make one training step. The loss is the sum of parameter x slope over the parameters in `slopes`.
 
-        Its gradients, which the framework is to make, are the slopes. Parameters that are not named take no part.
+        The framework must compute the gradients of this loss, which are the slopes. Other parameters are not used.
         """
 
     def parameters(self) -> Mapping[str, Array]:
-        """Return copies of the parameters as they are."""
+        """Return copies of the current parameters."""
 
     def state(self, **values: Any) -> Any:
         """Return the framework's elastic state of this model, with `values` as attributes."""
@@ -33,21 +33,22 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """Five small functions, and what the framework's own interface cannot express.
+    """The functions of an adapter that the suite calls, and the checks that the framework cannot express.
 
     Attributes:
-        name: of the framework, as results are listed.
-        version: of the framework.
-        make: returns the framework's array of the elements, type and, where it knows such, strides of a NumPy array.
-        back: returns a NumPy array of what `make` and `all_reduce` return.
+        name: the framework's name, for the list of results.
+        version: the framework's version.
+        make: takes a NumPy array, and returns the framework's array with the same elements and type. If the framework
+            has strides, they are the same as well.
+        back: takes a result of `make` or `all_reduce`, and returns a NumPy array.
         all_reduce: `(array, op, *, name=None, process_set)` returns a new array of the framework, combined over the
             ranks; `op` is "sum", "average", "min", "max" or "product".
-        trainer: `(parameters, rate, process_set)` returns a `Trainer` of float32 parameters, each rank's its own at
-            first.
+        trainer: `(parameters, rate, process_set)` returns a `Trainer` of float32 parameters, whose initial values may
+            differ between ranks.
         gradient: `(at, weights, op)` returns the gradient of sum(all_reduce(x, op) * weights) at x = `at`, as the
-            framework finds it.
+            framework computes it.
         init: joins the job; takes `process_sets`.
-        cannot: why checks, by name, are not for this framework: what its own interface cannot express.
+        cannot: the checks to skip, by name, each with the reason: what the framework's own interface cannot express.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Adapter:
 
 
 class NonconformanceError(AssertionError):
-    """An adapter does not do what every adapter must."""
+    """An adapter failed a check."""
 
 
 def require(condition: object, text: str) -> None:
@@ -72,13 +73,13 @@ def require(condition: object, text: str) -> None:
 
 
 def require_equal(found: Array, wanted: Any, what: str, *, rtol: float = 0.0) -> None:
-    """Raise NonconformanceError unless shape, type and elements are those wanted; NaN is NaN.
+    """Raise NonconformanceError unless shapes, types and elements are equal. NaN equals NaN.
 
     Args:
-        found: of the adapter.
-        wanted: of NumPy.
-        what: for the error.
-        rtol: how far elements may be off, relatively.
+        found: the adapter's result.
+        wanted: NumPy's result.
+        what: the name of the result, for the error.
+        rtol: the tolerance of elements, relative and absolute.
     """
     right = np.asarray(wanted)
     require(found.shape == right.shape, f"{what}: shape {found.shape}, want {right.shape}")
@@ -94,6 +95,6 @@ def require_equal(found: Array, wanted: Any, what: str, *, rtol: float = 0.0) ->
 
 
 def kind_of(error: BaseException) -> BaseException:
-    """Return multiring's error where a framework raised its own because of that; else `error`."""
+    """Return multiring's error if it caused a framework's `error`; otherwise return `error`."""
     found = error if isinstance(error, MultiringError) else error_of(error)
     return error if found is None else found

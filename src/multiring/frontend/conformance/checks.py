@@ -1,6 +1,6 @@
-"""The list of checks: what every adapter must do, in the order in which the suite asks for it.
+"""The list of checks that every adapter must pass, in the order in which the suite runs them.
 
-It was closed before the adapters of Chainer, Caffe and tinygrad were written.
+The list was complete before the adapters of Chainer, Caffe and tinygrad were written.
 """
 
 from collections.abc import Callable, Mapping

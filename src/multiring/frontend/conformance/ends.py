@@ -1,4 +1,4 @@
-"""What ends a job: a rank that dies, an exception on one rank, Ctrl-C. Each wants a job of its own."""
+"""Checks that end a job: a rank that dies, an exception on one rank, and Ctrl-C. Each check needs its own job."""
 
 import os
 import signal
@@ -15,18 +15,18 @@ from multiring.frontend.conformance.rank import Rank
 
 
 def lose_a_rank(adapter: Adapter, reach: Callable[[], object], *, fails: int | None = None) -> float:
-    """Train until a rank is gone, and return after how many seconds this one was told: PeerLostError.
+    """Train until a rank is lost, and return the seconds until this rank raised PeerLostError.
 
     All ranks of the job call it.
 
     Args:
-        adapter: of the framework.
-        reach: is called once the ranks are at work, where whoever kills one may wait for it.
-        fails: the rank that raises an error of its own instead, which its caller gets.
+        adapter: the framework's adapter.
+        reach: called once the ranks are training. A test can wait here before it kills a rank.
+        fails: a rank that raises an ArithmeticError after a few steps; None if another process kills a rank.
 
     Raises:
-        NonconformanceError: something else was raised, or the lost rank is not named.
-        ArithmeticError: on the rank that fails.
+        NonconformanceError: another error was raised, or it does not name a rank.
+        ArithmeticError: on the rank `fails`.
     """
     adapter.init()
     here = Rank(adapter, lifecycle.rank(), lifecycle.size())
@@ -49,7 +49,7 @@ def lose_a_rank(adapter: Adapter, reach: Callable[[], object], *, fails: int | N
         found = kind_of(error)
         if not isinstance(found, PeerLostError):
             raise NonconformanceError(f"{type(found).__name__}: {found}; want PeerLostError") from error
-        require("rank" in str(found), f"no rank is named in: {found}")
+        require("rank" in str(found), f"the error does not name a rank: {found}")
     return time.monotonic() - began
 
 
@@ -59,13 +59,14 @@ def _fail_at(wanted: int, step: int) -> None:
 
 
 def be_interrupted(adapter: Adapter, *, after_s: float = 0.5) -> float:
-    """Wait for the other ranks in a sum, which rank 0 never gets: Ctrl-C comes; return how long that took, in seconds.
+    """Interrupt a sum by Ctrl-C on rank 0, and return the seconds from the signal to KeyboardInterrupt.
 
-    The other ranks return 0 at once, and have to stay for longer than rank 0 takes. All ranks of the job call it.
+    Only rank 0 calls the sum, so it waits until the signal comes. The other ranks return 0 at once. They must stay in
+    the job until rank 0 has returned. All ranks of the job call it.
 
     Args:
-        adapter: of the framework.
-        after_s: when the signal comes.
+        adapter: the framework's adapter.
+        after_s: the delay of the signal, in seconds.
 
     Raises:
         NonconformanceError: the sum ended in another way.
@@ -88,4 +89,4 @@ def be_interrupted(adapter: Adapter, *, after_s: float = 0.5) -> float:
         return time.monotonic() - sent[0]
     except Exception as error:
         raise NonconformanceError(f"{type(error).__name__}: {error}; want KeyboardInterrupt") from error
-    raise NonconformanceError("the sum ended, though no other rank came")
+    raise NonconformanceError("the sum ended, although no other rank took part")

@@ -1,4 +1,4 @@
-"""Checks of who takes part, and of what happens where ranks disagree."""
+"""Checks of process sets, of the order of named calls, and of ranks whose calls differ."""
 
 import threading
 
@@ -14,7 +14,7 @@ from multiring.frontend.process_sets import ProcessSet, add_process_set, remove_
 
 
 def named_order(here: Rank) -> None:
-    """Two threads' calls are matched by their names, whichever rank comes with which of them first."""
+    """Calls of two threads are matched by their names, even if the ranks call them in different orders."""
     found: dict[str, object] = {}
 
     def call(name: str) -> None:
@@ -43,29 +43,29 @@ def _disagree(here: Rank, array: np.ndarray, op: str, what: str) -> None:
     error = here.raises(
         MismatchError, lambda: here.adapter.back(here.adapter.all_reduce(made, op, name=f"differing {what}")), what
     )
-    require(isinstance(error, HorovodInternalError), f"{what}: {type(error).__name__} is no HorovodInternalError")
-    require("rank" in str(error), f"{what}: no rank is named in {error}")
+    require(isinstance(error, HorovodInternalError), f"{what}: {type(error).__name__} is not a HorovodInternalError")
+    require("rank" in str(error), f"{what}: the error does not name a rank: {error}")
     require_equal(here.adapter.back(made), before, f"the array after {what}")
     here.goes_on()
 
 
 def shapes_differ(here: Rank) -> None:
-    """Shapes that differ: MismatchError on every rank, the array intact, and the ranks go on."""
+    """If shapes differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
     _disagree(here, np.arange(3 + (here.rank == 1), dtype=np.float32), "sum", "shapes that differ")
 
 
 def types_differ(here: Rank) -> None:
-    """Types that differ: the same."""
+    """If types differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
     _disagree(here, np.arange(4, dtype=np.float32 if here.rank else np.int32), "sum", "types that differ")
 
 
 def operations_differ(here: Rank) -> None:
-    """Operations that differ: the same."""
+    """If operations differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
     _disagree(here, np.arange(4, dtype=np.float32), "max" if here.rank == 2 else "sum", "operations that differ")
 
 
 def models_differ(here: Rank) -> None:
-    """Models that differ in a shape: MismatchError on every rank, when the trainer is made or makes its first step."""
+    """If models differ in a shape, every rank raises MismatchError, in `trainer` or in the first step."""
 
     def train() -> None:
         shape = 5 + (here.rank == 1)
@@ -78,16 +78,14 @@ def models_differ(here: Rank) -> None:
 
 
 def wrong_operation(here: Rank) -> None:
-    """An operation that is none: ArgumentError on each rank by itself, which names it."""
-    error = here.raises(
-        ArgumentError, lambda: here.reduced(np.zeros(3, np.float32), "median"), "an operation that is none"
-    )
-    require("median" in str(error), f"what was asked for is not named in: {error}")
+    """An unknown operation raises an ArgumentError that names it, on each rank by itself."""
+    error = here.raises(ArgumentError, lambda: here.reduced(np.zeros(3, np.float32), "median"), "an unknown operation")
+    require("median" in str(error), f"the error does not name the operation 'median': {error}")
     here.goes_on()
 
 
 def process_set(here: Rank) -> None:
-    """A process set sums and trains for itself; a rank that is not in it is told."""
+    """A process set sums and trains for itself, and a rank outside it gets an ArgumentError."""
     chosen = add_process_set(ProcessSet([0, 2]))
     if here.rank in {0, 2}:
         found = here.reduced(np.full(3, here.rank, np.float32), process_set=chosen)
@@ -105,7 +103,7 @@ def process_set(here: Rank) -> None:
 
 
 def init_again(here: Rank) -> None:
-    """After `shutdown` calls say so, and after another `init` everything works again."""
+    """After `shutdown` a call raises StateError, and after another `init` everything works again."""
     here.goes_on()
     lifecycle.shutdown()
     here.raises(StateError, lambda: here.reduced(np.ones(2, np.float32)), "a call after shutdown")

@@ -1,4 +1,4 @@
-"""A rank of the suite: the adapter, and what checks say in a line."""
+"""A rank of the suite: the adapter, and short helpers for checks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank, running the checks."""
+    """One rank that runs the checks."""
 
     adapter: Adapter
     rank: int
     size: int
 
     def reduced(self, array: Array, op: str = "sum", **keywords: Any) -> Array:
-        """Return `array` as the framework's, combined over the ranks, and back."""
+        """Convert `array` to the framework's type, combine it over the ranks, and return a NumPy array."""
         made = self.adapter.make(array)
         return self.adapter.back(self.adapter.all_reduce(made, op, **{"process_set": global_process_set, **keywords}))
 
     def trainer(
         self, parameters: dict[str, Array], rate: float, process_set: ProcessSet = global_process_set
     ) -> Trainer:
-        """Return a trainer of these parameters."""
+        """Return the adapter's trainer of these parameters."""
         return self.adapter.trainer(parameters, rate, process_set)
 
     def raises(self, kind: type[BaseException], call: Callable[[], object], what: str) -> BaseException:
-        """Return what `call` raises, by multiring's class, which has to be `kind`."""
+        """Return the error that `call` raises, as multiring's error; require that it is a `kind`."""
         try:
             call()
         except Exception as error:
@@ -41,7 +41,7 @@ class Rank:
         raise NonconformanceError(f"{what}: nothing was raised; want {kind.__name__}")
 
     def goes_on(self) -> None:
-        """Require that the ranks can go on."""
+        """Require that a sum over the ranks still works."""
         found = self.reduced(np.full(3, self.rank + 1, np.float32))
         total = self.size * (self.size + 1) // 2
         if found.tolist() != [total] * 3:

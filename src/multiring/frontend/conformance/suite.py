@@ -1,4 +1,4 @@
-"""Running the checks."""
+"""Run the checks on an adapter."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from multiring.frontend.conformance.rank import Rank
 from multiring.frontend.object_collectives import allgather_object
 
 RANKS = 3
-# What ends a job: each wants one of its own (ends.py).
+# Checks that end a job. Each needs its own job (ends.py).
 ENDS = ("killed rank", "exception on one rank", "Ctrl-C")
 
 
 class Outcome(Enum):
-    """What became of a check."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -26,7 +26,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check of one adapter. `text` says why it was skipped, or what failed on which rank."""
+    """The result of one check. `text` has the reason for skipping it, or the failures of the ranks."""
 
     check: str
     outcome: Outcome
@@ -34,21 +34,21 @@ class Result:
 
 
 def run(adapter: Adapter, checks: Mapping[str, Callable[[Rank], None]] = CHECKS) -> list[Result]:
-    """Run every check and return how they went, the same on every rank. All three ranks of the job call it.
+    """Run the checks, and return their results, which are the same on every rank. All three ranks of the job call it.
 
     It joins the job by the adapter's `init`, and leaves it at the end.
 
     Args:
-        adapter: of the framework.
-        checks: by default all of them.
+        adapter: the framework's adapter.
+        checks: the checks to run; by default all.
 
     Raises:
-        ArgumentError: the job has not three ranks; or `cannot` has what is no check, or no reason.
-        RendezvousError: after a check that failed a rank did not come back.
+        ArgumentError: the job does not have three ranks, or `cannot` names an unknown check or lacks a reason.
+        RendezvousError: a rank did not join the job again after a failed check.
     """
     unknown = sorted(set(adapter.cannot) - {*CHECKS, *ENDS})
     if unknown:
-        raise ArgumentError(f"cannot names {unknown}, which are no checks; want some of {[*CHECKS, *ENDS]}")
+        raise ArgumentError(f"cannot names {unknown}, which are not checks; want some of {[*CHECKS, *ENDS]}")
     silent = sorted(name for name, reason in adapter.cannot.items() if not reason.strip())
     if silent:
         raise ArgumentError(f"cannot gives no reason for {silent}; want what the framework cannot express")
@@ -69,13 +69,13 @@ def _one(name: str, check: Callable[[Rank], None], here: Rank) -> Result:
     told = ""
     try:
         check(here)
-    except Exception as error:  # noqa: BLE001 -- told to all ranks
+    except Exception as error:  # noqa: BLE001 -- the error is sent to all ranks
         told = f"{type(error).__name__}: {error}"
     texts = _texts_of_all(name, told)
     failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
     if not failed:
         return Result(name, Outcome.PASSED)
-    # Operations that some rank never came to would meet those of the next check.
+    # Operations that a rank never called would be matched with operations of the next check.
     lifecycle.shutdown()
     here.adapter.init(process_sets="dynamic")
     return Result(name, Outcome.FAILED, failed)

@@ -1,4 +1,4 @@
-"""Checks of gradients, and of what a program keeps."""
+"""Checks of gradients, models and elastic states."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ _RATE = 0.25
 
 
 def parameters_of(seed: int) -> dict[str, Array]:
-    """Return parameters, the same for the same seed."""
+    """Return random parameters, which depend on the seed only."""
     dice = np.random.default_rng(seed)
     return {name: np.asarray(dice.integers(-8, 9, shape), np.float32) for name, shape in _SHAPES.items()}
 
 
 def slopes_of(rank: int, step: int) -> dict[str, Array]:
-    """Return a rank's gradients in a step; of one parameter there is none."""
+    """Return a rank's gradients in a step. The parameter "spare" has no gradient."""
     found = parameters_of(1000 * step + rank + 1)
     del found["spare"]
     return found
 
 
 def _follow(wanted: dict[str, Array], ranks: int, step: int) -> None:
-    """Make the step that the model is to make."""
+    """Update `wanted` by the step that the model must make."""
     every = [slopes_of(rank, step) for rank in range(ranks)]
     for name in every[0]:
         mean = np.sum([each[name] for each in every], axis=0, dtype=np.float64) / ranks
@@ -41,7 +41,7 @@ def _require_model(found: Any, wanted: dict[str, Array], what: str) -> None:
 
 
 def gradients(here: Rank) -> None:
-    """A model trains with the average of all ranks' gradients, which the framework makes."""
+    """A model trains with the average of all ranks' gradients, which the framework computes."""
     trainer, wanted = here.trainer(parameters_of(0), _RATE), parameters_of(0)
     for step in range(4):
         trainer.step(slopes_of(here.rank, step))
@@ -50,14 +50,14 @@ def gradients(here: Rank) -> None:
 
 
 def unused_parameter(here: Rank) -> None:
-    """A parameter that no rank uses stays what it was, bit for bit, while others train."""
+    """A parameter that no rank uses stays bit-identical while other parameters train."""
     trainer = here.trainer(parameters_of(0), _RATE)
     trainer.step(slopes_of(here.rank, 0))
-    require_equal(np.asarray(trainer.parameters()["spare"]), parameters_of(0)["spare"], "what no rank uses")
+    require_equal(np.asarray(trainer.parameters()["spare"]), parameters_of(0)["spare"], "the unused parameter")
 
 
 def replicas(here: Rank) -> None:
-    """Replicas stay the same bit for bit, with gradients whose sum depends on its order."""
+    """Replicas stay bit-identical, although the sum of the gradients depends on the order of its terms."""
     dice = np.random.default_rng(here.rank)
     trainer = here.trainer({"weight": np.zeros(1009, np.float32)}, _RATE)
     for _ in range(3):
@@ -67,7 +67,7 @@ def replicas(here: Rank) -> None:
 
 
 def two_models(here: Rank) -> None:
-    """Two models that train in turns do not mix."""
+    """Two models that train in turns do not affect each other."""
     pair = [here.trainer(parameters_of(seed), _RATE) for seed in (1, 2)]
     wanted = [parameters_of(seed) for seed in (1, 2)]
     for step, which in enumerate((0, 1, 1, 0, 1)):
@@ -80,7 +80,7 @@ def two_models(here: Rank) -> None:
 def gradient_through(here: Rank) -> None:
     """Gradients flow through a sum and an average, from every rank to every other."""
     if here.adapter.gradient is None:
-        require(False, "there is no function `gradient`, nor a reason in `cannot`")
+        require(False, "the adapter has neither a function `gradient` nor a reason in `cannot`")
         return
     weights = [np.arange(6, dtype=np.float32) + 3 * rank for rank in range(here.size)]
     at = np.full(6, here.rank + 1, np.float32)
@@ -91,13 +91,13 @@ def gradient_through(here: Rank) -> None:
 
 
 def state_is_kept(here: Rank) -> None:
-    """An elastic state has rank 0's model after `sync`, and after `restore` what was committed."""
+    """An elastic state has rank 0's model after `sync`, and the committed model after `restore`."""
     trainer = here.trainer(parameters_of(here.rank), _RATE)
     state = trainer.state(done=here.rank)
     state.sync()
     wanted = parameters_of(0)
     _require_model(trainer.parameters(), wanted, "after sync")
-    require(state.done == 0, f"after sync: done is {state.done}, want rank 0's, 0")
+    require(state.done == 0, f"after sync: done is {state.done}, want rank 0's value, 0")
     trainer.step(slopes_of(here.rank, 0))
     _follow(wanted, here.size, 0)
     state.done = 1
@@ -106,11 +106,11 @@ def state_is_kept(here: Rank) -> None:
     state.done = 2
     state.restore()
     _require_model(trainer.parameters(), wanted, "after restore")
-    require(state.done == 1, f"after restore: done is {state.done}, want 1, as was committed")
+    require(state.done == 1, f"after restore: done is {state.done}, want the committed value, 1")
 
 
 def training_goes_on(here: Rank) -> None:
-    """After a failure the ranks meet anew, and train on from the last commit to the same model."""
+    """After a failure the ranks join the job again, and train from the last commit to the same model."""
     failed: list[int] = []
     trainer = here.trainer(parameters_of(here.rank), _RATE)
     state = trainer.state(done=0)
@@ -119,7 +119,7 @@ def training_goes_on(here: Rank) -> None:
     def train(state: Any) -> None:
         while state.done < 4:
             trainer.step(slopes_of(here.rank, state.done))
-            if state.done == 2 and not failed:  # in the middle of a step, which is to be taken back
+            if state.done == 2 and not failed:  # in the middle of a step, which must be rolled back
                 failed.append(state.done)
                 raise HorovodInternalError("as if a rank had gone")
             state.done += 1
@@ -131,4 +131,4 @@ def training_goes_on(here: Rank) -> None:
     for step in range(4):
         _follow(wanted, here.size, step)
     require(failed == [2], "training did not fail as it should")
-    _require_model(trainer.parameters(), wanted, "after going on")
+    _require_model(trainer.parameters(), wanted, "after resuming")

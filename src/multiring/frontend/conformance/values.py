@@ -1,4 +1,4 @@
-"""Checks of what is computed."""
+"""Checks of the values that collectives return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ TYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
-_HUGE = (1 << 23) + 5  # elements: 32 MiB and a bit of float32
+_HUGE = (1 << 23) + 5  # the number of float32 elements: slightly more than 32 MiB
 _CALLS = 60
 
 
 def check_type(dtype: str) -> Callable[[Rank], None]:
-    """Return the check that arrays of `dtype` are combined as NumPy would."""
+    """Return a check that arrays of `dtype` are combined as NumPy would combine them."""
 
     def check(here: Rank) -> None:
         for op in ("sum", "average", "min", "max", "product"):
@@ -27,7 +27,7 @@ def check_type(dtype: str) -> Callable[[Rank], None]:
                 every = [_values(dtype, op, rank) for rank in range(here.size)]
                 require_equal(here.reduced(every[here.rank], op), _combined(every, op), f"{op} of {dtype}")
 
-    check.__doc__ = f"Of {dtype}: sum, average, least, greatest and product are NumPy's, as far as they have a meaning."
+    check.__doc__ = f"Sum, average, minimum, maximum and product of {dtype} equal NumPy's, if they are defined."
     return check
 
 
@@ -38,9 +38,9 @@ def _has_meaning(dtype: str, op: str) -> bool:
 
 
 def _values(dtype: str, op: str, rank: int) -> Array:
-    """Return 35 elements whose results every type has exactly, but averages of integers, which are truncated.
+    """Return 35 elements whose combinations `dtype` represents exactly, except averages of integers, which truncate.
 
-    Integers that are averaged reach to the limits of their type, where a sum needs more bits, and float64 rounds.
+    For averages, integers reach the limits of their type. There a sum needs more bits, and float64 rounds.
     """
     numbers: Array = (np.arange(35) + 7 * rank).reshape(7, 5)
     if dtype == "bool":
@@ -80,7 +80,7 @@ def _combined(every: list[Array], op: str) -> Array:
 
 
 def shapes(here: Rank) -> None:
-    """Arrays of no, one and many dimensions keep their shape."""
+    """Arrays with zero, one and many dimensions keep their shape."""
     for shape in ((), (1,), (1, 1, 1), (2, 3, 4, 5)):
         own = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
         wanted = np.asarray(own * here.size + _ranks(here), np.float32)
@@ -89,14 +89,14 @@ def shapes(here: Rank) -> None:
 
 
 def zero_size(here: Rank) -> None:
-    """Arrays of no elements come back as such."""
+    """Arrays without elements keep their shape and type."""
     for shape in ((0,), (0, 3), (3, 0, 2)):
         for op in ("sum", "average", "max"):
             require_equal(here.reduced(np.zeros(shape, np.float32), op), np.zeros(shape, np.float32), f"{op}, {shape}")
 
 
 def non_contiguous(here: Rank) -> None:
-    """Transposed arrays, and ones with gaps, are combined by element."""
+    """Transposed arrays, and arrays with gaps, are combined element by element."""
     numbers = np.arange(60, dtype=np.float32).reshape(5, 12) + 100 * here.rank
     every = 100 * _ranks(here)
     for name, view in _views(numbers).items():
@@ -115,14 +115,14 @@ def _views(array: Array) -> dict[str, Array]:
 
 
 def huge(here: Rank) -> None:
-    """An array of 32 MiB, of an odd number of elements, is summed to its last one."""
+    """An array of 32 MiB with an odd number of elements is summed up to its last element."""
     numbers = np.arange(_HUGE, dtype=np.float32) % 1000
     found = here.reduced(numbers + here.rank)
     require_equal(found, numbers * here.size + np.float32(_ranks(here)), "sum of 32 MiB")
 
 
 def infinities(here: Rank) -> None:
-    """NaN and infinities arrive, and only where they were."""
+    """NaN and infinities are kept, and appear nowhere else."""
     numbers = np.zeros(6, np.float32)
     if here.rank == 1:
         numbers[:3] = np.nan, np.inf, -np.inf
@@ -133,7 +133,7 @@ def infinities(here: Rank) -> None:
 
 
 def same_bits(here: Rank) -> None:
-    """All ranks get the same bits, of numbers whose sum depends on its order."""
+    """All ranks get the same bits, although the sum of the numbers depends on the order of its terms."""
     numbers = np.random.default_rng(here.rank).standard_normal(10_007).astype(np.float32)
     for op in ("sum", "average"):
         found = here.reduced(numbers, op)
@@ -144,7 +144,7 @@ def same_bits(here: Rank) -> None:
 
 
 def inputs_intact(here: Rank) -> None:
-    """The arrays that are combined stay what they were, and so does the memory that they were made of."""
+    """The combined arrays stay unchanged, and so do the NumPy arrays that they were made from."""
     for dtype in ("float32", "int32"):
         numbers = np.asarray(np.arange(1000) + here.rank, dtype)
         made = here.adapter.make(numbers)

@@ -1,1 +1,1 @@
-"""Training that goes on after a failure, from where it last committed."""
+"""Elastic training: it resumes from the last commit after a failure."""

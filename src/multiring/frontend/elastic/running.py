@@ -1,4 +1,4 @@
-"""elastic.run: a training function that goes on after a failure."""
+"""elastic.run: make a training function resume after a failure."""
 
 import functools
 from collections.abc import Callable
@@ -15,21 +15,22 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Return `func`, which takes a State and whatever else, made to go on after a failure (a decorator).
+    """Make `func` resume after a failure (a decorator). The first argument of `func` is a State.
 
-    The state is synchronised before `func` is called; so all collectives of the ranks are to be within it. Where one of
-    them fails (HorovodInternalError), every rank takes back what it did since the last commit, the ranks meet anew, and
-    `func` is called again; where the hosts changed (HostsUpdatedInterrupt), the same, but nothing is taken back.
+    The state is synchronised before each call of `func`, so all collectives of the ranks must be inside `func`. If a
+    collective fails (HorovodInternalError), the ranks shut down and join the job again, each rank restores its last
+    commit, and `func` is called again. If the hosts changed (HostsUpdatedInterrupt), the same happens, but nothing is
+    rolled back.
 
     Raises:
-        HorovodInternalError: from the function made: ten failures in a row without a commit.
-        RendezvousError: from the function made: a rank did not come back, within MULTIRING_INIT_TIMEOUT_S.
+        HorovodInternalError: the returned function raises it after ten failures in a row without a commit.
+        RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
     """
     return run_fn(_in_our_words(func), _meet_anew, (HorovodInternalError,))
 
 
 def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Return `func`, raising multiring's error where a framework raised its own because of that."""
+    """Return `func`, changed to raise multiring's error if that is the cause of a framework's error."""
 
     @functools.wraps(func)
     def wrapper(*arguments: Any, **keywords: Any) -> Result:
@@ -47,7 +48,7 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _meet_anew() -> None:
-    """Leave the job and join it again, with the process sets that there are."""
+    """Leave the job and join it again, with the same process sets."""
     kept, are_dynamic = sets_to_keep() if is_initialized() else ({}, False)
     shutdown()
     init(process_sets="dynamic" if are_dynamic else None)

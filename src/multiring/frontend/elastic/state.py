@@ -1,7 +1,7 @@
-"""Elastic training: what a program keeps of itself, so that it goes on after a failure from where it last committed.
+"""Elastic training: a program commits its state, and resumes from the last commit after a failure.
 
-Membership is fixed: the ranks that began are those that go on. A rank that lost the others meets them anew; a rank that
-is gone for good ends the job.
+The membership is fixed: a job resumes with the ranks it started with. A rank that lost its connections joins the others
+again. If a rank is gone for good, the job ends.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from multiring.errors import MultiringError
 from multiring.frontend.errors import HorovodInternalError
 
 Result = TypeVar("Result")
-Broadcast = Callable[[Any], Any]  # an object of this rank -> rank 0's
-Gather = Callable[[Any], Sequence[Any]]  # an object of this rank -> all ranks', by rank
+Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
+Gather = Callable[[Any], Sequence[Any]]  # this rank's object -> all ranks' objects, by rank
 
 _log = logging.getLogger("multiring")
-# Failures in a row, with no commit in between: what fails so often will do so for ever.
+# After so many failures in a row without a commit, a further attempt would fail as well.
 _MOST_FAILURES = 10
 
 
 class HostUpdateResult(IntFlag):
-    """What became of the hosts."""
+    """The kind of a change of the hosts."""
 
     no_update = 0
     removed = 1
@@ -35,7 +35,10 @@ class HostUpdateResult(IntFlag):
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
-    """The hosts changed: the ranks meet anew. `skip_sync`: no rank is new, so that none needs the others' state."""
+    """The hosts changed, so the ranks must join the job again.
+
+    `skip_sync` is True if no rank is new, so no rank needs the state of another rank.
+    """
 
     def __init__(self, skip_sync: bool) -> None:  # noqa: FBT001 -- Horovod's signature
         super().__init__(f"the hosts changed{', none was added' if skip_sync else ''}")
@@ -43,17 +46,17 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
 
 
 class State:
-    """What a program keeps of itself; what that is, and how, subclasses say."""
+    """The state of a program that can be committed and restored. Subclasses define its contents."""
 
     def __init__(
         self, bcast_object: Broadcast, get_rank: Callable[[], int], gather_object: Gather | None = None
     ) -> None:
-        """Keep nothing yet.
+        """Create a state without a commit.
 
         Args:
             bcast_object: returns rank 0's object on every rank.
-            get_rank: returns this rank.
-            gather_object: returns every rank's object, by rank. Without it ranks believe rank 0 alone.
+            get_rank: returns this rank's number.
+            gather_object: returns the objects of all ranks, by rank. Without it, only rank 0's information counts.
         """
         self._bcast_object = bcast_object
         self._gather_object = gather_object
@@ -64,35 +67,40 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Have `callbacks` called each time the ranks have met anew, before the state is synchronised."""
+        """Register functions to call each time the ranks have joined the job again, before the synchronisation."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Take note that the ranks have met anew."""
+        """Call `reset` and the registered callbacks, after the ranks have joined the job again."""
         self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take note that the hosts changed at `timestamp`, in the way that HostUpdateResult has; from any thread."""
+        """Record that the hosts changed. Any thread may call it.
+
+        Args:
+            timestamp: the time of the change.
+            update_res: the kind of the change, a HostUpdateResult.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Keep the state as it is now, then look whether the hosts changed.
+        """Save the current state, then check whether the hosts changed.
 
         Raises:
-            HostsUpdatedInterrupt: they did; on every rank.
+            HostsUpdatedInterrupt: on every rank: the hosts changed.
         """
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Look whether any rank heard that the hosts changed; every rank has to.
+        """Check whether `on_hosts_updated` was called on any rank. Every rank must call it.
 
         Raises:
-            HostsUpdatedInterrupt: one did; on every rank, with the same `skip_sync`.
+            HostsUpdatedInterrupt: on every rank, with the same `skip_sync`: the hosts changed.
         """
         newest, changes = self._last_updated_timestamp, HostUpdateResult.no_update
         while not self._host_messages.empty():
@@ -109,28 +117,28 @@ class State:
             raise HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
 
     def must_sync(self, *, wanted: bool) -> bool:
-        """Return whether any rank wants to synchronise, as a rank that is new to the others does; the same on all."""
+        """Return whether any rank wants to synchronise, for example a new rank. All ranks get the same result."""
         return wanted if self._gather_object is None else any(self._gather_object(wanted))
 
     def save(self) -> None:
-        """Keep the state as it is now."""
+        """Save the current state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Make the state what it was when it was kept last."""
+        """Restore the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Make the state rank 0's on every rank, and keep it."""
+        """Set the state of every rank to rank 0's state, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Fit what depends on the ranks to those there are now."""
+        """Update the parts of the state that depend on the ranks, after the ranks have joined the job again."""
 
 
 @contextlib.contextmanager
 def all_or_nothing(*holders: object) -> Iterator[None]:
-    """Restore the attributes of `holders` if the block raises, so that a state never mixes two commits."""
+    """Restore the attributes of `holders` if the block raises. A state then never mixes two commits."""
     before = [(kept, dict(kept)) for kept in (getattr(each, "__dict__", {}) for each in holders)]
     try:
         yield
@@ -142,7 +150,7 @@ def all_or_nothing(*holders: object) -> Iterator[None]:
 
 
 class ObjectState(State):
-    """Plain objects, by name; each is an attribute."""
+    """A state of plain objects, each an attribute."""
 
     def __init__(
         self,
@@ -151,21 +159,21 @@ class ObjectState(State):
         gather_object: Gather | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keep `kwargs`; for the others see State."""
+        """Set `kwargs` as attributes, and save them. For the other arguments see State."""
         super().__init__(bcast_object=bcast_object, get_rank=get_rank, gather_object=gather_object)
         self._saved_state = copy.deepcopy(kwargs)
         self._set_attributes(kwargs)
 
     def save(self) -> None:
-        """Keep copies of the attributes."""
+        """Save copies of the attributes."""
         self._saved_state = copy.deepcopy(self._attributes())
 
     def restore(self) -> None:
-        """Set the attributes to copies of what was kept."""
+        """Set the attributes to copies of the saved values."""
         self._set_attributes(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Set the attributes to rank 0's, and keep those."""
+        """Set the attributes to rank 0's values, and save them."""
         if self._saved_state:
             self._set_attributes(self._bcast_object(self._attributes()))
             self._saved_state = copy.deepcopy(self._attributes())
@@ -183,20 +191,20 @@ def run_fn(
     reset: Callable[[], object],
     failures: tuple[type[Exception], ...] = (HorovodInternalError,),
 ) -> Callable[..., Result]:
-    """Return `func`, made to go on after a failure: `wrapper(state, *arguments)` returns what `func` returns at last.
+    """Return a function that calls `func`, resumes after failures, and returns the result of the successful call.
 
-    Each time before `func`, the state is synchronised. Where `func` raises one of `failures`, or an error after which
-    its Group is unusable, the ranks meet anew, and then the state is what it was at the last commit, also where they do
-    not meet; where it raises HostsUpdatedInterrupt, they meet anew with the state as it is.
+    The state is synchronised before each call of `func`. `func` may raise one of `failures`, or an error after which
+    its Group is unusable. Then `reset` is called and the last commit is restored, even if `reset` fails. After a
+    HostsUpdatedInterrupt, `reset` is called and the state stays as it is.
 
     Args:
-        func: takes a state, and whatever else.
-        reset: makes the ranks meet anew.
-        failures: errors to go on after.
+        func: takes a state, followed by any arguments.
+        reset: makes the ranks leave the job and join it again.
+        failures: the errors after which the training resumes.
 
     Raises:
-        Exception: what `func` raised, where it is none of these, or after ten failures without a commit in between;
-            what `reset` raised, as where a rank is gone for good.
+        Exception: `func` raised another error, or failed ten times without a commit in between; or `reset` failed, for
+            example because a rank is gone for good.
     """
     caught: tuple[type[Exception], ...] = (*failures, MultiringError)
 
@@ -212,7 +220,7 @@ def run_fn(
                 return func(state, *arguments, **keywords)
             except HostsUpdatedInterrupt as interrupt:
                 wants_sync = not interrupt.skip_sync
-                _log.info("%s: the ranks meet anew", interrupt)
+                _log.info("%s: the ranks join the job again", interrupt)
             except caught as error:
                 if isinstance(error, MultiringError) and not isinstance(error, failures) and error.group_usable:
                     raise
@@ -221,12 +229,12 @@ def run_fn(
                 commits = now
                 if failed == _MOST_FAILURES:
                     raise
-                _log.warning("going on from the last commit after %s: %s", type(error).__name__, error)
+                _log.warning("resuming from the last commit after %s: %s", type(error).__name__, error)
                 wants_sync, goes_back = True, True
             try:
                 reset()
             finally:
-                # Not before: a rank that was stopped may write into memory of what failed until it has met the others.
+                # Not before `reset`: a suspended rank may write into memory of the failed operation until it rejoins.
                 if goes_back:
                     state.restore()
             state.on_reset()

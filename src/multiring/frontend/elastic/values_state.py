@@ -1,4 +1,4 @@
-"""The elastic state of a framework that holds its values itself: in a net, in links or in variables."""
+"""The elastic state of a framework that stores the values itself: in a net, in links or in variables."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from multiring.frontend.object_collectives import allgather_object, broadcast_ob
 
 
 class ValuesState(ObjectState):
-    """Values that the framework holds, and attributes.
+    """A state of attributes, and of values that the framework stores.
 
-    An adapter's class says how to read and write the values, and how all ranks get rank 0's.
+    An adapter's subclass reads and writes the values, and sets all ranks' values to rank 0's.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        """Keep `kwargs` as attributes, and the values as they are now."""
+        """Set `kwargs` as attributes, and save them and the current values."""
         super().__init__(bcast_object=broadcast_object, get_rank=rank, gather_object=allgather_object, **kwargs)
         self._values = self._read()
 
@@ -23,26 +23,26 @@ class ValuesState(ObjectState):
         raise NotImplementedError
 
     def _write(self, values: Any) -> None:
-        """Set the values to `values`, which `_read` returned before."""
+        """Set the framework's values to an earlier result of `_read`."""
         raise NotImplementedError
 
     def _share(self) -> Any:
-        """Set the values to rank 0's on every rank; return copies of them."""
+        """Set every rank's values to rank 0's values, and return copies of them."""
         raise NotImplementedError
 
     def save(self) -> None:
-        """Keep everything as it is now."""
+        """Save the attributes and the values in memory."""
         with all_or_nothing(self):
             self._values = self._read()
             super().save()
 
     def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
+        """Restore the attributes and the values that were saved last."""
         self._write(self._values)
         super().restore()
 
     def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it; what was kept stays if that fails."""
+        """Set attributes and values of every rank to rank 0's, and save them. If this fails, the last save remains."""
         with all_or_nothing(self):
             self._values = self._share()
             super().sync()

@@ -1,4 +1,4 @@
-"""Requests of native code: what the operations of frameworks ask of the job, without Python (entry/multiring.h)."""
+"""Requests of native code: frameworks' compiled operations post collectives without Python (entry/multiring.h)."""
 
 from multiring.frontend.requests.failures import error_of as error_of
 from multiring.frontend.requests.service import cancel_all as cancel_all

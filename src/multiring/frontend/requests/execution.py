@@ -1,4 +1,4 @@
-"""What requests do: their arrays, as a Group takes them, and the results, as frameworks want them."""
+"""Execute requests: pass their arrays to a Group, and its results to the frameworks."""
 
 import ctypes
 import math
@@ -37,22 +37,22 @@ from multiring.frontend.signatures import (
 from multiring.runtime import Group, Handle
 from multiring.runtime.arrays import Buffer, numpy_dtype
 
-_MOST_KEPT = 512  # calls that are known again
+_MOST_KEPT = 512  # the largest number of prepared calls
 
-Finish = Callable[[Request], None]  # puts the results in place; waits for the operation first
+Finish = Callable[[Request], None]  # waits for the operation, and stores the results
 
 
 class Execution:
-    """The requests of one process set: what is known of those that came before is used again."""
+    """Executes the requests of one process set. Prepared calls are reused for requests with the same signature."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Whole | _Flagged | _Parameters | _Rows] = {}
 
     def submit(self, members: Members, request: Request) -> Finish:
-        """Start what `request` asks for; return what waits for it, and puts the results in place.
+        """Start the request's operation; return a function that waits for it and stores the results.
 
         Raises:
-            ArgumentError, HorovodInternalError: it could not be started, here alone.
+            ArgumentError, HorovodInternalError: this rank alone could not start the operation.
         """
         known = self._known.get(request.signature)
         if known is None:
@@ -68,14 +68,14 @@ _BY_ROWS = {ALLGATHER, ALLTOALL, REDUCESCATTER}
 
 
 class _Memory(NamedTuple):
-    """Where the arrays of a request lie as one, and the operation on it that may come again."""
+    """A buffer that holds the arrays of a request back to back, and the operation on it, for repetition."""
 
     packed: NDArray[Any]
-    repeat: Repeat | None  # None: it was no such operation
+    repeat: Repeat | None  # None if the operation cannot be repeated
 
 
 class _Whole:
-    """An all_reduce, a broadcast or a barrier: results have the arrays' shapes."""
+    """An all_reduce, a broadcast or a barrier, whose results have the shapes of the arrays."""
 
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
@@ -109,7 +109,7 @@ class _Whole:
         return self._submit(request)
 
     def _submit_first(self, request: Request, comparison: Comparison) -> Finish:
-        """Submit one of the first steps' requests; compare the ranks before its results are theirs."""
+        """Submit a request of one of the first steps, and compare the ranks before the request ends."""
         wanted = self._wanted
         arrays = [_view(request.input(part), shape, wanted.kind) for part, shape in enumerate(wanted.shapes)]
         compare = comparison.begin(wanted.name, arrays)
@@ -144,7 +144,7 @@ class _Whole:
 
         def finish(asking: Request) -> None:
             pending.wait()
-            found = packed if self._is_plain else self._converted_back(sent)  # which is there while it is copied
+            found = packed if self._is_plain else self._converted_back(sent)  # kept alive while it is copied
             asking.unpack(found.ctypes.data)
             with self._lock:
                 self._free.append(_Memory(packed, repeat))
@@ -195,7 +195,7 @@ class _Whole:
             if wanted.op == Adasum:
                 parts = np.split(sent, np.cumsum(self._counts)[:-1]) if len(self._counts) > 1 else [sent]
                 return start_adasum(group, parts, label=label)
-            # One array has its shape: a rank that has joined contributes one of that shape.
+            # A single array keeps its shape, because a rank that has joined contributes an array of that shape.
             shape = (*wanted.shapes[0], *conversion.more) if len(wanted.shapes) == 1 else (-1,)
             return group.all_reduce_async(
                 sent.reshape(shape), conversion.op, wire=wire_of(wanted), label=label, waits=waits
@@ -214,7 +214,7 @@ class _Whole:
         return np.empty(count, wanted.kind)
 
     def _converted(self, packed: NDArray[Any]) -> NDArray[Any]:
-        """Return what a Group is to combine."""
+        """Return the array that the Group combines."""
         found = converted(packed, self._conversion, self._wanted.prescale).reshape(-1)
         memory = self._members.group.allocate(found.size, found.dtype)
         memory[...] = found
@@ -226,7 +226,7 @@ class _Whole:
 
 
 class _Flagged:
-    """An all_reduce whose last array is a flag of this process's: 1 where its program shall look at its parameters."""
+    """An all_reduce whose last result is a flag of this process: 1 if its program must compare its parameters."""
 
     def __init__(self, members: Members, wanted: Wanted, comparison: Comparison) -> None:
         self._shape = wanted.shapes[-1]
@@ -249,7 +249,7 @@ class _Flagged:
 
 
 class _Parameters:
-    """Parameters that a program brings before its second step; nothing but their fingerprints travels."""
+    """A request with parameters to compare before the second step. Usually only their fingerprints are sent."""
 
     def __init__(self, wanted: Wanted, comparison: Comparison) -> None:
         self._wanted = wanted
@@ -273,7 +273,7 @@ def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters 
 
 
 class _Rows:
-    """Collectives of rows: each array by itself, in which ranks may differ in rows."""
+    """Collectives of rows. Each array has its own operation, and ranks may have different numbers of rows."""
 
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
@@ -375,7 +375,7 @@ def _check_factors(wanted: Wanted) -> None:
 def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
     if not shape:
         error = RefusedInternalError(
-            f"{wanted.collective} of an array of no dimensions: want at least one, to cut rows from"
+            f"{wanted.collective} of an array without dimensions: want at least one dimension, the rows"
         )
         error.is_argument = wanted.collective == REDUCESCATTER  # as in Horovod
         raise error
@@ -386,7 +386,7 @@ def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
 
 
 def _refused(members: Members, name: Name, signature: Signature, error: Exception) -> Finish:
-    """Start what fails on every rank that asked for the same, and lets the others see that they differ."""
+    """Start an operation that raises `error` on the ranks with this signature, and a mismatch on the others."""
 
     def start(group: Group, label: str) -> Handle:
         return group.barrier_async(label=label)

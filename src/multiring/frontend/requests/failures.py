@@ -1,4 +1,4 @@
-"""How a request's failure leaves through native code, and is found again on the other side."""
+"""Pass the error of a request through native code, and find it again in the error that the framework raises."""
 
 import itertools
 import threading
@@ -21,15 +21,15 @@ _KINDS: tuple[tuple[type[Exception], int], ...] = (
     (MismatchError, 2),
     (PeerLostError, 3),
     (StallError, 4),
-    (UnsupportedError, 6),  # before those that are of its kind as well
+    (UnsupportedError, 6),  # first, because an error may be both an UnsupportedError and a StateError
     (StateError, 5),
 )
-_TRACING = "StagingError"  # what TensorFlow makes of an error of ours while it traces
-_KEPT = 256  # errors, to be found again
+_TRACING = "StagingError"  # TensorFlow's error for an error of multiring during tracing
+_KEPT = 256  # the number of latest errors that can be found again
 
 
 class _Failures:
-    """The errors of this process's requests, by the number that stands in their texts."""
+    """The latest errors of this process's requests, by the number in their texts."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -41,7 +41,7 @@ _failures = _Failures()
 
 
 def noted(error: BaseException) -> tuple[int, str]:
-    """Return the kind of `error`, by multiring.h, and a text by which `error_of` finds it again."""
+    """Return the number of the error's kind in multiring.h, and a text by which `error_of` finds the error again."""
     kind = next((kind for each, kind in _KINDS if isinstance(error, each)), INTERNAL)
     if getattr(error, "is_argument", False):
         kind = _ARGUMENT
@@ -53,7 +53,7 @@ def noted(error: BaseException) -> tuple[int, str]:
 
 
 def error_of(exception: BaseException) -> Exception | None:
-    """Return multiring's error behind what a framework raised; None where there is none, or long ago."""
+    """Return multiring's error that caused a framework's exception; None if there is none or it is too old."""
     text = str(exception)
     with _failures.lock:
         found = next((error for number, error in _failures.kept if number in text), None)

@@ -1,8 +1,8 @@
-"""The first steps of reductions that native code asks for: what their requests show of gradients and parameters.
+"""Compare gradients and parameters in the first steps of reductions that native code requests.
 
-A program that TensorFlow or JAX has compiled cannot ask which step it makes. Its requests can: the first two of each
-reduction are looked at here, on their way to the ranks. A request says which reduction it is of by a number in its
-field `root`, for which a reduction has no other use.
+A program compiled by TensorFlow or JAX cannot determine the number of its step. This module therefore examines the
+first two requests of each reduction. The field `root` of a request, which reductions do not use otherwise, has the
+number of the reduction.
 """
 
 import itertools
@@ -27,15 +27,15 @@ Compare = Callable[[], None]
 class Watched:
     """A reduction of gradients whose first steps the ranks compare.
 
-    what: who reduces, for errors.
-    names: of the parameters that `parameters` returns, or that the requests of `follows` bring.
-    parameters: returns their values now; None: this process cannot read them.
-    remedy: how to give all ranks the same ones.
+    what: the optimizer or function that reduces, for errors.
+    names: the names of the parameters, which come from `parameters` or from requests with `follows`.
+    parameters: returns the current values of the parameters; None if this process cannot read them.
+    remedy: how a program gives all ranks the same parameters, for errors.
     sees: whether local gradients are compared.
-    flagged: the type of the requests whose last array is a flag: 1 where the program shall look at its parameters.
-    follows: the number of the reduction whose program brings its parameters here; 0: none.
-    part: tells such requests apart, the same on all ranks.
-    keeps: whether what it is about is still there.
+    flagged: the type of the requests whose last array is a flag. The flag is 1 if the program must compare parameters.
+    follows: the number of the reduction whose program passes its parameters in these requests; 0 if there is none.
+    part: distinguishes requests with the same `follows`; the same on all ranks.
+    keeps: returns whether the variables of the reduction still exist.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Watched:
 
 
 class _Registry:
-    """The reductions of this process, by their numbers."""
+    """The watched reductions of this process, by number."""
 
     def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
@@ -62,7 +62,12 @@ _registry = _Registry()
 
 
 def watch(key: Hashable, make: Callable[[], Watched]) -> int:
-    """Return the number of the reduction that `key` stands for in this process; `make` describes a new one."""
+    """Return the number of the reduction that `key` identifies in this process.
+
+    Args:
+        key: identifies the reduction.
+        make: describes the reduction; it is called if the reduction is new.
+    """
     number = _registry.numbers.get(key)
     if number is None or not _registry.found[number].keeps():
         if number is not None:
@@ -79,9 +84,9 @@ def watched_variables(
     """Return the number of the reduction of these variables' gradients.
 
     Args:
-        variables: they are not kept alive.
-        values: returns their values as NumPy takes them; None where it cannot.
-        more: fields of Watched.
+        variables: the variables; only weak references to them are stored.
+        values: returns the variables' values as arrays for NumPy; None if it cannot.
+        more: other fields of Watched.
     """
 
     def make() -> Watched:
@@ -102,7 +107,7 @@ def watched_variables(
 
 
 class NamedRanks:
-    """The ranks of a process set, for operations that they match by name; a rank that has joined tells nothing."""
+    """The ranks of a process set, with operations matched by name. A rank that has joined contributes zeros."""
 
     def __init__(self, members: Members, name: str) -> None:
         self._members = members
@@ -111,37 +116,37 @@ class NamedRanks:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._members.size
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """The number of this rank."""
         return self._members.rank
 
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return all ranks' rows, by rank; zeros of those that have joined."""
+        """Return all ranks' rows, in the order of the ranks; rows of ranks that have joined are zeros."""
         rows = np.zeros((self.size, *array.shape), array.dtype)
         rows[self.rank] = array
         return self._sum(rows).reshape(-1, *array.shape[1:])
 
     def broadcast(self, array: NDArray[Any], root: int) -> None:
-        """Make `array` that of one rank, in place."""
+        """Overwrite `array` with the array of rank `root`."""
         array[...] = self._sum(array if self.rank == root else np.zeros_like(array))
 
     def _sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        # A sum, since it is what ranks that have joined contribute to.
+        # A sum, because ranks that have joined take part only in allreduces.
         name = f"{self._name}.{next(self._numbers)}"
         return array_collectives.allreduce(array, Sum, name=name, process_set=self._members)
 
 
 class Comparison:
-    """The first two steps of one reduction, in one membership."""
+    """Compares the first two steps of one reduction, in one membership."""
 
     def __init__(self, members: Members, watched: Watched) -> None:
         self.watched = watched
         self.name = ""
-        self.steps = 0  # that have begun
+        self.steps = 0  # the number of steps that have begun
         self._members = members
         self._brought: list[NDArray[Any]] | None = None
         ranks = NamedRanks(members, "")
@@ -154,20 +159,23 @@ class Comparison:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        """Whether this rank is the only one."""
         return self._members.size == 1
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is compared any more."""
+        """Whether all comparisons have been started, or there is no rank to compare with."""
         return self.steps > 1 or self.is_alone
 
     def begin(self, name: str | None, gradients: Sequence[NDArray[Any]]) -> Compare | None:
-        """Take note of a step, whose gradients are about to be reduced; return what compares when they are.
+        """Start a step whose gradients are about to be reduced.
 
         Args:
-            name: what the ranks match the reduction by.
-            gradients: of this rank.
+            name: the name by which the ranks match the reduction.
+            gradients: this rank's gradients.
+
+        Returns:
+            A function that compares the ranks, to be called after the reduction; None if this step compares nothing.
         """
         if self.is_over:
             return None
@@ -181,10 +189,10 @@ class Comparison:
         return None if told is None else partial(self._first.meet, told, NamedRanks(self._members, self.name))
 
     def compare(self, parameters: list[NDArray[Any]]) -> None:
-        """Compare parameters that a program brings, before its second step.
+        """Compare parameters that a program passes before its second step.
 
         Raises:
-            MismatchError: on every rank: they differ.
+            MismatchError: on every rank: the ranks' parameters differ.
         """
         before = self._members.kept(Comparisons).of(self.watched.follows)
         if self.is_over or before is None or before.steps != 2:
@@ -199,14 +207,14 @@ class Comparison:
 
 
 class Comparisons:
-    """Those of one membership of a process set."""
+    """The comparisons of one membership of a process set."""
 
     def __init__(self) -> None:
         self._found: dict[int, Comparison] = {}
         self._numbers = itertools.count(1)
 
     def of(self, number: int, members: Members | None = None) -> Comparison | None:
-        """Return that of a reduction, which is made where `members` are given; None: there is none."""
+        """Return the comparison of a reduction; None if there is none. With `members`, create a missing comparison."""
         found = self._found.get(number)
         watched = _registry.found.get(number)
         if found is None and watched is not None and members is not None:
@@ -214,10 +222,10 @@ class Comparisons:
         return found
 
     def name_of(self, name: str | None) -> str:
-        """Return what ranks match a comparison by: requests without a name come in the same order on all ranks."""
+        """Return the name by which the ranks match a comparison. Unnamed requests have the same order on all ranks."""
         return f"first steps of {name}" if name else f"first steps {next(self._numbers)}"
 
 
 def comparison_of(members: Members, number: int) -> Comparison | None:
-    """Return what compares the first steps of the reduction with this number; None where nobody asked for it."""
+    """Return the comparison of the reduction with this number; None if the reduction is not watched."""
     return members.kept(Comparisons).of(number, members) if number else None

@@ -1,7 +1,7 @@
-"""Ctrl-C for a thread that waits in native code: Python would hear of it only when the wait has ended.
+"""Handle Ctrl-C while the main thread waits in native code. Python would handle it only after the wait has ended.
 
-The signal's byte comes by the wakeup descriptor, to a thread; what is in flight then fails, the wait ends, and Python
-raises KeyboardInterrupt. A program with a handler of its own for SIGINT keeps what it has in flight.
+A thread reads the signal's number from the wakeup descriptor and makes the requests in flight fail. The wait then ends,
+and Python raises KeyboardInterrupt. If the program has its own handler for SIGINT, the requests are left alone.
 """
 
 import os
@@ -16,26 +16,26 @@ from typing import Any
 
 from multiring.frontend.requests.service import cancel_all
 
-_PATIENCE_S = 0.2  # for what ends by itself, or a handler that Python can run
+_PATIENCE_S = 0.2  # time for requests to end by themselves, or for Python to run the handler
 
 
 class _Now:
-    """The descriptor of this process, once there is one."""
+    """The state of this process."""
 
-    pid = 0
+    pid = 0  # the process that has the wakeup descriptor
     has_cancelled = False
-    handlers: tuple[object, ...] = (signal.default_int_handler,)  # which leave it to this module
+    handlers: tuple[object, ...] = (signal.default_int_handler,)  # with these, this module handles Ctrl-C
 
 
 def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
-    """Have Ctrl-C fail the requests in flight, from now on; nothing happens on another thread than the main one.
+    """Make Ctrl-C fail the requests in flight from now on. The call has no effect outside the main thread.
 
     Args:
-        undisturbed: files of Python's whose functions make the framework's errors for native code. A KeyboardInterrupt
-            that is raised there comes out as whatever that code makes of it (pybind11: a RuntimeError); so it is
-            raised where the native code has returned.
+        undisturbed: Python files whose functions build the framework's errors for native code. Native code would turn
+            a KeyboardInterrupt from these files into another error (pybind11: a RuntimeError). It is therefore raised
+            after the native code has returned.
     """
-    _Now.has_cancelled = False  # of a job that was joined before
+    _Now.has_cancelled = False  # it may be left from an earlier job
     if threading.current_thread() is not threading.main_thread() or _Now.pid == os.getpid():
         return
     if undisturbed and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -50,9 +50,9 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
 
 
 def has_cancelled() -> bool:
-    """Return whether Ctrl-C has failed what was in flight since the job was joined, and this was asked last.
+    """Return whether Ctrl-C has failed requests since the process joined the job and since the last call of this.
 
-    For whoever is told of that failure where another library has dropped the KeyboardInterrupt.
+    It helps a caller that gets such a failure after another library has dropped the KeyboardInterrupt.
     """
     found, _Now.has_cancelled = _Now.has_cancelled, False
     return found
@@ -64,7 +64,7 @@ def _handler(undisturbed: Collection[str]) -> Callable[[int, FrameType | None], 
             signal.default_int_handler(number, frame)
         former = sys.getprofile()
 
-        def told_later(here: FrameType, event: str, argument: Any) -> None:  # noqa: ARG001 -- a profile function's
+        def told_later(here: FrameType, event: str, argument: Any) -> None:  # noqa: ARG001 -- Python passes it
             if here.f_code.co_filename not in {*undisturbed, __file__}:
                 sys.setprofile(former)
                 signal.default_int_handler(number, here)
@@ -77,10 +77,10 @@ def _handler(undisturbed: Collection[str]) -> Callable[[int, FrameType | None], 
 def _watch(read: int, former: int) -> None:
     while True:
         numbers = os.read(read, 64)
-        if former >= 0:  # whoever had it before
+        if former >= 0:  # pass the signals on to the previous descriptor
             with suppress(OSError):
                 os.write(former, numbers)
         if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in _Now.handlers:
             time.sleep(_PATIENCE_S)
-            _Now.has_cancelled = True  # before somebody is told of the failure
+            _Now.has_cancelled = True  # set first, because a caller may ask as soon as its request fails
             _Now.has_cancelled = cancel_all() > 0

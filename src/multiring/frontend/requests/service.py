@@ -1,7 +1,7 @@
-"""The threads that serve the requests of native code: they submit them in the order in which they come, and wait.
+"""The threads that serve requests of native code. They submit the requests in order, and wait for the results.
 
-A request that is waited for holds a thread, as any operation of Python's does: it is warned of where it stalls, and the
-standoffs of ranks find it. There are as many threads as requests were ever in flight at the same time, and one more.
+Each request in flight occupies one thread, like an operation of Python. Stall warnings and the detection of deadlocks
+between ranks therefore include it. The number of threads is the largest number of requests ever in flight, plus one.
 """
 
 import atexit
@@ -23,17 +23,17 @@ _log = logging.getLogger("multiring")
 
 
 class _Service:
-    """Serves one queue for as long as the process lives."""
+    """Serves one queue until the process ends."""
 
     def __init__(self) -> None:
         self.queue = RequestQueue()
-        # Native code has its address: it is never freed.
+        # Native code stores the queue's address, so the queue must never be freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.queue))
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._threads = 0
-        self._waiting: dict[int, Members] = {}  # by the numbers of requests that were submitted
-        # The threads end with the interpreter: nobody is to wait for what comes after them.
+        self._waiting: dict[int, Members] = {}  # by the number of each submitted request
+        # The threads end with the interpreter. Later requests would wait forever, so the queue is closed first.
         atexit.register(self.queue.close)
         self.add_thread()
 
@@ -46,14 +46,14 @@ class _Service:
     def _serve(self) -> None:
         while True:
             request = self.queue.take()
-            if request.number in self._waiting:  # it comes again: it was cancelled
+            if request.number in self._waiting:  # a request that comes a second time was cancelled
                 self._abort(request)
                 self._pass_turn()
                 continue
             try:
                 if request.is_cancelled:
                     self._pass_turn()
-                    self.queue.end(request, CANCELLED, "it was cancelled before it started")
+                    self.queue.end(request, CANCELLED, "the request was cancelled before it started")
                     continue
                 try:
                     members = members_numbered(request.process_set)
@@ -62,7 +62,7 @@ class _Service:
                 finally:
                     self._pass_turn()
                 finish(request)
-            except BaseException as error:  # noqa: BLE001 -- whatever it is, the caller is to hear of it
+            except BaseException as error:  # noqa: BLE001 -- the caller must get every error
                 self._waiting.pop(request.number, None)
                 kind, text = noted(error)
                 self.queue.end(request, CANCELLED if request.is_cancelled else kind, text)
@@ -79,11 +79,11 @@ class _Service:
         members = self._waiting.get(request.number)
         if members is not None:
             with suppress(Exception):
-                members.named.abort(StallError("cancelled on a rank that was waiting for it, as by Ctrl-C"))
+                members.named.abort(StallError("cancelled on a rank that was waiting for it, for example by Ctrl-C"))
 
 
 class _Now:
-    """The service of this process, once it was asked for."""
+    """The service of this process; the first request for it creates it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -101,15 +101,15 @@ def _service() -> _Service:
 
 
 def entry() -> Any:
-    """Return the capsule that native code is given: a MultiringEntry, by the name MULTIRING_ENTRY_NAME."""
+    """Return the capsule for native code. It contains a MultiringEntry and is named MULTIRING_ENTRY_NAME."""
     return _service().queue.capsule
 
 
 def entry_address() -> int:
-    """Return the address of the MultiringEntry, for what takes no capsule."""
+    """Return the address of the MultiringEntry, for native code that does not accept a capsule."""
     return _service().queue.address
 
 
 def cancel_all() -> int:
-    """Have all requests in flight fail, on all their ranks; return how many there were."""
+    """Make all requests in flight fail on all their ranks, and return the number of these requests."""
     return 0 if _now.service is None else _now.service.queue.cancel_all()

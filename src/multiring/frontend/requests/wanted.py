@@ -1,4 +1,4 @@
-"""What a request asks for: all of it but the arrays' memory."""
+"""The contents of a request, without the memory of its arrays."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from multiring.frontend.signatures import (
     scales_text,
 )
 
-# By multiring.h's numbers.
+# Indexed by the numbers in multiring.h.
 TYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -41,12 +41,12 @@ COLLECTIVES = (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER, BARRIER
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for: all of it but the arrays' memory."""
+    """The contents of a request, without the memory of its arrays."""
 
     collective: str
     dtype: str  # NumPy's name
     op: int
-    root: int  # of a broadcast; of another one the number of a reduction whose first steps ranks compare
+    root: int  # a broadcast's root; for other collectives the number of a reduction whose first steps are compared
     prescale: float
     postscale: float
     wire: str | None
@@ -61,7 +61,7 @@ class Wanted:
 
 
 def wanted_of(request: Request) -> Wanted:
-    """Return what `request` asks for."""
+    """Return the contents of `request`."""
     splits: Any = request.splits
     shapes: list[list[int]] = request.shapes
     return Wanted(
@@ -79,7 +79,7 @@ def wanted_of(request: Request) -> Wanted:
 
 
 def whole_signature(wanted: Wanted) -> Signature:
-    """Return what the ranks agree on for an all_reduce, a broadcast or a barrier."""
+    """Return the signature of an all_reduce, a broadcast or a barrier."""
     if wanted.collective == BARRIER:
         return ((OPERATION, BARRIER),)
     single = len(wanted.shapes) == 1
@@ -115,5 +115,5 @@ def whole_signature(wanted: Wanted) -> Signature:
 
 
 def wire_of(wanted: Wanted) -> str | None:
-    """Return how it travels between hosts."""
+    """Return the type in which the request's arrays travel between hosts; None for their own type."""
     return wanted.wire if wanted.dtype == "float32" and wanted.op in LINEAR else None
