@@ -1,1 +1,1 @@
-"""A host's disk between training and source: blocks that are verified whenever they are read."""
+"""A cache on the host's disk, between the training and the source. Blocks are verified at each read."""

@@ -1,13 +1,13 @@
-"""A cache of blocks in a folder: any number of processes use it at once, and any of them may die at any moment.
+"""A cache of blocks in a folder. Any number of processes can use it at once, and any of them can die at any moment.
 
     KEY/000000/17       a block: a head with its length and xxh3, and its bytes
-    KEY/000000/.new-*   one that is being written; it is renamed when it is whole
-    quarantine/         blocks that were found damaged
-    readers/            when each process that reads needs blocks next (keeping.py)
+    KEY/000000/.new-*   an unfinished block; its writer renames it when it is complete
+    quarantine/         damaged blocks
+    readers/            each reading process's next uses of the blocks (keeping.py)
 
-There are no locks. Who writes a block writes it beside its place, under a name of its own, and renames: two that write
-the same one cost a second fetch, never a wrong byte. Nothing is forced to the disk; a block is verified each time it is
-read instead, so that what a power cut left of it is found.
+There are no locks between processes. A writer writes a block to a temporary file of its own, and renames the file. If
+two processes write the same block, the second fetch was wasted, but the bytes are right. Writes are not synced to the
+disk. Each read verifies the block, which detects blocks that a power cut left incomplete.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ QUOTA_BYTES = 64 << 30
 _HEAD = struct.Struct("<4sIQQ")
 _MAGIC = b"MRB1"
 _QUARANTINE = "quarantine"
-READERS = "readers"  # the folder in which processes say what they need next
+READERS = "readers"  # the folder in which processes publish their next uses of blocks
 _TEMPORARY = ".new-"
 _FOLDER = 1000  # blocks of one folder
-_STALE_S = 3600.0  # an unfinished block that has not grown for so long is nobody's
+_STALE_S = 3600.0  # seconds after which an unchanged unfinished block is considered abandoned
 _DISKS_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG}
-_MOST_DAMAGED = 64 << 20  # bytes of a block of which no head is left
-_COUNTED_ANEW = 256  # written blocks after which others' are counted again
+_MOST_DAMAGED = 64 << 20  # the most bytes of a damaged block without a valid head
+_COUNTED_ANEW = 256  # blocks that this process writes before it counts the folder's bytes again
 
 Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a cache did, in this process."""
+    """Counts of a cache's reads and fetches in this process."""
 
     hits: int = 0
     fetched: int = 0
@@ -55,18 +55,18 @@ class Counts:
 
 
 class BlockCache:
-    """Blocks by key and number.
+    """A cache of blocks on disk, by key and number.
 
     Args:
-        root: the folder, made with mode 0700 where it is not there.
-        quota_bytes: the most that all that is in it may take, whoever put it there.
-        tell: is told of what goes wrong and goes on: damaged blocks, a full disk; by default it goes to standard error.
-        foreign: whether a folder of another user may be used, which is then only read.
-        share: the `Group` whose hosts pass blocks on to each other while they train, each keeping its part; every rank
-            of it makes its data set then. None: as MULTIRING_DATA_SHARE says, all ranks or nobody.
+        root: the folder; it is created with mode 0700 if it does not exist.
+        quota_bytes: the most bytes of all files in the folder, from all processes.
+        tell: called with a warning about damaged blocks or a full disk; by default it prints to standard error.
+        foreign: whether the folder of another user may be used; it is then only read.
+        share: the `Group` whose hosts share blocks while they train, and each keep a part of them. Every rank of the
+            group must then make the data set. With None, MULTIRING_DATA_SHARE decides whether all ranks share.
 
     Raises:
-        ArgumentError: it is another user's, or others may write to it.
+        ArgumentError: the folder belongs to another user, or other users may write to it.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class BlockCache:
         BlockCache.__init__(self, root, quota_bytes, said, foreign=foreign)
 
     def begin_here(self) -> None:
-        """Start with a new lock and no fetches under way.
+        """Start with a new lock and no running fetches.
 
-        A forked process has none of its parent's threads, so nobody there would release the old lock.
+        A forked process has none of its parent's threads, so no thread there would release the old lock.
         """
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, int], threading.Event] = {}
         _caches.add(self)
 
     def _require_own(self, *, foreign: bool) -> bool:
-        """Return whether it is another user's."""
+        """Return whether the folder belongs to another user; raise ArgumentError if it must not be used."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.root.stat()
         if found.st_uid != os.getuid():
@@ -120,43 +120,49 @@ class BlockCache:
         return False
 
     def used_bytes(self) -> int:
-        """Return what is in the folder, without what readers say: some bytes a block."""
+        """Return the bytes of all files in the folder, except the files of `readers`."""
         return sum(size for path, size, _ in files_in(self.root) if path.parent.name != READERS)
 
     def recount(self) -> int:
-        """Count again what is in the folder, as others write and remove too; return it."""
+        """Count the folder's bytes again, because other processes change it; return them."""
         self._used = self.used_bytes()
         return self._used
 
     @property
     def writes(self) -> bool:
-        """Return whether blocks are kept: it is the user's own, and its disk did not fail."""
+        """Return whether blocks can be kept.
+
+        They cannot if the folder belongs to another user or its disk has failed.
+        """
         return self._writes
 
     def numbers(self, key: str) -> list[int]:
-        """Return the numbers of the blocks that are there."""
+        """Return the numbers of the cached blocks."""
         found: list[int] = []
         for _, _, names in os.walk(self.root / key):
             found += [int(name) for name in names if name.isdecimal()]
         return found
 
     def remove(self, key: str, number: int) -> None:
-        """Let go of a block; who reads it meanwhile has it yet, who comes later fetches it."""
+        """Evict a block.
+
+        Readers that already opened it keep their data; later readers fetch it again.
+        """
         place = self._place(key, number)
         try:
             size = place.stat().st_size
             place.unlink()
         except OSError:
-            return  # another process has done it
+            return  # another process has removed the block
         with self._lock:
             self._used -= size
 
     def has_room(self, size: int) -> bool:
-        """Return whether a block of so many bytes may be kept."""
+        """Return whether a block of `size` bytes may be kept."""
         return self._writes and self._used + size + _HEAD.size <= self.quota_bytes
 
     def holds(self, key: str, number: int) -> bool:
-        """Return whether a block is there; it may yet be damaged."""
+        """Return whether the cache has a block, which may be damaged."""
         return self._place(key, number).exists()
 
     def get(
@@ -167,19 +173,20 @@ class BlockCache:
         wanted: int | None = None,
         keep: Callable[[bytes, bool], None] | None = None,
     ) -> bytes:
-        """Return a block, from the folder or from `fetch`, which is then kept where there is room.
+        """Return a block from the folder or, if it is missing, from `fetch`.
 
-        In one process a block is fetched by one thread at a time; the others wait for it.
+        A fetched block is kept if there is room. In one process, only one thread at a time fetches a block; other
+        threads wait for it.
 
         Args:
-            key: of what it is a block of: letters, digits, dots and dashes.
-            number: which block.
-            fetch: gives it from elsewhere.
-            wanted: its xxh3, where that is known.
-            keep: is given the block, and whether it was there, in place of `put`.
+            key: the key of the block's file or pack: letters, digits, dots and dashes.
+            number: the block's number.
+            fetch: returns the block from its source.
+            wanted: the block's xxh3, if it is known.
+            keep: called instead of `put`, with the block and whether it came from the folder.
 
         Raises:
-            DataError: what was fetched is not what is wanted, twice.
+            DataError: two fetches returned a block with another xxh3.
         """
         while True:
             found = self.read(key, number, wanted)
@@ -197,7 +204,7 @@ class BlockCache:
             if not self.has_room(0) and not self.holds(key, number):
                 return self._fetched(key, number, fetch, wanted)
         try:
-            # Who fetched it may have ended between the look and the lock.
+            # Another thread may have finished its fetch between the read above and the lock.
             found = self.read(key, number, wanted)
             if found is not None:
                 self.counts.hits += 1
@@ -221,10 +228,13 @@ class BlockCache:
             if wanted is None or xxh3(data) == wanted:
                 return data
             self._tell(f"block {number} of {key} came damaged from its source; it is fetched again")
-        raise DataError(f"block {number} of {key} comes damaged from its source: its xxh3 is another one")
+        raise DataError(f"block {number} of {key} comes damaged from its source: its xxh3 does not match")
 
     def read(self, key: str, number: int, wanted: int | None = None) -> bytes | None:
-        """Return a block that is there and whole; None else, and a damaged one is put away."""
+        """Return a block, or None if it is missing or damaged.
+
+        Move a damaged block to quarantine.
+        """
         place = self._place(key, number)
         try:
             data = place.read_bytes()
@@ -245,19 +255,19 @@ class BlockCache:
         return None
 
     def put(self, key: str, number: int, data: bytes) -> bool:
-        """Keep a block, where there is room; return whether it is kept."""
+        """Keep a block if there is room; return whether it is kept."""
         size = len(data) + _HEAD.size
         with self._lock:
             if not self.has_room(len(data)):
                 return False
-            self._used += size  # at once: other threads write too
+            self._used += size  # reserve the bytes before writing, because other threads write too
         try:
             self._write(self._place(key, number), data)
         except OSError as error:
             with self._lock:
                 self._used -= size
             if error.errno in _DISKS_ERRORS:
-                # Training goes on, from the source.
+                # The training continues without the cache, and reads from the source.
                 self._writes = False
                 self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
                 return False
@@ -290,19 +300,22 @@ class BlockCache:
             away.mkdir(mode=0o700, exist_ok=True)
             place.rename(away / f"{place.parent.parent.name}-{place.name}-{secrets.token_hex(4)}")
         except OSError:
-            pass  # another process has done it, or it is not ours to move: it is not used all the same
+            pass  # another process has moved it, or this user may not; the block is not used in either case
 
     def _place(self, key: str, number: int) -> Path:
         return self.root / key / f"{number // _FOLDER:06d}" / str(number)
 
 
 def stored_bytes(sizes: Any) -> Any:
-    """Return what blocks of `sizes` bytes take in a folder."""
+    """Return the bytes of the files of blocks that have `sizes` bytes."""
     return sizes + _HEAD.size
 
 
 def files_in(root: Path) -> Iterator[tuple[Path, int, float]]:
-    """Yield the files of a cache, their bytes, and when each was last written; what goes meanwhile is left out."""
+    """Yield each file of a cache, with its size in bytes and its modification time.
+
+    Files that are removed during the search are left out.
+    """
     for folder, _, names in os.walk(root):
         for name in names:
             path = Path(folder) / name
@@ -315,27 +328,27 @@ def files_in(root: Path) -> Iterator[tuple[Path, int, float]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cleaned:
-    """What was removed from a cache, and what is left."""
+    """The numbers of removed and remaining files and bytes after `clean`."""
 
     removed: int
     removed_bytes: int
     left_bytes: int
-    foreign: int = 0  # files that no cache has written, and that stay
+    foreign: int = 0  # files that were not written by a cache, and that stay
 
 
 def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False) -> Cleaned:
-    """Remove from a cache what nobody uses: what was left unfinished, what is in quarantine, and what is too much.
+    """Remove abandoned unfinished blocks, blocks in quarantine, and excess blocks.
 
-    A process that reads from it meanwhile fetches what it misses. Only files that a cache has written are removed:
-    their place, their name and their first bytes say so. Others stay, and are counted.
+    Processes that use the cache at the same time fetch missing blocks again. Only files that a cache wrote are removed:
+    they are recognised by their folder, name and first bytes. Other files stay, and are counted.
 
     Args:
         root: the folder.
-        keep_bytes: the oldest blocks go until no more are left.
-        everything: all blocks go.
+        keep_bytes: the oldest blocks are removed until at most this many bytes remain.
+        everything: whether to remove all blocks.
 
     Raises:
-        ArgumentError: the folder has files, but none that a cache has written.
+        ArgumentError: the folder has files, but no file that a cache wrote.
     """
     now = time.time()
     removed = removed_bytes = foreign = 0
@@ -383,19 +396,19 @@ os.register_at_fork(after_in_child=_begin_in_fork)
 
 
 def remove_blocks(root: Path, key: str) -> None:
-    """Remove the blocks of a cache that have this key; other files in their folders stay."""
+    """Remove a cache's blocks that have this key; other files stay."""
     for path, _, _ in files_in(root / key):
         if _kind_of(path, root):
             path.unlink(missing_ok=True)
     for folder, _, _ in os.walk(root / key, topdown=False):
         with contextlib.suppress(OSError):
-            Path(folder).rmdir()  # which takes none that has anything in it
+            Path(folder).rmdir()  # fails if the folder is not empty, which is intended
 
 
 def _kind_of(path: Path, root: Path) -> str:
-    """Return what a cache has written a file as; "" where no cache has.
+    """Return the kind of a cache's file; "" if no cache wrote the file.
 
-    A block in quarantine, and one that was being written, may have lost some of its bytes, but has its place and name.
+    A block in quarantine or an unfinished block may lack bytes. It is recognised by its folder and name.
     """
     place = path.relative_to(root).as_posix()
     try:
@@ -419,4 +432,4 @@ def _is_block(place: str, start: bytes, size: int) -> bool:
     if named is None or int(named[2]) // _FOLDER != int(named[1]) or len(start) < _HEAD.size:
         return False
     magic, _, length, _ = _HEAD.unpack(start)
-    return bool(magic == _MAGIC and length >= size - _HEAD.size)  # what a power cut left may be shorter
+    return bool(magic == _MAGIC and length >= size - _HEAD.size)  # after a power cut, the file may be too short

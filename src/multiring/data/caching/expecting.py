@@ -1,4 +1,4 @@
-"""Which blocks of a pack a loader needs, and when: its order is computed, and so is this."""
+"""Compute which blocks of a pack a loader will need, and when, from its order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,19 @@ from multiring.data.eviction import HORIZON, Deal, Numbers, Uses
 from multiring.data.orders import Order
 from multiring.data.packing.manifest import BLOCK_BYTES
 
-_EPOCHS = 4  # that are looked ahead at most
-Spans = Callable[[Any], tuple[Any, Any, Any]]  # samples to their shards, first bytes and last bytes
+_EPOCHS = 4  # the most epochs that are computed ahead
+Spans = Callable[[Any], tuple[Any, Any, Any]]  # returns the shards, first bytes and last bytes of samples
 
 
 class Expected:
     """The uses of a pack's blocks by some ranks.
 
     Args:
-        order: of each epoch.
-        deal: which places of it the ranks have.
-        spans: tells where samples lie.
-        firsts: the number of each shard's first block, and of the blocks behind the last.
-        mine: bool (blocks,): which of them count; all by default.
+        order: the order of the samples in each epoch.
+        deal: the positions of an epoch that belong to the ranks.
+        spans: returns the shards, first bytes and last bytes of samples.
+        firsts: the number of each shard's first block, and the number of all blocks.
+        mine: bool (blocks,), the blocks whose uses count; by default all.
     """
 
     def __init__(self, order: Order, deal: Deal, spans: Spans, firsts: Any, mine: Any = None) -> None:
@@ -30,13 +30,13 @@ class Expected:
         self.deal = deal
 
     def uses(self, epoch: int, samples: int) -> Uses:
-        """Return the uses from a step of an epoch on."""
-        # Each epoch's order is looked up anew, so that many of a few samples would cost much and say little.
+        """Return the uses from the step at sample `samples` of `epoch` on."""
+        # Each epoch's order must be computed, which for many small epochs would cost much and change little.
         horizon = min(HORIZON, _EPOCHS * max(1, self.deal.epoch_uses))
         return Uses(self.needs, int(self._firsts[-1]), self.deal.use(epoch, samples), horizon)
 
     def needs(self, begin: int, end: int) -> tuple[Numbers, Numbers]:
-        """Return the blocks that uses `begin` to `end` need, and of which use each is."""
+        """Return the blocks that the uses `begin` to `end` need, and each block's use."""
         found = [self._order.samples(epoch, places) for epoch, places in self.deal.places(begin, end)]
         numbers = np.concatenate(found) if found else np.empty(0, np.int64)
         shards, first, last = self._spans(numbers)
@@ -44,7 +44,7 @@ class Expected:
         at = begin + np.flatnonzero(there)
         lowest = self._firsts[shards[there]] + first[there] // BLOCK_BYTES
         count = self._firsts[shards[there]] + last[there] // BLOCK_BYTES - lowest + 1
-        # A sample that lies in several blocks needs each of them.
+        # A sample can span several blocks, and then needs all of them.
         within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
         units, uses = np.repeat(lowest, count) + within, np.repeat(at, count)
         if self._mine is None:

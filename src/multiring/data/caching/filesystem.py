@@ -1,6 +1,6 @@
-"""fsspec's protocol `multiring`: multiring::s3://bucket/file reads through this host's cache, by verified blocks.
+"""fsspec's protocol `multiring`: multiring::s3://bucket/file reads verified blocks through this host's cache.
 
-fsspec finds it by the entry point; any program that opens URLs by fsspec has it without a change but the URL's.
+fsspec finds the protocol by its entry point. A program that opens URLs by fsspec only has to change the URL.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from multiring.errors import ArgumentError
 
 _ALONE = re.compile("^multiring:[:/]*")
 _TIMEOUT_S = 60.0
-_TRIES = 3  # of a file that changes while it is read
-# What sources say of a file that changes whenever its content does, in fsspec's file systems' words, in lower case.
+_TRIES = 3  # reads of a file that changes during each read
+# Attributes that change whenever a file's content does, by their names in fsspec's file systems, in lower case.
 _VERSIONS = frozenset(
     (
         "etag",
@@ -61,25 +61,25 @@ _TIMES = frozenset(
         "created",
     )
 )
-_FRESH_S = 2.0  # a file that was changed so lately may be changed again within the same tick of its time
+_FRESH_S = 2.0  # seconds after a change in which another change may get the same time stamp
 _VARIES = frozenset(("url", "name", "atime", "accessed", "type", "islink", "destination", "nlink"))
 _HIDDEN = re.compile(r"pass|secret|token|key|signature|credential|auth|loop|session|client", re.IGNORECASE)
 
 
 class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Another file system, its files' blocks kept on this host.
+    """Wraps another file system, and keeps blocks of its files on this host.
 
-    A block's key says all by which files are told apart: the file system's type and its options but for credentials,
-    the path, and whatever the source says of the file, its size, its time, its ETag and the like. A file that was
-    changed is another one. What the source says is asked before a block is used, and again once a block was fetched.
-    A file of which it says neither a time nor a version is not kept, nor one that was changed in the last two seconds.
+    The key of a file's blocks identifies one version of the file. It covers the file system's type, its options without
+    credentials, the path, and the attributes that the source reports, for instance size, time and ETag. A changed file
+    therefore has another key. The attributes are requested before a block is used, and again after a block was fetched.
+    Files without a time or version are not kept. Neither are files that changed in the last two seconds.
 
     Args:
-        target_protocol: of the other file system.
-        target_options: for it.
-        fs: it, in place of both.
-        cache: the folder; the user's own by default.
-        quota_bytes: the most that the folder may hold.
+        target_protocol: the protocol of the other file system.
+        target_options: the options of the other file system.
+        fs: the other file system itself, instead of protocol and options.
+        cache: the folder of the cache; by default the user's cache folder.
+        quota_bytes: the most bytes that the folder may hold.
     """
 
     protocol = "multiring"
@@ -111,7 +111,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return [cls._strip_protocol(each) for each in path] if isinstance(path, list) else _ALONE.sub("", str(path))
 
     def _inner(self, path: str) -> str:
-        # In a chain of URLs the one behind the protocol comes as `fo`, and the path is the protocol alone.
+        # For a chain of URLs, fsspec passes the inner URL as `fo`; the path is then only the protocol.
         stripped: str = self.fs._strip_protocol(path or self._behind)  # noqa: SLF001 -- as fsspec's own do
         return stripped
 
@@ -121,7 +121,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return self._asked(inner, lambda: self.fs.ls(inner, detail=detail, **options))
 
     def info(self, path: str, **options: Any) -> Any:
-        """Describe a file of the other file system, as it is now."""
+        """Return the current attributes of a file of the other file system."""
         inner = self._inner(path)
 
         def ask() -> Any:
@@ -131,24 +131,26 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return self._asked(inner, ask)
 
     def _asked(self, inner: str, ask: Callable[[], Any]) -> Any:
-        """Return what the source says, asked again where it fails for a moment; its errors come without secrets."""
+        """Return the source's answer; retry after temporary errors, and remove secrets from errors."""
         failure: Exception
         try:
             return asked_again(ask, time.monotonic() + _TIMEOUT_S)
         except FileNotFoundError:
             failure = FileNotFoundError(without_secrets(inner))
-        except Exception as error:  # noqa: BLE001 -- of whatever library the source needs
+        except Exception as error:  # noqa: BLE001 -- the source's library can raise any exception
             secret = secrets_of(inner, getattr(self.fs, "storage_options", None))
             kind = type(error) if type(error) in {PermissionError, IsADirectoryError, TimeoutError} else OSError
             failure = kind(f"{without_secrets(inner)}: {type(error).__name__}: {redacted(str(error), secret)}")
-        # Outside of the handler: the cause has the URL as it was given.
+        # Raised outside the handler, so that the error has no cause: the cause contains the URL with its secrets.
         raise failure
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ARG002 -- fsspec's signature
-        """Return a file's bytes from `start` to `end`; negative ones count from its end.
+        """Return a file's bytes from `start` to `end`.
+
+        Negative offsets count from the file's end.
 
         Raises:
-            OSError: it changes all the time.
+            OSError: the file cannot be read, or changed during each of 3 reads.
         """
         for _ in range(_TRIES):
             try:
@@ -158,10 +160,10 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         raise failure
 
     def piece(self, path: str, told: Mapping[str, Any], start: int | None, end: int | None) -> bytes:
-        """Return a file's bytes from `start` to `end`, of the file that `told` describes.
+        """Return bytes from `start` to `end` of the file version that `told` describes.
 
         Raises:
-            FileChangedError: it is another one by now.
+            FileChangedError: the file has changed.
         """
         size = self._size(path, told)
         first = 0 if start is None else max(0, start + size if start < 0 else start)
@@ -186,25 +188,25 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return self._cache.get(key, block, lambda: self._fetched(path, told, block))
 
     def _fetched(self, path: str, told: Mapping[str, Any], block: int) -> bytes:
-        """Return a block from the source, if the file is yet the one that `told` describes."""
+        """Return a block from the source; raise FileChangedError if the file is no longer as `told` describes."""
         inner, begin = self._inner(path), block * BLOCK_BYTES
         end = min(int(told["size"]), begin + BLOCK_BYTES)
         data: bytes = self._asked(inner, lambda: self.fs.cat_file(inner, start=begin, end=end))
         if described(self.info(path)) != described(told):
             raise FileChangedError(f"{without_secrets(inner)} was changed while it was read")
         if len(data) == int(told["size"]):
-            data = data[begin:end]  # of a server that gives whole files, whatever it is asked for
+            data = data[begin:end]  # the server ignores ranges and sends whole files
         if len(data) != end - begin:
             raise OSError(f"{without_secrets(inner)}: the source gave {len(data)} bytes for {begin} to {end}")
         return data
 
     def _key(self, path: str, told: Mapping[str, Any]) -> str | None:
-        """Return the key of a file's blocks; None where it may change without the source's saying so."""
+        """Return the key of a file's blocks; None if the file may change without a change of its attributes."""
         if not is_told_apart(told):
             where = without_secrets(self._inner(path))
             if where not in self._untold:
                 self._untold.add(where)
-                tell(f"{where} is not kept: it was changed just now, or its source tells neither a time nor a version")
+                tell(f"{where} is not cached: it changed just now, or its source reports neither a time nor a version")
             return None
         kind = type(self.fs)
         options = {
@@ -227,18 +229,18 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
 
 
 class FileChangedError(OSError):
-    """A file that was changed while it was read: what was read of it so far is of the old one."""
+    """A file changed while it was read; earlier bytes are of the old version."""
 
 
 def described(told: Mapping[str, Any]) -> list[list[str]]:
-    """Return all that a source says of a file and that changes with the file, in a form that compares."""
+    """Return a file's attributes that change with its content, for comparisons."""
     return sorted([str(name), repr(value)] for name, value in told.items() if str(name).lower() not in _VARIES)
 
 
 def is_told_apart(told: Mapping[str, Any], now: float | None = None) -> bool:
-    """Return whether what a source says of a file changes whenever the file does.
+    """Return whether a file's attributes change whenever the file does.
 
-    A version does: a number, an ETag, a check sum. A time does if it is two seconds old.
+    A version does: a number, an ETag or a check sum. A time does if it is more than two seconds old.
     """
     names = {str(name).lower(): value for name, value in told.items() if value is not None and value != ""}
     if any(name in _VERSIONS and not (name == "etag" and str(value).startswith("W/")) for name, value in names.items()):
@@ -248,7 +250,7 @@ def is_told_apart(told: Mapping[str, Any], now: float | None = None) -> bool:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a point in time in seconds; None where it is none."""
+    """Return a time as seconds since 1970; None if the value is not a time."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -268,7 +270,10 @@ def _parsed(text: str) -> datetime:
 
 
 class _CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # as above
-    """A file that is open for reading: the one that it was when it was opened, to the end."""
+    """A file that is open for reading.
+
+    Reads fail if the file has changed since it was opened.
+    """
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         if described(self.fs.info(self.path)) != described(self.details):

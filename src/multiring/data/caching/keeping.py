@@ -1,7 +1,7 @@
-"""What a pack's tiers keep while a known order is read: memory, and the cache's folder.
+"""Decide which blocks of a pack stay in memory and in the cache's folder while a known order is read.
 
-Any process that reads a pack through a cache by a known order says in a file when it needs each block next; so every
-process of the host, of any job, lets go of what nobody needs soon. A file whose counter does not move counts no more.
+Each process that reads a pack in a known order publishes in a file when it needs each block next. All processes of the
+host, of any job, then evict the blocks that no process needs soon. A file is ignored if its counter stops changing.
 """
 
 import contextlib
@@ -18,24 +18,25 @@ from multiring.data.caching.blocks import READERS, BlockCache, stored_bytes
 from multiring.data.eviction import NEVER, LeastRecent, NextUse, Policy, Times, Uses
 from multiring.data.eviction_search import LOOK
 
-_TELL_S = 1.0  # between what a process says, and looks what others say
-_STALE_S = 60.0  # without news a reader counts as gone
+_TELL_S = 1.0  # seconds after which a process publishes its uses again, and reads the uses of others
+_STALE_S = 60.0  # seconds without a change after which another reader's file is ignored
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"MRU1"
 _FEWEST_S = 1e-6
-# One block goes for another of which so many times more uses are known, and some: in an order without repeats counts
-# differ by what of an epoch has passed only, and to follow them would fetch whole blocks for nothing.
+# A block replaces another only if its known uses exceed _MARGIN times the other's uses by more than _SOME. In an order
+# without repeats, the counts differ only because a part of the epoch has passed. Without the margin, such differences
+# would cause useless fetches of whole blocks.
 _MARGIN, _SOME = 2.0, 4
 
 
 class Keeping:
-    """Two tiers of one pack's blocks, in one process.
+    """The two tiers of one pack's blocks in one process: memory and disk.
 
     Args:
-        cache: the folder's.
-        key: of the pack.
-        sizes: of its blocks.
-        memory_bytes: of the tier in memory.
+        cache: the cache whose folder is the disk tier.
+        key: the pack's key.
+        sizes: the bytes of each block.
+        memory_bytes: the bytes of the memory tier.
     """
 
     def __init__(self, cache: BlockCache, key: str, sizes: list[int], memory_bytes: int) -> None:
@@ -51,12 +52,12 @@ class Keeping:
         self._began = (time.monotonic(), 0)
         self._look_at = 0.0
         self._looking = threading.Lock()
-        self._accepted: dict[int, int] = {}  # blocks that are being fetched to be kept, and what goes for each
-        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use parts
+        self._accepted: dict[int, int] = {}  # blocks that are being fetched, and the block to evict for each
+        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use only parts
         self._mine: NDArray[np.bool_] | None = None
 
     def expect(self, uses: Uses) -> None:
-        """Keep by when `uses` needs blocks next, from here on."""
+        """From now on, keep the blocks that `uses` needs soonest."""
         with self._lock:
             self._uses = uses
             self._began = (time.monotonic(), uses.now)
@@ -68,15 +69,18 @@ class Keeping:
 
     @property
     def is_expecting(self) -> bool:
-        """Return whether it is known what comes next."""
+        """Return whether the next uses are known."""
         return self._uses is not None
 
     def only(self, mine: NDArray[np.bool_]) -> None:
-        """Keep those blocks alone on the disk, bool (blocks,): other hosts keep the others."""
+        """Keep only the blocks `mine`, bool (blocks,), on the disk.
+
+        Other hosts keep the other blocks.
+        """
         self._mine = mine
 
     def advance(self, now: int) -> None:
-        """Note that the reader is at use `now`."""
+        """Record that the reader has reached use `now`."""
         with self._lock:
             if self._uses is None:
                 return
@@ -85,10 +89,10 @@ class Keeping:
             self._look()
 
     def _look(self) -> None:
-        """Tell others what is needed here, and see what they need and what is on the disk now.
+        """Publish this process's uses, and read the uses of other processes and the list of blocks on the disk.
 
-        One thread at a time looks, and holds the lock that readers need only while it takes in what it has seen: the
-        folder may be large, and its disk slow.
+        Only one thread at a time does this. The folder may be large and its disk slow. The thread therefore holds the
+        readers' lock only while it copies uses, and while it applies the results.
         """
         if not self._looking.acquire(blocking=False):
             return
@@ -106,47 +110,50 @@ class Keeping:
             used = self._cache.recount()
             with self._lock:
                 self._others.take(seen)
-                # What has changed here meanwhile is newer than what was seen.
+                # Changes that this process made since the copy are newer than the list: do not undo them.
                 for number in np.flatnonzero(held & ~there & self._disk.held).tolist():
                     self._disk.drop(number)
                 for number in np.flatnonzero(~held & there & ~self._disk.held).tolist():
                     if self._cache.holds(self._key, number):
                         self._disk.put(number)
-                # What else is in the folder takes room too.
+                # Other files in the folder count against the quota, too.
                 others = max(0, used - self._disk.used_bytes)
                 self._disk.capacity_bytes = max(0, self._cache.quota_bytes - others)
-            # Of a large folder this takes long: a twentieth of the time at most.
+            # For a large folder this takes long. Spend at most a twentieth of the time on it.
             now = time.monotonic()
             self._look_at = now + max(_TELL_S, 20 * (now - began))
         finally:
             self._looking.release()
 
     def _pace(self) -> float:
-        """Return seconds a use."""
+        """Return the seconds from one use to the next."""
         if self._uses is None or self._uses.now <= self._began[1]:
             return 1.0
         return max(_FEWEST_S, (time.monotonic() - self._began[0]) / (self._uses.now - self._began[1]))
 
     def _rarest(self, number: int, paid: int) -> int | None:
-        """Return the block that goes for one of which samples use parts; None where that does not pay.
+        """Return the block to evict for a block of which samples use parts; None if fetching it does not pay.
 
-        When each is needed next says little then, as fetching all of it pays by several uses only: what counts is how
-        many there are, as far as is known ahead.
+        Fetching such a block as a whole pays only after several uses. The decision therefore depends on the numbers of
+        known uses, not on the next use.
         """
-        assert self._uses is not None  # noqa: S101 -- asked by callers
+        assert self._uses is not None  # noqa: S101 -- callers have checked it
         left = self._uses.left()
         nobody = self._disk.held if self._others.is_alone else self._disk.held & ~(self._others.times() < NEVER)
         held = np.flatnonzero(nobody)
         if not len(held):
             return None
         rarest = int(held[np.argmin(left[held])])
-        gained = int(left[number]) - 1 - paid  # in uses of this size, as all else
+        gained = int(left[number]) - 1 - paid  # in uses of this size, like `left`
         return (
             rarest if gained > _MARGIN * left[rarest] + _SOME and self._sizes[number] <= self._sizes[rarest] else None
         )
 
     def _upcoming(self, paid: int) -> list[int]:
-        """Return the units that are used next, where it matters, all of each is used, and nobody else uses any."""
+        """Return the units of the next uses for a search of the best eviction; empty if no search is needed.
+
+        A search needs whole uses of few units of different sizes, and no other reader of the pack.
+        """
         if paid or self._uses is None or not self._others.is_alone or self._parted.any() or not self._disk.is_coarse:
             return []
         found: list[int] = self._uses.upcoming(LOOK).tolist()
@@ -160,7 +167,7 @@ class Keeping:
         return times
 
     def in_memory(self, number: int) -> bytes | None:
-        """Return a block that is in memory."""
+        """Return a block if it is in memory, otherwise None."""
         found = self._blocks.get(number)
         if found is not None:
             with self._lock:
@@ -168,11 +175,11 @@ class Keeping:
         return found
 
     def takes(self, number: int, paid: int) -> bool:
-        """Return whether a block that is not here would be kept, so that it is worth fetching as a whole.
+        """Return whether a missing block would be kept, and is worth fetching as a whole.
 
         Args:
-            number: which.
-            paid: how many uses more it takes until fetching all of it costs no more than fetching what is used.
+            number: the block's number.
+            paid: after how many more uses the whole block costs no more to fetch than the used parts.
         """
         if self._mine is not None and not self._mine[number]:
             return False
@@ -188,7 +195,14 @@ class Keeping:
             return rarest is not None
 
     def keep(self, number: int, data: bytes, *, on_disk: bool, paid: int = 0) -> None:
-        """Take in a block that was fetched, or read from the disk, where it is needed soon enough."""
+        """Keep a block, fetched or read from the disk, if it is needed soon enough.
+
+        Args:
+            number: the block's number.
+            data: the block.
+            on_disk: whether the block is on the disk already.
+            paid: as in `takes`.
+        """
         with self._lock:
             times = self._times() if self._uses is not None else np.empty(0)
             evicted = None if self._memory_bytes == 0 else self._memory.admit(number, times)
@@ -213,26 +227,27 @@ class Keeping:
                 self._disk.drop(number)
 
     def _victims(self, number: int, times: Times, rarest: int | None, paid: int) -> list[int] | None:
-        """Return which blocks go for one that has come; None where it is not kept."""
+        """Return the blocks to evict for a fetched block; None if it is not kept."""
         if rarest is not None:
-            # It was decided before it was fetched; other threads have gone on since.
+            # The eviction was decided before the fetch; another thread may have evicted the block since.
             if not self._disk.held[rarest]:
                 return None
             self._disk.drop(rarest)
             self._disk.put(number)
             return [rarest]
-        assert self._uses is not None  # noqa: S101 -- asked by the caller
-        # Of what is used in parts the next use is of a part: it goes for what is used as a whole if nobody needs it.
+        assert self._uses is not None  # noqa: S101 -- the caller has checked it
+        # The next use of a block that is used in parts needs only a part. A block that is used as a whole therefore
+        # does not replace it unless it has no known use.
         times = np.where(self._parted & (times < NEVER), 0.0, times)
         return None if paid else self._disk.admit(number, times, self._uses.of(number, 1), self._upcoming(paid))
 
     def close(self) -> None:
-        """Need nothing any more."""
+        """Withdraw this process's published uses."""
         self._others.end()
 
 
 class _Others:
-    """What other processes of this host say of when they need blocks of a pack next."""
+    """The next uses of a pack's blocks by other processes of this host."""
 
     def __init__(self, root: Path, key: str, units: int) -> None:
         self._folder, self._units = root / READERS, units
@@ -243,16 +258,16 @@ class _Others:
         self.is_alone = True
 
     def tell(self, seconds: Times) -> None:
-        """Say when this process needs each block next, in seconds from now."""
+        """Publish when this process needs each block next, in seconds from now."""
         self._count += 1
         beside = self._own.with_name(f".new-{self._own.name}")
-        with contextlib.suppress(OSError):  # others keep less well then
+        with contextlib.suppress(OSError):  # without the file, other processes only evict less well
             self._folder.mkdir(mode=0o700, exist_ok=True)
             beside.write_bytes(_HEAD.pack(_MAGIC, self._units, self._count) + seconds.astype("<f4").tobytes())
             beside.rename(self._own)
 
     def seen(self) -> "dict[str, tuple[int, float, Times]]":
-        """Return what others say now."""
+        """Read and return the published uses of the other processes."""
         now = time.monotonic()
         found: dict[str, tuple[int, float, Times]] = {}
         try:
@@ -275,7 +290,7 @@ class _Others:
         return found
 
     def take(self, seen: "dict[str, tuple[int, float, Times]]") -> None:
-        """Take in what others say."""
+        """Replace the known uses by `seen`."""
         self._seen = seen
         self.is_alone = not seen
 
@@ -295,7 +310,7 @@ class _Others:
         return count, times
 
     def times(self) -> Times:
-        """Return in how many seconds the first of the others needs each block."""
+        """Return the seconds until any other process needs each block."""
         found = np.full(self._units, NEVER)
         now = time.monotonic()
         for _, when, each in self._seen.values():
@@ -303,6 +318,6 @@ class _Others:
         return found
 
     def end(self) -> None:
-        """Say nothing any more."""
+        """Remove this process's file."""
         with contextlib.suppress(OSError):
             self._own.unlink(missing_ok=True)

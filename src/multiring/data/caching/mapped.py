@@ -1,4 +1,4 @@
-"""cached: any map-style data set, its samples kept on this host's disk from the first epoch on."""
+"""`cached`: keep the samples of any map-style data set on this host's disk from the first epoch on."""
 
 import hashlib
 import os
@@ -21,7 +21,10 @@ _OWN = re.compile(r"map-of-(?P<host>[0-9a-f]{16})-(?P<process>\d+)-(?P<began>\d+
 
 
 def cache_folder(settings: Settings | None = None) -> Path:
-    """Return where this user's cache is: MULTIRING_DATA_CACHE, or a folder of multiring's in the user's cache."""
+    """Return the folder of this user's cache.
+
+    It is MULTIRING_DATA_CACHE, or by default multiring's folder in the user's cache folder.
+    """
     chosen = (settings or Settings.from_environment()).data_cache
     return Path(chosen) if chosen else users_cache() / "data"
 
@@ -29,39 +32,38 @@ def cache_folder(settings: Settings | None = None) -> Path:
 def cached(
     dataset: Any, cache: str | Path | None = None, *, key: str | None = None, quota_bytes: int = QUOTA_BYTES
 ) -> "CachedSamples":
-    """Return a data set whose samples are read from this host's disk once they have been read.
+    """Return a data set that keeps samples on this host's disk from their first read.
 
-    A script changes one line: `dataset = cached(dataset)`. What is kept is what the data set gives, so that random
-    augmentation belongs on top of it: a data set that gives something else each time is refused.
+    A script changes one line: `dataset = cached(dataset)`. The cache keeps the samples that `dataset` returns. Apply
+    random augmentation after the cache: a data set whose samples change between reads raises an error.
 
-    Nobody can see from outside what a data set's samples depend on: its files, its labels, its program. So what is kept
-    belongs to this object, and to its copies in worker processes, and is removed with it, unless `key` names the
-    content.
+    The cache cannot know all that the samples depend on: files, labels, code. Without `key`, the kept samples therefore
+    belong to the returned object and its copies in worker processes. They are removed together with the object.
 
     Args:
-        dataset: with a length, and samples by number: arrays, torch's tensors, numbers, text, bytes, images of
-            Pillow's, None, and tuples, lists and dicts of those. It is not changed while it is cached.
-        cache: the folder; the user's own by default (MULTIRING_DATA_CACHE).
-        key: names what the samples are, for instance "cifar10 224px labels-v3": ranks, jobs and later runs that give
-            the same key share what is kept. Give another one whenever a sample changes. Also in the key are the data
-            set's type, its length, and its first, middle and last sample.
-        quota_bytes: the most that the folder may hold.
+        dataset: a data set with a length, and samples by number. Samples can be arrays, torch tensors, numbers, text,
+            bytes, Pillow images, None, and tuples, lists and dicts of these. It must not change while it is cached.
+        cache: the folder; by default the user's cache folder (MULTIRING_DATA_CACHE).
+        key: a name of the samples' content, for instance "cifar10 224px labels-v3". Ranks, jobs and later runs with the
+            same key share the kept samples. Pass another key when a sample changes. The data set's type, its length,
+            and its first, middle and last sample are added to the key.
+        quota_bytes: the most bytes that the folder may hold.
 
     Raises:
-        ArgumentError: it has no samples, or a sample is another one when it is read again.
-        DataError: a sample holds what cannot be kept.
+        ArgumentError: the data set has no samples, or a sample differs when it is read again.
+        DataError: a sample has a value that cannot be kept.
     """
     return CachedSamples(dataset, Path(cache) if cache is not None else cache_folder(), quota_bytes, key)
 
 
 class CachedSamples:
-    """A data set, its samples kept; see `cached`."""
+    """A data set whose samples are cached on disk; see `cached`."""
 
     def __init__(self, dataset: Any, folder: Path, quota_bytes: int, key: str | None = None) -> None:
         self.dataset = dataset
         self._made_of = (folder, quota_bytes)
         if key is None:
-            remove_left(folder)  # before it is counted what the folder holds
+            remove_left(folder)  # before the BlockCache counts the folder's bytes
         self._cache = BlockCache(folder, quota_bytes, tell)
         identity = self._identified(key)
         if key is not None:
@@ -71,7 +73,7 @@ class CachedSamples:
         weakref.finalize(self, _remove, folder / self._key, os.getpid())
 
     def _identified(self, key: str | None) -> str:
-        """Return 16 digits that say the program's key, the data set's type and length, and three samples of it."""
+        """Return a digest of the program's key, and of the data set's type, length and three samples: 16 digits."""
         count = len(self.dataset)
         if not count:
             raise ArgumentError("a data set without samples cannot be cached")
@@ -80,8 +82,8 @@ class CachedSamples:
             first, again = (packed(self.dataset[number]) for _ in range(2))
             if first != again:
                 raise ArgumentError(
-                    f"sample {number} is another one each time it is read: random augmentation. Cache the data set "
-                    "below it, and augment what comes out"
+                    f"sample {number} differs each time it is read, as with random augmentation. Cache the data set "
+                    "without augmentation, and augment the cached samples"
                 )
             digests.append(xxh3(first))
         kind = type(self.dataset)
@@ -89,11 +91,11 @@ class CachedSamples:
         return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
         return len(self.dataset)
 
     def __getitem__(self, number: int) -> Any:
-        """Return a sample, equal to what the data set gives."""
+        """Return a sample that is equal to the sample of the original data set."""
         place = range(len(self))[number]
         return unpacked(self._cache.get(self._key, place, lambda: packed(self.dataset[place])))
 
@@ -106,12 +108,12 @@ class CachedSamples:
 
 
 def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork's copy leaves alone what others use
+    if os.getpid() == process:  # a forked process must not remove the samples of its parent
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_left(root: Path) -> None:
-    """Remove samples that ended processes of this host kept for themselves: some were killed before they could."""
+    """Remove samples that were cached without `key` by a process that has ended."""
     for each in root.iterdir() if root.is_dir() else ():
         found = _OWN.fullmatch(each.name)
         if found and found["host"] == _host() and _began(int(found["process"])) != int(found["began"]):
@@ -119,17 +121,17 @@ def remove_left(root: Path) -> None:
 
 
 def _host() -> str:
-    """Return 16 digits that tell this host, since it was started, and container from others that use the folder."""
+    """Return an identifier of this host's current boot and of this container: 16 digits."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         told = f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
-        told = secrets.token_hex(8)  # nobody else's, so that nobody removes it
+        told = secrets.token_hex(8)  # a unique identifier, so that no other process removes the samples
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def _began(process: int) -> int:
-    """Return when a process began, in ticks of its host; 0 where there is none."""
+    """Return the start time of a process, in ticks of its host; 0 if there is no such process."""
     try:
         told = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

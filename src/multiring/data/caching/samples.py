@@ -1,6 +1,6 @@
-"""A sample of any map-style data set as bytes, and back: what comes back has the same types and values.
+"""Convert a sample of any map-style data set to bytes and back, with the same types and values.
 
-Whatever could not be given back as it is, is refused when it is written, by name.
+A value that could not be restored exactly raises an error when it is converted to bytes.
 """
 
 import io
@@ -17,7 +17,7 @@ from multiring.data.readers.arrays import array_of, require_storable
 from multiring.data.readers.limits import Limits, damage_told, library
 from multiring.errors import DataError
 
-_MODES = ("L", "RGB", "RGBA")  # whose arrays say the mode
+_MODES = ("L", "RGB", "RGBA")  # Pillow's modes that follow from the shape of the image's array
 _COUNT = struct.Struct("<I")
 _PLAIN = frozenset({bool, int, float, str})
 _TENSOR_TYPE = re.compile(r"(bool|bfloat16|(u?int|float|complex)\d+\w*)")
@@ -25,13 +25,15 @@ _TENSORS = "torch.Tensor"
 
 
 def packed(sample: Any) -> bytes:
-    """Return a sample's bytes: its structure as JSON, and its arrays and bytes behind that, each with its length.
+    """Return a sample as bytes.
+
+    They contain the sample's structure as JSON and then its arrays and bytes, each with its length before it.
 
     Args:
-        sample: of the kinds that `cached` takes.
+        sample: a sample of the types that `cached` allows.
 
     Raises:
-        DataError: it holds something else, or more than can be read back.
+        DataError: the sample has a value of another type, or a part that is too large to be read back.
     """
     parts: list[bytes] = []
     try:
@@ -49,7 +51,7 @@ def packed(sample: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the sample whose bytes these are."""
+    """Return the sample from a result of `packed`."""
     pieces = []
     place = 0
     with damage_told("a cached sample", ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error):
@@ -61,8 +63,8 @@ def unpacked(data: bytes) -> Any:
 
 
 def _taken_apart(value: Any, parts: list[bytes]) -> Any:
-    """Return what JSON can say of a value, its arrays and bytes put behind the others in `parts`."""
-    # By the very type: a subclass would come back as something else, as NumPy's float64 as Python's float.
+    """Return a value's structure for JSON, and append its arrays and bytes to `parts`."""
+    # The exact type counts: an instance of a subclass would be restored with another type.
     kind: Any = type(value)
     if value is None or (kind in _PLAIN and not _has_surrogates(value)):
         return {"plain": value}
@@ -81,7 +83,7 @@ def _taken_apart(value: Any, parts: list[bytes]) -> Any:
 
 
 def _has_surrogates(value: Any) -> bool:
-    """Return whether a value is text with halves of characters, two of which JSON would make one of."""
+    """Return whether a value is text with lone surrogates: JSON would join two of them into one character."""
     if type(value) is not str or value.isascii():
         return False
     try:
@@ -92,23 +94,23 @@ def _has_surrogates(value: Any) -> bool:
 
 
 def _kept_of(info: Any) -> dict[str, Any]:
-    """Return what can be kept of what an image's file says beside its pixels, such as its orientation."""
+    """Return the entries of an image's metadata that can be kept, for instance its orientation."""
     found = {}
     for name, value in info.items():
         try:
             _taken_apart({name: value}, [])
         except DataError:
-            continue  # libraries' own kinds of numbers and tables, which no pixel depends on
+            continue  # a type of an image library, which no pixel depends on
         found[name] = value
     return found
 
 
 def _part_of(value: Any) -> dict[str, Any]:
-    """Return the bytes of a value that is one piece of memory, and what kind it is of."""
+    """Return the kind and the bytes of a value that is one piece of memory."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if type(value) is bytes:
         return {"kind": "bytes", "data": value}
-    # As arrays their zeros at the end would be lost.
+    # NumPy arrays of bytes lose zeros at the end, so these are kept as plain bytes.
     if type(value) is np.bytes_:
         return {"kind": "numpy bytes", "data": bytes(value)}
     if isinstance(value, str) and type(value) in {str, np.str_}:
@@ -122,17 +124,20 @@ def _part_of(value: Any) -> dict[str, Any]:
     if kind == _TENSORS:
         return _tensor_part(value)
     mode = f" of mode {value.mode}" if kind.startswith("PIL.") and hasattr(value, "mode") else ""
-    raise DataError(f"a sample holds a {kind}{mode}, which cannot be kept without a pickle")
+    raise DataError(
+        f"a sample holds a {kind}{mode}, which cannot be kept without a pickle: want arrays, tensors, numbers, text, "
+        "bytes or images"
+    )
 
 
 def _tensor_part(value: Any) -> dict[str, Any]:
-    """Return a tensor's bytes, whatever its type is."""
-    torch = import_module("torch")  # which is there, as the data set has a tensor
+    """Return a tensor's type, shape and bytes."""
+    torch = import_module("torch")  # torch is installed, because the sample is a tensor
     name = str(value.dtype).removeprefix("torch.")
     if value.layout != torch.strided or value.device.type != "cpu" or not _TENSOR_TYPE.fullmatch(name):
         raise DataError(
             f"a sample holds a tensor of {name}, {value.layout}, on {value.device}, which cannot be kept: want a dense "
-            "one in the CPU's memory"
+            "tensor in the CPU's memory"
         )
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
@@ -141,7 +146,7 @@ def _tensor_part(value: Any) -> dict[str, Any]:
 
 
 def _put_together(told: dict[str, Any], parts: list[memoryview]) -> Any:
-    """Return the value that was taken apart."""
+    """Return the value from a result of `_taken_apart`."""
     (name, found), *_ = told.items()
     if name in {"tuple", "list"}:
         made = [_put_together(each, parts) for each in found]

@@ -1,4 +1,4 @@
-"""A storage whose files come through a cache of blocks."""
+"""A storage that reads a pack's files through a cache of blocks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,29 +16,31 @@ from multiring.data.readers.storage import Storage, read
 from multiring.errors import ArgumentError, DataError
 from multiring.settings import Settings
 
-FetchBlock = Callable[[int, int], bytes]  # shard and block to its bytes
-# Shard, block, where in that, and what is to be filled: whether it was.
+FetchBlock = Callable[[int, int], bytes]  # called with a shard and a block; returns the block's bytes
+# Called with a shard, a block, an offset in the block, and the memory to fill. It returns whether it filled the memory.
 FetchPiece = Callable[[int, int, int, memoryview], bool]
 
 
 class CachedStorage:
-    """A pack's files, its shards by blocks that are verified, kept in a cache where there is room.
+    """A pack's files.
 
-    Where the cache is full, and a record needs less than a block, only the record's bytes are read: nothing is read
-    twice for what cannot be kept. Those bytes are no whole block, so that no check sum is of them.
+    Shards are read by verified blocks, which are kept in a cache if there is room.
 
-    Above the cache are blocks in memory, as far as `memory_bytes` allow. Once it is known what comes next (`expect`),
-    both keep what is needed soonest; until then what is on the disk stays there, and memory has what was used last.
+    If a block cannot be kept, and a record needs only a part of it, only this part is read from the source. The part
+    cannot be verified, because check sums cover whole blocks.
+
+    Up to `memory_bytes` of blocks are also kept in memory. After a call of `expect`, disk and memory keep the blocks
+    that are needed soonest. Before that, blocks on the disk stay, and memory keeps the blocks that were used last.
 
     Args:
-        source: where the pack is.
-        cache: of the host.
-        fetch: gives a block; by default the source does.
-        memory_bytes: of blocks that this process keeps in memory; MULTIRING_DATA_MEMORY says by default.
+        source: the storage of the pack.
+        cache: the host's cache.
+        fetch: returns a block; by default it is read from `source`.
+        memory_bytes: the bytes of blocks that this process keeps in memory; the default is MULTIRING_DATA_MEMORY.
 
     Raises:
-        ArgumentError: the cache's quota is smaller than a block.
-        DataError: it is no pack, or damaged.
+        ArgumentError: the cache's quota is smaller than two blocks.
+        DataError: the source is not a pack, or is damaged.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class CachedStorage:
         limits = Limits()
         if cache.quota_bytes < 2 * BLOCK_BYTES:
             raise ArgumentError(
-                f"a cache of {cache.quota_bytes} bytes holds no block of {BLOCK_BYTES}; want 2 at least"
+                f"a cache of {cache.quota_bytes} bytes is too small for blocks of {BLOCK_BYTES}; want 2 blocks at least"
             )
         self.url = source.url
         self.source, self.cache = source, cache
@@ -60,9 +62,9 @@ class CachedStorage:
             self._firsts.append(self._firsts[-1] + each.blocks)
         self._fetch = fetch or self.fetched
         self._fetch_piece: FetchPiece | None = None
-        self.direct_bytes = 0  # read past the cache
+        self.direct_bytes = 0  # bytes that were read from the source without the cache
         self._memory_bytes = Settings.from_environment().data_memory if memory_bytes is None else memory_bytes
-        self.owned: NDArray[np.bool_] | None = None  # of the blocks, where other hosts keep the others
+        self.owned: NDArray[np.bool_] | None = None  # the blocks that this host keeps; None for all
         self.keeping = self._kept()
 
     def _kept(self) -> Keeping:
@@ -73,18 +75,21 @@ class CachedStorage:
         return made
 
     def keep_only(self, owned: NDArray[np.bool_]) -> None:
-        """Keep on the disk those blocks alone, bool (blocks,): other hosts keep the others."""
+        """Keep only the blocks `owned`, bool (blocks,), on the disk.
+
+        Other hosts keep the other blocks.
+        """
         self.owned = owned
         self.keeping.only(owned)
 
     def keep_alone(self) -> None:
-        """Have blocks from the source, and keep any of them: no other host does so for this one from now on."""
+        """Stop sharing: read all blocks from the source, and keep any of them."""
         self.owned = None
         self.keeping = self._kept()
         self.fetch_by(self.fetched)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has its own memory, and says itself what it needs.
+        # Another process keeps blocks in its own memory, and publishes its own uses.
         return {name: value for name, value in self.__dict__.items() if name != "keeping"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,24 +98,24 @@ class CachedStorage:
 
     @property
     def firsts(self) -> list[int]:
-        """Return the number of each shard's first block, and of the blocks behind the last."""
+        """Return the number of each shard's first block, and the number of all blocks."""
         return self._firsts
 
     def expect(self, uses: Uses) -> None:
-        """Keep what `uses` needs soonest, from here on."""
+        """From now on, keep the blocks that `uses` needs soonest."""
         self.keeping.expect(uses)
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks the pack has."""
+        """Return the number of the pack's blocks."""
         return self._firsts[-1]
 
     def names(self) -> list[str]:
-        """Return the pack's files."""
+        """Return the names of the pack's files."""
         return sorted([MANIFEST, INDEX, BLOCKS, *self._shards])
 
     def size(self, name: str) -> int:
-        """Return a file's bytes, a shard's as the manifest says."""
+        """Return a file's size in bytes; a shard's size comes from the manifest."""
         shard = self._shards.get(name)
         return self.source.size(name) if shard is None else self.manifest.shards[shard].size_bytes
 
@@ -136,17 +141,20 @@ class CachedStorage:
         return last - first < self.end_of(shard, block) - block * BLOCK_BYTES
 
     def may_keep(self, shard: int, block: int, used: int) -> bool:
-        """Return whether a block is here, or would be kept where `used` of its bytes are used now."""
+        """Return whether this host has a block, or would keep it.
+
+        `used` is the number of the block's bytes that are used now.
+        """
         number = self._firsts[shard] + block
         return self.is_here(shard, block) or self.keeping.takes(number, self._paid(shard, block, used))
 
     def is_here(self, shard: int, block: int) -> bool:
-        """Return whether this host keeps a block."""
+        """Return whether this host has a block in memory or on its disk."""
         number = self._firsts[shard] + block
         return self.keeping.in_memory(number) is not None or self.cache.holds(self.key, number)
 
     def _paid(self, shard: int, block: int, used: int) -> int:
-        """Return after how many more uses like this one a block was worth fetching as a whole."""
+        """Return how many more uses of `used` bytes it takes until fetching the whole block has paid off."""
         return -(-(self.end_of(shard, block) - block * BLOCK_BYTES) // max(1, used)) - 1
 
     def _read_piece(self, shard: int, block: int, first: int, piece: memoryview) -> None:
@@ -156,12 +164,12 @@ class CachedStorage:
         self.direct_bytes += len(piece)
 
     def end_of(self, shard: int, block: int) -> int:
-        """Return where in its shard a block ends."""
+        """Return the offset of a block's end in its shard."""
         return min((block + 1) * BLOCK_BYTES, self.manifest.shards[shard].size_bytes)
 
     @staticmethod
     def begin_of(block: int) -> int:
-        """Return where in its shard a block begins."""
+        """Return the offset of a block in its shard."""
         return block * BLOCK_BYTES
 
     def number(self, shard: int, block: int) -> int:
@@ -169,11 +177,17 @@ class CachedStorage:
         return self._firsts[shard] + block
 
     def fetch_by(self, fetch: FetchBlock, piece: "FetchPiece | None" = None) -> None:
-        """Have blocks that are not here from somewhere else than the source, and pieces of those not worth keeping."""
+        """Fetch missing blocks by `fetch` instead of from the source.
+
+        Pieces of blocks that are not worth keeping are fetched by `piece`; None reads them from the source.
+        """
         self._fetch, self._fetch_piece = fetch, piece
 
     def count_fetches(self, request: Callable[[], AbstractContextManager[None]]) -> None:
-        """Enter `request` while a block, or a piece of one, is fetched as `fetch_by` was told: to count its time."""
+        """Enter the context `request` during each fetch by the functions of `fetch_by`.
+
+        The context can count the time of the fetches.
+        """
         fetch, fetch_piece = self._fetch, self._fetch_piece
 
         def counted(shard: int, block: int) -> bytes:
@@ -187,15 +201,15 @@ class CachedStorage:
         self.fetch_by(counted, None if fetch_piece is None else counted_piece)
 
     def block(self, shard: int, block: int, used: int = BLOCK_BYTES) -> bytes:
-        """Return a block, verified.
+        """Return a verified block.
 
         Args:
-            shard: its shard.
-            block: which of that.
-            used: how many of its bytes are used.
+            shard: the block's shard.
+            block: the block's number within the shard.
+            used: how many of the block's bytes the caller uses.
 
         Raises:
-            DataError: the source has it damaged.
+            DataError: the block is damaged at its source.
         """
         number = self._firsts[shard] + block
         found = self.keeping.in_memory(number)
@@ -210,21 +224,21 @@ class CachedStorage:
         return self.cache.get(self.key, number, lambda: self._fetch(shard, block), int(self._blocks[number]), keep)
 
     def fetched(self, shard: int, block: int) -> bytes:
-        """Return a block's bytes from the source, as they come."""
+        """Return a block's bytes from the source, without verifying them."""
         return read(self.source, self.manifest.shards[shard].name, block * BLOCK_BYTES, self.end_of(shard, block))
 
     def wanted(self, shard: int, block: int) -> int:
-        """Return a block's xxh3.
+        """Return the xxh3 of a block by the pack's check sums.
 
         Raises:
-            DataError: there is no such block.
+            DataError: the block does not exist.
         """
         if not 0 <= shard < len(self.manifest.shards) or not 0 <= block < self.manifest.shards[shard].blocks:
-            raise DataError(f"block {block} of shard {shard}: there is none")
+            raise DataError(f"block {block} of shard {shard} does not exist in this pack")
         return int(self._blocks[self._firsts[shard] + block])
 
     def each_block(self) -> Any:
-        """Yield every block, as (shard, block), in the order of the shards."""
+        """Yield every block as (shard, block), in the order of the shards."""
         for shard, entry in enumerate(self.manifest.shards):
             for block in range(entry.blocks):
                 yield shard, block

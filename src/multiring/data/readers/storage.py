@@ -147,7 +147,7 @@ class LocalStorage:
         return self._root / require_inside(self.url, name) if name else self._root
 
     def names(self) -> list[str]:
-        """Return all files, sorted, except those whose path has a name beginning with a dot."""
+        """Return all files, sorted. Files and folders with names like .x are left out."""
         if self._root.is_file():
             return [""]
         found = []
