@@ -6,7 +6,7 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kSlotsAt = 17;  // in a note: 7 bytes, where the sender has its exchange slots
+constexpr size_t kSlotsAt = 17;  // position in a note of the 7-byte offset of the sender's slots
 
 void put_u32(std::string& to, uint32_t value) { to.append(reinterpret_cast<const char*>(&value), sizeof value); }
 
@@ -66,7 +66,7 @@ bool Agreement::agree(const std::byte* shared) {
   }
   const auto found = notes_.find(static_cast<uint8_t>(round_));
   if (found == notes_.end()) {
-    operation_.host.link(round.from);  // connects it, if nothing has yet
+    operation_.host.link(round.from);  // connects to the rank if there is no connection yet
     return moved_on;
   }
   const auto& note = found->second.note;
@@ -93,7 +93,7 @@ Frame Agreement::note_of(size_t round, const std::byte* shared) const {
   }
   const Mapping& arena = operation_.host.segment().mapping();
   if (spec.program && arena.contains(shared, spec.user_bytes)) {
-    note.offset = static_cast<uint64_t>(shared - arena.base());  // never 0: there the control page lies
+    note.offset = static_cast<uint64_t>(shared - arena.base());  // never 0, because the control page is at offset 0
   }
   return note;
 }
@@ -103,7 +103,7 @@ bool Agreement::explain() {
   const StreamKey key{operation_.key(), static_cast<uint16_t>(kExplainChannel + round_)};
   bool moved_on = false;
   if (!round_sent_) {
-    told_.reserve(rounds().size());  // the strings' bytes must not move while links read them
+    told_.reserve(rounds().size());  // the strings must not move while links read them
     told_.push_back(packed(descriptions_));
     Link& to = operation_.host.link(round.to);
     to.offer(key, reinterpret_cast<const std::byte*>(told_.back().data()), told_.back().size());

@@ -11,7 +11,7 @@ size_t CodedStream::ready(Wire wire, Link& link, const StreamKey& key, size_t le
   if (held_ == 0) {
     const auto bytes = link.peek(stream, encoded_bytes(wire, std::min(left, most)));
     const size_t whole = bytes.size() / block_bytes(wire) * block_elements(wire);
-    // The message's last block may be a short one.
+    // The last block of the message may be shorter.
     const size_t elements = bytes.size() == encoded_bytes(wire, left) ? left : whole;
     data_ = bytes.data();
     if (elements > 0) return elements;

@@ -5,8 +5,8 @@
 namespace multiring {
 namespace {
 
-constexpr uint64_t kEncoded = 128 * 1024;  // elements that are encoded before they are offered
-constexpr uint64_t kDecoded = 1024;  // elements of each operand that stay in the first-level cache until they are added
+constexpr uint64_t kEncoded = 128 * 1024;  // number of elements to encode before they are offered to the peers
+constexpr uint64_t kDecoded = 1024;  // number of decoded elements per operand; they stay in the level-1 cache
 static_assert(kEncoded % kScaledElements == 0 && kDecoded % kScaledElements == 0);
 
 }  // namespace

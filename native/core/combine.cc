@@ -29,7 +29,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// Best first.
+// The fastest variant comes first.
 constexpr Variant variants[] = {{"avx512", avx512_kernel, avx512_codec, has_avx512},
                                 {"avx2", avx2_kernel, avx2_codec, has_avx2},
                                 {"baseline", baseline_kernel, baseline_codec, always}};
@@ -41,7 +41,7 @@ constexpr Variant variants[] = {{"neon", baseline_kernel, baseline_codec, always
 
 const Variant* best_variant() {
 #if defined(__x86_64__)
-    __builtin_cpu_init();  // needed when a static initialiser of another file is the first to come here
+    __builtin_cpu_init();  // needed because a static initializer of another file may call this function first
 #endif
     const Variant* variant = variants;
     while (!variant->runs_here()) ++variant;
@@ -56,8 +56,8 @@ std::atomic<const Variant*>& chosen_variant() {
 __extension__ typedef __int128 Signed128;
 __extension__ typedef unsigned __int128 Unsigned128;
 
-// One element at a time: the division, which no variant has as a vector instruction, takes most of the time.
-// Wide holds the sum of 2^31 elements, so that nothing wraps.
+// Averages one element at a time. The division takes most of the time, and no variant has a vector instruction for it.
+// `Wide` can hold the sum of 2^31 elements, so the sum does not wrap.
 template <class T, class Wide>
 void average_integers(void* dst, const void* const* sources, int source_count, std::size_t bytes,
                       std::uint64_t divisor) {
@@ -98,11 +98,11 @@ void check_arguments(DType dtype, ReduceOp op, int source_count, std::uint64_t d
     }
     if (divisor == 1) return;
     if (divisor == 0 || divisor > std::numeric_limits<std::int32_t>::max()) {
-        throw std::invalid_argument("combine divides by a number of ranks, 1 to 2^31 - 1, not " +
+        throw std::invalid_argument("combine: the divisor is a number of ranks, 1 to 2^31 - 1, not " +
                                     std::to_string(divisor));
     }
     if (op != ReduceOp::sum || dtype == DType::boolean) {
-        throw std::invalid_argument("combine averages sums of numbers only: divisor " + std::to_string(divisor) +
+        throw std::invalid_argument("combine averages only sums of numbers: divisor " + std::to_string(divisor) +
                                     (dtype == DType::boolean ? " with booleans" : " with another operation"));
     }
 }

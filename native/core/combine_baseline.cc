@@ -1,4 +1,4 @@
-// Any processor of the architecture: SSE2 on x86-64, NEON on aarch64.
+// The variant for every processor of the architecture: SSE2 on x86-64, NEON on aarch64.
 #define MULTIRING_VECTOR_BYTES 16
 #include "combine_kernels.h"
 

@@ -120,7 +120,7 @@ void Context::carried(const std::vector<uint64_t>& numbers) {
     }
   }
   if (!is_news) return;
-  // Here and now: to wake another thread for it would cost more.
+  // Drive on this thread, because waking another thread would cost more.
   const bool driven = driver_.drive();
   if (sleepers_.caller_drives) {
     sleepers_.wake_callers();

@@ -8,8 +8,8 @@ namespace multiring {
 void ControlChannel::refuse_unfit(int rank, size_t bytes) const {
   const ContextConfig& config = state_.config;
   if (rank < 0 || rank >= config.size || rank == config.rank) {
-    throw Fault(FaultKind::argument, "a control message to rank " + std::to_string(rank) + ": want another of " +
-                                         std::to_string(config.size));
+    throw Fault(FaultKind::argument, "a control message to rank " + std::to_string(rank) +
+                                         ": want another rank, below " + std::to_string(config.size));
   }
   if (bytes > kNoteBytes) {
     throw Fault(FaultKind::argument, "a control message of " + std::to_string(bytes) + " bytes: want at most " +
@@ -24,13 +24,13 @@ bool ControlChannel::send(int rank, uint64_t group, uint64_t tag, std::span<cons
   if (state_.stopped) throw Fault(FaultKind::state, "multiring was shut down");
   if (!state_.broken.empty()) throw Fault(FaultKind::state, state_.broken);
   if (peers_.is_lost(rank)) return false;
-  // Only the lower of two ranks can make a connection.
+  // Only the lower rank of a pair can make the connection.
   if (peers_.link(rank) == nullptr && rank < state_.config.rank) return false;
   if (!control_.may_send(rank, payload.size())) {
     const auto waiting = control_.waiting_for(rank);
-    throw Fault(FaultKind::state, "rank " + std::to_string(rank) + " has not taken " + std::to_string(waiting.count) +
-                                      " control messages of " + std::to_string(waiting.bytes) +
-                                      " bytes; no more are sent to it");
+    throw Fault(FaultKind::state, "rank " + std::to_string(rank) + " has not acknowledged " +
+                                      std::to_string(waiting.count) + " control messages of " +
+                                      std::to_string(waiting.bytes) + " bytes; it must take them before more can be sent");
   }
   control_.note_sent(rank, payload.size());
   const Frame frame{.group = group, .sequence = tag, .kind = FrameKind::control};
@@ -48,7 +48,7 @@ std::optional<std::vector<ControlMessage>> ControlChannel::take(double timeout_s
   RankState::Lock lock(state_.mutex);
   control_.wait(lock, Clock::now() + as_duration(timeout_s));
   if (control_.has_lost()) {
-    throw Fault(FaultKind::state, "more control messages came than were taken; some are lost");
+    throw Fault(FaultKind::state, "control messages arrived faster than this rank took them; some are lost");
   }
   if (state_.stopped) return std::nullopt;
   auto taken = control_.take();

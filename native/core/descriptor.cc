@@ -17,7 +17,7 @@ namespace multiring {
 namespace {
 
 constexpr int kMost = 65536;
-// One flag a descriptor number; plain atomics, because the child may touch nothing that locks.
+// One flag per descriptor number. The flags are atomics, because the child of a fork must not use locks.
 std::array<std::atomic<bool>, kMost> owned{};
 std::atomic<uint64_t> forks{0};
 std::once_flag handler_once;
@@ -60,7 +60,7 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 void Descriptor::reset() {
   const int fd = std::exchange(fd_, -1);
   if (fd < 0) return;
-  // A forked child has closed it already, and the number may now be another of its own.
+  // A forked child has already closed an inherited descriptor, and may have reused its number.
   if (fd >= kMost || (!origin_.is_inherited() && owned[static_cast<size_t>(fd)].exchange(false))) ::close(fd);
 }
 

@@ -43,7 +43,7 @@ EagerExecution::Outcome EagerExecution::advance(bool& moved) {
   return Outcome::turned_back;
 }
 
-// Also what has no bytes is sent: with it comes that the sender means the same.
+// Sends empty messages, too, because their notes carry the sender's descriptor.
 void EagerExecution::send(const Move& move) {
   for (const int peer : move.peers) {
     Frame note =
@@ -54,8 +54,8 @@ void EagerExecution::send(const Move& move) {
   }
 }
 
-// Combines, or copies, what the move's peers have sent; false, having done nothing, if something is missing or means
-// another thing.
+// Combines or copies the messages of the move's peers. Returns false, without effect, if a message is missing or has
+// another descriptor.
 bool EagerExecution::take(const Move& move) {
   const OperationSpec& spec = operation_.spec;
   std::vector<const void*> sources;
@@ -67,7 +67,7 @@ bool EagerExecution::take(const Move& move) {
     const Line line{peer, move.channel};
     const auto found = came_.find({line, taken_[line]});
     if (found == came_.end()) {
-      operation_.host.link(peer);  // connects it, if nothing has yet
+      operation_.host.link(peer);  // connects to the rank if there is no connection yet
       return false;
     }
     const auto& [frame, payload] = found->second;

@@ -1,6 +1,6 @@
 // Records events: always the newest ones, and all events while a timeline is recorded.
 //
-// RankState::mutex guards it, and every caller holds the mutex. The driving thread records events; callers take them.
+// RankState::mutex guards the state, and every caller holds it. The driving thread records events; callers take them.
 #pragma once
 
 #include <cstdint>

@@ -11,11 +11,11 @@
 namespace multiring {
 namespace {
 
-// A rank's last words travel for at most about this long behind the news of its end.
+// After the end of a rank is detected, its last messages arrive within about this time.
 constexpr auto kLastWords = std::chrono::milliseconds(100);
-constexpr auto kGossip = std::chrono::seconds(3);  // what a rank that left has sent is in this host's kernel by then
+constexpr auto kGossip = std::chrono::seconds(3);  // by then this host's kernel has received all messages of the rank
 
-std::string found_by(int peer) { return "as rank " + std::to_string(peer) + " found"; }
+std::string found_by(int peer) { return "as rank " + std::to_string(peer) + " reported"; }
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void FailureDetector::on_loss(int peer, LossKind kind, const std::string& why) {
 
 void FailureDetector::note_loss(int lost, LossKind kind, const std::string& why) {
   new_losses_.push_back({lost, {kind, why}, Clock::now()});
-  state_.changed.notify_all();  // whoever closes waits for its peers to hang up
+  state_.changed.notify_all();  // a closing thread waits until the peers have hung up
 }
 
 void FailureDetector::on_lost(int peer, const Frame& frame) {
@@ -63,11 +63,11 @@ void FailureDetector::on_lost(int peer, const Frame& frame) {
     if (kind == LossKind::cut_off) on_exclusion(peer);
     return;
   }
-  // Somebody else's word must not overtake what a rank that left has said on its own connection.
+  // A report from another rank must not overtake the messages that the rank sent on its own connection before it left.
   if (lost != peer && kind == LossKind::left) {
     const TcpLink* own = peers_.connection(lost);
     if (own != nullptr && own->is_open()) return;
-    // Or, where it has connected only just now, what is on the way to here.
+    // If the rank has connected only recently, its messages may still be in transit.
     if (!peers_.is_local(lost) && !peers_.is_lost(lost)) {
       gossip_.try_emplace(lost, Clock::now() + kGossip, found_by(peer));
       return;
@@ -83,8 +83,9 @@ void FailureDetector::on_cause(int peer, const FailureCause& cause) {
                        : found_by(peer));
 }
 
-// A rank that lives was given up by `peer`, which cannot hear it, and hears of that from others, or over a wire that
-// goes one way. What it finds in turn is for nobody else to act on: the others can hear that rank.
+// This rank is alive, but `peer` receives nothing from it and treats it as cut off. This rank learns that from other
+// ranks, or over a wire that works in one direction. The loss of `peer` that it records is not passed on, because the
+// other ranks can still reach `peer`.
 void FailureDetector::on_exclusion(int peer) {
   new_losses_.push_back({peer,
                          {LossKind::cut_off, "nothing from this rank comes to " + peers_.place_of(peer) + " any more"},
@@ -92,7 +93,7 @@ void FailureDetector::on_exclusion(int peer) {
   state_.changed.notify_all();
 }
 
-// Of ranks from which nothing has come since.
+// Accepts the reports about ranks whose own connections are closed or never existed.
 void FailureDetector::believe_gossip(Clock::time_point now) {
   for (auto at = gossip_.begin(); at != gossip_.end();) {
     const auto& [lost, said] = *at;

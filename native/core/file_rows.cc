@@ -9,7 +9,8 @@
 namespace multiring {
 namespace {
 
-// Whether all of `parts` came, from `place` on; what the system gives in pieces is asked for again.
+// Reads `parts` from file offset `place` on, with further calls after short reads. Returns false if they are
+// incomplete.
 bool read_all(int descriptor, std::array<iovec, 2> parts, int64_t place) {
   while (parts[0].iov_len + parts[1].iov_len > 0) {
     const ssize_t got = preadv(descriptor, parts.data(), 2, place);

@@ -70,8 +70,8 @@ void LineHints::note_tensor(uintptr_t start) {
   }
   auto words = others_;
   std::memcpy(words.data(), reinterpret_cast<const void*>(start), kLineBytes);
-  for (size_t at = 1; at < words.size(); ++at) {  // the first leads to code
-    if (words[at] != others_[at]) note(words[at]);  // what all have in common is fetched once anyway
+  for (size_t at = 1; at < words.size(); ++at) {  // the first word points to code
+    if (words[at] != others_[at]) note(words[at]);  // the lines that tensors share are fetched once anyway
   }
   others_ = words;
 }

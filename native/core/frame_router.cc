@@ -7,7 +7,7 @@ void FrameRouter::begin(const std::shared_ptr<Operation>& operation) {
   failures_.prepare(*operation);
 }
 
-// Whether a frame's words can be what a rank says: some of them name ranks, and what became of them.
+// Returns whether the fields of a frame are valid, namely the ranks and loss kinds in it.
 bool FrameRouter::makes_sense(const Frame& frame) const {
   const auto of_this_job = frame.offset < static_cast<uint64_t>(state_.config.size);
   const auto kind = static_cast<LossKind>(frame.slot);
@@ -17,7 +17,7 @@ bool FrameRouter::makes_sense(const Frame& frame) const {
     case FrameKind::lost:
       return of_this_job && is_loss_of_rank(kind);
     case FrameKind::fail:
-      // A stall may name nobody.
+      // A stall may name no rank.
       return kind >= LossKind::died && kind <= LossKind::cut_off &&
              (of_this_job || (kind == LossKind::silent && static_cast<int64_t>(frame.offset) == -1));
     default:
@@ -29,7 +29,7 @@ void FrameRouter::on_frame(int peer, const Frame& frame, std::span<const std::by
   if (!makes_sense(frame)) {
     detector_.note_loss(
         peer, LossKind::died,
-        "it sent a frame of kind " + std::to_string(static_cast<int>(frame.kind)) + " that makes no sense");
+        "it sent a frame of kind " + std::to_string(static_cast<int>(frame.kind)) + " with invalid fields");
     return;
   }
   switch (frame.kind) {
@@ -62,12 +62,12 @@ void FrameRouter::on_control(int peer, const Frame& frame, std::span<const std::
   if (frame.kind == FrameKind::control_taken) {
     control_.note_taken(peer, {frame.offset, frame.length});
   } else if (!control_.receive(peer, frame, payload)) {
-    detector_.note_loss(peer, LossKind::died, "it sent more control messages than may wait");
+    detector_.note_loss(peer, LossKind::died, "it sent more control messages than may be unacknowledged");
   }
 }
 
-// Answers for whom this rank waits in the operation. Where it has not come to it, what counts is whom it waits for in
-// the group's oldest.
+// Answers which rank this rank waits for in the operation. If this rank has not posted the operation, the answer comes
+// from the group's oldest operation up to it.
 void FrameRouter::on_where(int peer, const Frame& frame) {
   Frame answer{.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::there};
   answer.offset = static_cast<uint64_t>(state_.config.rank);
@@ -87,7 +87,7 @@ void FrameRouter::on_where(int peer, const Frame& frame) {
 void FrameRouter::on_round(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (Operation* operation = table_.find(frame.key())) {
     operation->on_round(peer, frame, payload);
-  } else if (!table_.has_ended(frame.key()) && !failures_.has_stalled(frame.group)) {  // else nobody will post it
+  } else if (!table_.has_ended(frame.key()) && !failures_.has_stalled(frame.group)) {  // else it will not be posted
     table_.keep_unexpected({peer, frame, {payload.begin(), payload.end()}});
   }
 }

@@ -1,6 +1,6 @@
 #include "goodput.h"
 
-#include <linux/tcp.h>  // not with <netinet/tcp.h>, whose tcp_info ends before the rate
+#include <linux/tcp.h>  // not <netinet/tcp.h>, whose tcp_info has no delivery rate
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -9,7 +9,7 @@
 namespace multiring {
 
 uint64_t goodput_of(int socket) {
-  // Samples that the sender had too little to send for lower it never (Linux, net/ipv4/tcp_rate.c).
+  // Samples taken while the sender had too little to send never lower the rate (Linux, net/ipv4/tcp_rate.c).
   tcp_info info{};
   socklen_t size = sizeof(info);
   if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;

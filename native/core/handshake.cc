@@ -57,7 +57,8 @@ Handshake::Status Handshake::refuse(const std::string& why) {
   return Status::refused;
 }
 
-// Where the other end closes, or its kernel does. A connection that never came about is nobody's refusal.
+// Called if the connection breaks. If the peer or its kernel closed it, the peer turned this rank away. A connection
+// that was never established does not count as turned away.
 Handshake::Status Handshake::broke(const std::string& why) {
   turned_away_ = errno == 0 || errno == ECONNRESET || errno == EPIPE;
   return refuse(why);
@@ -99,7 +100,7 @@ bool Handshake::flush() {
   return true;
 }
 
-// Reads up to `want` bytes in all, never more: what follows belongs to the link.
+// Reads until there are `want` bytes in all, and never more, because the following bytes belong to the link.
 bool Handshake::fill(size_t want) {
   while (incoming_.size() < want) {
     char buffer[128];
@@ -115,9 +116,9 @@ bool Handshake::fill(size_t want) {
 }
 
 Handshake::Status Handshake::advance() {
-  if (!flush()) return broke("the connection broke while proving the secret");
+  if (!flush()) return broke("the connection broke during the handshake");
   const size_t want = awaited();
-  if (!fill(want)) return broke("the other side closed the connection instead of proving the secret");
+  if (!fill(want)) return broke("the peer closed the connection during the handshake");
   if (incoming_.size() < want) return Status::going;
   switch (stage_) {
     case Stage::hello:
@@ -134,12 +135,12 @@ Handshake::Status Handshake::advance() {
 
 Handshake::Status Handshake::on_hello() {
   if (incoming_.compare(0, 8, kMagic, 8) != 0) return refuse("not a multiring rank");
-  if (get(incoming_, 8) != kProtocol) return refuse("another multiring protocol");
+  if (get(incoming_, 8) != kProtocol) return refuse("another version of multiring's protocol");
   const uint32_t caller = get(incoming_, 12);
   if (caller >= static_cast<uint32_t>(self_.size) || get(incoming_, 16) != static_cast<uint32_t>(self_.rank)) {
-    return refuse("a rank that is not in this job");
+    return refuse("a rank outside this job");
   }
-  if (get(incoming_, 20) >= self_.rails) return refuse("a rail that there is not");
+  if (get(incoming_, 20) >= self_.rails) return refuse("a rail that does not exist");
   peer_ = static_cast<int>(caller);
   rail_ = static_cast<uint16_t>(get(incoming_, 20));
   their_nonce_ = incoming_.substr(24, kNonce);
@@ -151,7 +152,7 @@ Handshake::Status Handshake::on_hello() {
 
 Handshake::Status Handshake::on_answer() {
   their_nonce_ = incoming_.substr(0, kNonce);
-  if (!same(incoming_.substr(kNonce), proof("called"))) return refuse("the other side has another secret");
+  if (!same(incoming_.substr(kNonce), proof("called"))) return refuse("the peer has another secret");
   incoming_.clear();
   stage_ = Stage::welcome;
   outgoing_ = proof("caller");
@@ -161,13 +162,13 @@ Handshake::Status Handshake::on_answer() {
 Handshake::Status Handshake::on_proof() {
   if (!same(incoming_, proof("caller"))) return refuse("the caller has another secret");
   outgoing_ = kWelcome;
-  // A byte on a fresh connection always fits its send buffer.
-  if (!flush() || !outgoing_.empty()) return broke("the connection broke while proving the secret");
+  // One byte always fits into the send buffer of a fresh connection.
+  if (!flush() || !outgoing_.empty()) return broke("the connection broke during the handshake");
   return Status::done;
 }
 
 Handshake::Status Handshake::on_welcome() {
-  return incoming_.front() == kWelcome ? Status::done : refuse("the other side has another protocol");
+  return incoming_.front() == kWelcome ? Status::done : refuse("the peer has another version of multiring's protocol");
 }
 
 }  // namespace multiring

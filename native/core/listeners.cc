@@ -13,9 +13,9 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kMostPending = 256;  // one more waits, or takes the place of the oldest
+constexpr size_t kMostPending = 256;  // a further caller waits or replaces the oldest pending handshake
 constexpr auto kHandshakePatience = std::chrono::seconds(5);
-constexpr auto kYoung = std::chrono::seconds(1);  // for so long a caller keeps its place, however many others come
+constexpr auto kYoung = std::chrono::seconds(1);  // a pending handshake is never replaced before this age
 constexpr int kAcceptsATurn = 32;
 constexpr auto kFullPause = std::chrono::milliseconds(10);
 constexpr auto kNoDescriptorPause = std::chrono::milliseconds(100);
@@ -47,7 +47,7 @@ uint16_t Listeners::listen(const std::string& host, uint16_t first_port, uint16_
     } else {
       reinterpret_cast<sockaddr_in*>(&address)->sin_port = number;
     }
-    // Two that may reuse an address can both bind it; the second to listen is refused.
+    // Two sockets with SO_REUSEADDR can both bind an address; only the first of them can listen.
     if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), found->ai_addrlen) != 0 ||
         ::listen(socket.get(), 1024) != 0) {
       if (errno == EADDRINUSE && port < last_port) continue;
@@ -61,16 +61,16 @@ uint16_t Listeners::listen(const std::string& host, uint16_t first_port, uint16_
     return ntohs(found->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                               : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
-  throw Fault(FaultKind::argument, "an empty range of ports");
+  throw Fault(FaultKind::argument, "the port range is empty: want first_port <= last_port");
 }
 
 void Listeners::watch(const Listener& listener) {
   state_.poller.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_caller(listener.socket); });
 }
 
-// Callers cost a bounded number of descriptors, and nobody's place is taken before it could have proven itself: a rank
-// proves itself within milliseconds of being heard. Those for whom there is no room wait in the kernel's queue, and a
-// rank whose connection is dropped after all calls again.
+// Pending handshakes use a bounded number of descriptors. A handshake is replaced only after a rank would have had time
+// to complete it, which takes milliseconds. Further callers wait in the kernel's queue. A rank whose connection is
+// dropped calls again.
 void Listeners::on_caller(const Descriptor& listener) {
   for (int turn = 0; turn < kAcceptsATurn; ++turn) {
     if (pending_handshakes_.size() >= kMostPending && !make_room_for_caller()) {
@@ -80,7 +80,7 @@ void Listeners::on_caller(const Descriptor& listener) {
     Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
-      // Out of descriptors or memory: the waiting connection would wake us again and again.
+      // The process is out of descriptors or memory, and the waiting connection would wake this thread repeatedly.
       if (!make_room_for_caller()) rest_listeners(kNoDescriptorPause);
       return;
     }
@@ -89,15 +89,15 @@ void Listeners::on_caller(const Descriptor& listener) {
         std::move(socket), self_on(0), Handshake::kAnyone, Clock::now() + kHandshakePatience);
     try {
       state_.poller.add(fd, EPOLLIN, [this, fd](uint32_t) { on_handshake(fd); });
-    } catch (const Fault&) {  // nothing to watch it with: it may come again
+    } catch (const Fault&) {  // the poller cannot watch it; the caller may try again
       pending_handshakes_.erase(fd);
       return;
     }
-    on_handshake(fd);  // its first words are here more often than not
+    on_handshake(fd);  // the hello has usually arrived already
   }
 }
 
-// False: the oldest has not been here for long, and who comes has to wait.
+// Drops or completes the oldest pending handshake. Returns false if it is too young, so that new callers must wait.
 bool Listeners::make_room_for_caller() {
   const auto oldest =
       std::min_element(pending_handshakes_.begin(), pending_handshakes_.end(),
@@ -105,7 +105,7 @@ bool Listeners::make_room_for_caller() {
   if (oldest == pending_handshakes_.end()) return false;
   const int fd = oldest->first;
   const auto came = oldest->second->deadline() - kHandshakePatience;
-  on_handshake(fd);  // it may have proven itself while nobody had time to listen
+  on_handshake(fd);  // its messages may have arrived while this thread was busy
   if (!pending_handshakes_.contains(fd)) return true;
   if (Clock::now() < came + kYoung) return false;
   drop_pending(fd);
@@ -132,7 +132,7 @@ void Listeners::listen_again() {
       watch(listener);
       ++heard;
     }
-  } catch (const Fault&) {  // nothing to watch it with
+  } catch (const Fault&) {  // the poller cannot watch it
     for (size_t i = 0; i < heard; ++i) state_.poller.remove(listeners_[i].socket.get());
     listens_again_ = Clock::now() + kNoDescriptorPause;
   }
@@ -156,7 +156,7 @@ void Listeners::expire_pending() {
     if (now >= handshake->deadline()) late.push_back(fd);
   }
   for (const int fd : late) {
-    on_handshake(fd);  // this process may have stood still meanwhile
+    on_handshake(fd);  // this process may have been suspended, so the messages may have arrived
     if (pending_handshakes_.contains(fd)) drop_pending(fd);
   }
 }

@@ -1,8 +1,8 @@
-// Whether a program's moves have the form that its lowering runs instead of them.
+// Checks that a program's moves have the form that its lowering assumes.
 //
-// The moves are those of a Schedule, which is proven; a lowering is right because it does the same. What is asked for
-// here is what the lowerings take for granted: whoever changes a schedule, its channels or how a buffer is cut without
-// a thought of them is refused, before anything has run, rather than summed up wrongly.
+// The moves come from a Schedule, which is proven correct. A lowering is correct because it does the same as the moves,
+// and it relies on the conditions checked here. If a change to a schedule, to its channels or to the segments of a
+// buffer violates a condition, the program is rejected before it runs, instead of computing wrong sums.
 
 #include <algorithm>
 #include <map>
@@ -24,7 +24,7 @@ constexpr uint8_t kScratch = 2;
               std::string("move ") + std::to_string(index) + " of a program to be run as " + lowering + ": " + what);
 }
 
-// One after the other from the start to `end`, without a gap.
+// Returns whether the pieces cover [0, end) without gaps and overlaps.
 bool is_tiled(std::vector<std::pair<uint64_t, uint64_t>> pieces, uint64_t end) {
   std::sort(pieces.begin(), pieces.end());
   uint64_t at = 0;
@@ -35,7 +35,8 @@ bool is_tiled(std::vector<std::pair<uint64_t, uint64_t>> pieces, uint64_t end) {
   return at == end;
 }
 
-// Every reduction of a lowering takes everybody's contribution in one order, and is the only one of its part.
+// Every reduction of a lowering must combine the contributions of all ranks, in the same order, and its part must not
+// overlap the part of another reduction.
 void check_reductions(const Program& program, const char* name) {
   const Move* first = nullptr;
   uint64_t done = 0;
@@ -46,53 +47,52 @@ void check_reductions(const Program& program, const char* name) {
     if (!move.last) refuse(name, i, "it does not combine all contributions");
     if (move.peers != first->peers) refuse(name, i, "it combines other ranks, or in another order, than the first");
     if (move.target_space != kOutput || move.target_offset < done)
-      refuse(name, i, "it writes out of the order of memory");
+      refuse(name, i, "it does not write in ascending order of memory");
     done = move.target_offset + move.size;
   }
 }
 
-// Each rank combines its slices of all buffers, in place, and writes them into all; the others are copied from their
-// owners.
+// `slice`: each rank must combine its slices of all buffers in place, and copy the other slices from their owners.
 void check_slice(const Program& program, uint64_t bytes) {
   check_reductions(program, "slice");
   std::vector<std::pair<uint64_t, uint64_t>> written;
   for (size_t i = 0; i < program.moves.size(); ++i) {
     const Move& move = program.moves[i];
-    if (move.source_space == kScratch || move.target_space == kScratch) refuse("slice", i, "it needs memory aside");
+    if (move.source_space == kScratch || move.target_space == kScratch) refuse("slice", i, "it uses scratch memory");
     if (move.kind == MoveKind::send) continue;
     if (move.kind == MoveKind::reduce && move.source_offset != move.target_offset)
       refuse("slice", i, "it is not in place");
     written.emplace_back(move.target_offset, move.size);
   }
-  if (!is_tiled(written, bytes)) refuse("slice", program.moves.size(), "what is written is not every byte once");
+  if (!is_tiled(written, bytes)) refuse("slice", program.moves.size(), "the moves do not write each byte once");
 }
 
-// Everybody's whole buffer is combined; what is sent of it is a copy.
+// `exchange`: each rank must combine the whole buffers of all ranks, and send a copy of its own.
 void check_exchange(const Program& program, uint64_t bytes) {
   check_reductions(program, "exchange");
-  std::map<uint64_t, std::pair<uint64_t, uint64_t>> aside;  // in scratch: of what, and how much
+  std::map<uint64_t, std::pair<uint64_t, uint64_t>> aside;  // scratch offset -> source offset and size of the copy
   std::vector<std::pair<uint64_t, uint64_t>> written;
   for (size_t i = 0; i < program.moves.size(); ++i) {
     const Move& move = program.moves[i];
-    if (move.size == 0) continue;  // its place may be another's too
+    if (move.size == 0) continue;  // another move may use the same offset
     if (move.kind == MoveKind::copy) {
       if (move.source_space != kOutput || move.target_space != kScratch)
-        refuse("exchange", i, "it copies no contribution aside");
+        refuse("exchange", i, "it does not copy a contribution to scratch memory");
       aside[move.target_offset] = {move.source_offset, move.size};
       continue;
     }
     const auto copy = move.source_space == kScratch ? aside.find(move.source_offset) : aside.end();
     if (copy == aside.end() || copy->second.second != move.size)
-      refuse("exchange", i, "it takes no copy of a contribution");
+      refuse("exchange", i, "it does not use a copy of a contribution");
     if (move.kind == MoveKind::send) continue;
     if (copy->second.first != move.target_offset) refuse("exchange", i, "it combines another part than it writes");
     written.emplace_back(move.target_offset, move.size);
   }
-  if (!is_tiled(written, bytes)) refuse("exchange", program.moves.size(), "what is written is not every byte once");
+  if (!is_tiled(written, bytes)) refuse("exchange", program.moves.size(), "the moves do not write each byte once");
 }
 
-// Runs move by move, but for two things: nothing is written before all ranks have been heard, and messages fit in
-// notes.
+// `notes`: the program runs move by move, with two conditions. No move may write the buffer before all ranks have
+// contributed, and each message must fit into a note.
 void check_notes(const Program& program) {
   std::map<std::pair<int, uint16_t>, size_t> sent;
   for (size_t i = 0; i < program.moves.size(); ++i) {
@@ -103,7 +103,7 @@ void check_notes(const Program& program) {
         if (++sent[{peer, move.channel}] > kMostEager) refuse("notes", i, "it is one message too many to a rank");
       }
     } else if (move.target_space != kScratch && !move.last) {
-      refuse("notes", i, "it writes the buffer before all ranks were heard");
+      refuse("notes", i, "it writes the buffer before all ranks have contributed");
     }
   }
 }
@@ -119,7 +119,7 @@ void Program::check_lowering() const {
   if (lowering == Lowering::none || moves.empty()) return;
   if (segments != 1 || last) refuse("a lowering", 0, "its buffer is cut into segments");
   for (size_t i = 0; i < moves.size(); ++i) {
-    if (moves[i].wire != Wire::none) refuse("a lowering", i, "it is coded");
+    if (moves[i].wire != Wire::none) refuse("a lowering", i, "it uses a lossy wire");
   }
   if (lowering == Lowering::slice) check_slice(*this, segment_bytes);
   if (lowering == Lowering::exchange) check_exchange(*this, segment_bytes);

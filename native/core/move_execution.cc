@@ -26,7 +26,7 @@ bool MoveExecution::advance() {
   return any || lanes_.empty();
 }
 
-// Does what can be done on a lane now, also its next segments; true if anything was.
+// Does the work of a lane that is possible now, including its next segments. Returns true if anything moved.
 bool MoveExecution::advance(Lane& lane, uint64_t& budget) {
   const Program& program = operation_.program();
   bool any = false;
@@ -51,7 +51,7 @@ bool MoveExecution::advance(Lane& lane, uint64_t& budget) {
       ++lane.next;
       any = true;
     }
-    // The next segment overwrites the lane's scratch, which peers may still be reading.
+    // The next segment overwrites the lane's scratch memory, which peers may still be reading.
     if (program.scratch_bytes > 0 && !readers_of(lane).empty()) return any;
     lane.segment += program.lanes();
     lane.next = 0;
@@ -106,15 +106,16 @@ void MoveExecution::send(Lane& lane, const Move& move) {
   lane.progress = move.size;
 }
 
-// A copy within this rank whose bytes lie where they belong: an all_gather's own part, if the caller put it there.
+// Returns whether the move is a copy within this rank whose source is its target. That happens in an all_gather if the
+// caller has put this rank's part at its final place.
 bool MoveExecution::is_in_place(const Lane& lane, const Move& move) const {
   return move.kind == MoveKind::copy && move.peers.front() == operation_.rank() &&
          operation_.address(lane, move.source_space, move.source_offset) ==
              operation_.address(lane, move.target_space, move.target_offset);
 }
 
-// How many bytes of a move are there from all its peers, and where they lie; a copy's of another rank are at `target`
-// then.
+// Returns how many bytes of a move have arrived from all its peers, and sets `sources` to their addresses. The bytes of
+// a copy from another rank are written to `target` instead.
 uint64_t MoveExecution::ready_from(const Lane& lane, const Move& move, const void** sources, std::byte* target) const {
   const StreamKey key = operation_.stream_of(lane, move.channel);
   uint64_t ready = std::min(kQuantum, move.size - lane.progress);

@@ -9,9 +9,9 @@
 namespace multiring {
 namespace {
 
-constexpr uint64_t kMostUnsaid = 4;  // landed bounce buffers
-constexpr uint64_t kTellingBytes = 128 * 1024;  // what fewer take, latency decides
-constexpr double kLatelyBytes = 2 << 20;
+constexpr uint64_t kMostUnsaid = 4;             // most arrived bounce buffers without confirmation
+constexpr uint64_t kTellingBytes = 128 * 1024;  // smallest goodput sample; latency dominates smaller samples
+constexpr double kLatelyBytes = 2 << 20;        // bytes after which older goodput samples count half
 
 }  // namespace
 
@@ -56,7 +56,7 @@ void MpiLink::dispatch(const StreamKey& key, OutStream& stream) {
   size_t size = 0;
   while (size < room && !stream.pending.empty()) {
     auto& piece = stream.pending.front();
-    // Offers, credit and the buffer's size are whole elements, so none is ever split.
+    // Offers, credit and the buffer's size are multiples of an element, so no element is split.
     const size_t part = std::min(piece.size, room - size);
     std::memcpy(memory.get() + size, piece.data, part);
     size += part;
@@ -97,8 +97,8 @@ void MpiLink::on_frame(int peer, const Frame& frame, std::span<const std::byte> 
 
 void MpiLink::note_landed(uint64_t bounces) {
   if (bounces > aloft_.size()) {
-    break_off("it says that " + std::to_string(bounces) + " messages landed; " + std::to_string(aloft_.size()) +
-              " were on their way");
+    break_off("it confirmed " + std::to_string(bounces) + " messages, but only " + std::to_string(aloft_.size()) +
+              " were in transit");
     return;
   }
   const auto end = aloft_.begin() + static_cast<std::ptrdiff_t>(bounces);
@@ -107,7 +107,7 @@ void MpiLink::note_landed(uint64_t bounces) {
   proxy_.expect_landings(-static_cast<int64_t>(bounces));
   if (aloft_landed_ < kTellingBytes) return;
   const auto now = Clock::now();
-  // Word of several comes at once: what landed is told together with what came before it, older word less and less.
+  // One frame may confirm several messages, so the rate is computed over several samples. Older samples count less.
   goodput_bytes_ += static_cast<double>(std::exchange(aloft_landed_, 0));
   goodput_s_ += std::chrono::duration<double>(now - std::exchange(aloft_from_, now)).count();
   while (goodput_bytes_ > kLatelyBytes) {
@@ -122,7 +122,7 @@ uint64_t MpiLink::goodput() const {
 
 void MpiLink::expect(const Frame& frame) {
   if (frame.length == 0 || frame.length > MpiProxy::kBounceBytes || frame.slot >= kTags) {
-    break_off("it announced a message of " + std::to_string(frame.length) + " bytes, tag " +
+    break_off("it announced an invalid message of " + std::to_string(frame.length) + " bytes, tag " +
               std::to_string(frame.slot));
     return;
   }
@@ -132,7 +132,7 @@ void MpiLink::expect(const Frame& frame) {
     key_of_[number] = key;
     expected_[key].push_back({number, frame.length, nullptr});
   } else {
-    unwanted_.insert(number);  // the operation failed here; what was sent must still be received
+    unwanted_.insert(number);  // the operation failed here, but the message must still be received
   }
 }
 

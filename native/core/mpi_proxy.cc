@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kMostSpare = 64;  // 16 MiB
 
-// What MPI was given and has not given back it may still read or write, until the process ends.
+// Keeps memory until the process ends, because MPI may still read or write it.
 void keep(MpiProxy::Memory memory) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<MpiProxy::Memory>;  // never destroyed

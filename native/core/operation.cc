@@ -85,7 +85,7 @@ bool Operation::agree() {
     if (!agreement_.has_begun()) slices_.stage();
     return agreement_.agree(slices_.shared());
   }
-  if (!record_.failed_peers.empty()) return false;  // it may not touch their memory, as what it runs could
+  if (!record_.failed_peers.empty()) return false;  // running could access memory that those peers no longer provide
   record_.agreed = Clock::now();
   agreement_.learn_slots();
   agreement_.end();
@@ -191,7 +191,7 @@ void Operation::on_failure(int peer) {
   quieting_.on_quiet(peer);
 }
 
-// Ranks that have not heard of a failure may go on writing into this rank's buffer, or its copy.
+// Ranks that do not know of a failure may continue to write into this rank's buffer, or into its staged copy.
 bool Operation::is_written_by_peers() const {
   const bool is_told = state_ == State::agreeing && agreement_.is_told_all_at_once() && slices_.is_offered();
   return is_told || state_ == State::slicing || state_ == State::completing;
@@ -210,7 +210,7 @@ void Operation::fail(FaultKind kind, const std::string& text) {
   record_.host.segment().mapping().failures().enter(record_.key());
   if (is_written_by_peers()) {
     if (slices_.is_staged()) {
-      slices_.quarantine_staged();  // nobody's but this operation's: let them
+      slices_.quarantine_staged();  // only this operation uses the copy, so peers may write into it
     } else {
       quieting_.begin();
     }

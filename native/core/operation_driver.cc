@@ -28,12 +28,12 @@ bool OperationDriver::drive_each() {
   for (auto at = running.begin(); at != running.end();) {
     const auto operation = at->second;
     const OperationKey key = at->first;
-    ++at;  // it may end
+    ++at;  // the operation may end and leave the table
     if (operation->state() == Operation::State::in_slots && table_.cause_of(key) != nullptr) {
-      any |= failures_.settle(operation);  // whoever failed it must not be found in the slots
+      any |= failures_.settle(operation);  // it must not finish in the slots after a member has failed it
       continue;
     }
-    // To the other ranks, a group's later operation means that this rank is done with the slots.
+    // A group's later operation tells the other ranks that this rank no longer uses the slots.
     if (in_slots != nullptr && in_slots->spec().key.group == key.group) continue;
     any |= drive_one(operation);
     if (operation->state() == Operation::State::in_slots) in_slots = operation.get();
@@ -45,7 +45,7 @@ bool OperationDriver::drive_one(const std::shared_ptr<Operation>& operation) {
   bool any = true;
   try {
     any = operation->drive();
-  } catch (const std::exception& error) {  // no memory for scratch, an address that cannot be reached
+  } catch (const std::exception& error) {  // for example no scratch memory, or an unreachable address
     failures_.fail_alone(*operation, error.what());
   }
   table_.end_if_over(operation);

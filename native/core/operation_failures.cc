@@ -6,7 +6,7 @@
 namespace multiring {
 namespace {
 
-// Who takes part in the group from there on is not known any more.
+// Returns whether this kind of failure makes the group unusable, because its members no longer agree on its operations.
 bool ends_group(LossKind kind) { return kind == LossKind::silent || kind == LossKind::aborted; }
 
 const char* verb(LossKind kind) {
@@ -36,13 +36,13 @@ void OperationFailures::on_fail(int peer, const Frame& frame) {
   const FailureCause cause = cause_in(frame);
   if (ends_group(cause.kind)) fail_later(frame.key(), cause);
   Operation* operation = table_.find(frame.key());
-  // Said once, when the frame comes; an operation that is posted only then knows of it from the beginning.
+  // Called once per frame. If the operation is posted later, it receives the kept frame when it begins.
   if (operation != nullptr) operation->on_failure(peer);
   if (frame.round != 0) {
     peers_.link(peer)->send({.group = frame.group, .sequence = frame.sequence, .kind = FrameKind::quiet});
   }
   if (operation == nullptr) {
-    if (table_.has_ended(frame.key()) || has_stalled(frame.group)) return;  // nobody will post it
+    if (table_.has_ended(frame.key()) || has_stalled(frame.group)) return;  // this rank will not post it
     Frame kept = frame;
     kept.round = 0;
     table_.keep_unexpected({peer, kept, {}});
@@ -57,8 +57,8 @@ void OperationFailures::on_fail(int peer, const Frame& frame) {
   unsettled_ = true;
 }
 
-// Who stalled in an operation takes part in no later one of its group. Ranks that ended that one before are to name
-// whom it waited for, not it, because it left.
+// A rank that stalled in an operation takes part in no later operation of the group. Ranks that had already ended the
+// operation must name the rank that it waited for. Otherwise they would name the stalled rank, because it leaves.
 void OperationFailures::fail_later(const OperationKey& key, const FailureCause& cause) {
   stalls_.try_emplace(key.group, Stall{key.sequence, cause});
   const auto& running = table_.running();
@@ -85,8 +85,8 @@ bool OperationFailures::fail_stuck() {
 bool OperationFailures::settle_losses(size_t count) {
   unsettled_ = false;
   bool any = false;
-  const auto failing = table_.running();  // failing changes it
-  // What a member failed for is passed on before it is relayed that it has left: some have no connection with it.
+  const auto failing = table_.running();  // a copy, because failing an operation changes the table
+  // Pass on a member's failure cause before the news that the member has left: some ranks have no connection with it.
   for (const auto& [key, operation] : failing) {
     if (table_.cause_of(key) != nullptr) any |= settle(operation);
   }
@@ -105,13 +105,14 @@ void OperationFailures::take_losses(size_t count) {
                      .offset = static_cast<uint64_t>(lost)};
     peers_.tell_everyone(news);
     Link* its_own = loss.kind == LossKind::cut_off ? peers_.link(lost) : nullptr;
-    if (its_own != nullptr) its_own->send(news);  // it may hear, though it is not heard
+    if (its_own != nullptr) its_own->send(news);  // the wire may still work in this direction
   }
 }
 
-// A rank that died takes every operation it belongs to with it. One that left had finished its own part, so only those
-// that still wait for it can never end. The cause named is what another member failed for, else the first death learned
-// of, else a leave-taking: ranks that raise because of a death end their programs too.
+// The death of a rank fails every operation with that rank. A rank that left had finished its own part, so its
+// departure fails only operations that still wait for it. The reported cause is another member's cause if there is one,
+// else the first detected death, else a departure. Departures come last, because ranks that fail due to a death leave,
+// too.
 bool OperationFailures::settle(const std::shared_ptr<Operation>& operation) {
   if (operation->has_failed()) return false;
   if (const FailureCause* told = table_.cause_of(operation->spec().key)) {
@@ -133,11 +134,11 @@ void OperationFailures::settle_cause(const std::shared_ptr<Operation>& operation
   if (cause.kind == LossKind::unable) {
     tell_members(*operation, cause);
     operation->fail(FaultKind::state,
-                    "rank " + std::to_string(cause.rank) + " could not go on with it; its own error says why");
+                    "rank " + std::to_string(cause.rank) + " could not continue it; see the error on that rank");
   } else {
     const auto known = peers_.losses().find(cause.rank);
     fail_for(*operation, cause.rank,
-             known != peers_.losses().end() ? known->second : Loss{cause.kind, "as another rank found"});
+             known != peers_.losses().end() ? known->second : Loss{cause.kind, "as another rank reported"});
   }
   table_.end_if_over(operation);
 }
@@ -172,7 +173,7 @@ void OperationFailures::fail_for(Operation& operation, int lost, const Loss& los
   operation.fail(FaultKind::peer_lost, "rank " + std::to_string(lost) + " " + verb(loss.kind) + " (" + loss.why + ")");
 }
 
-// Fails it on all its ranks, and with it the group.
+// Fails an operation on all its ranks, and makes its group unusable.
 void OperationFailures::stall(const std::shared_ptr<Operation>& operation, const FailureCause& cause) {
   tell_members(*operation, cause);
   const std::string who = cause.rank == state_.config.rank ? "this rank" : "rank " + std::to_string(cause.rank);
@@ -182,7 +183,7 @@ void OperationFailures::stall(const std::shared_ptr<Operation>& operation, const
   operation->culprit = cause.rank;
   const uint64_t group = operation->spec().key.group;
   stalled_groups_.try_emplace(group, text);
-  table_.drop_unexpected(group);  // it takes no more operations
+  table_.drop_unexpected(group);  // the group accepts no more operations
   operation->fail(is_silent ? FaultKind::stall : FaultKind::state, text);
   table_.end_if_over(operation);
 }

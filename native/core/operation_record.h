@@ -1,6 +1,6 @@
 // State shared by the parts of one operation: its specification, its host and its progress.
 //
-// RankState::mutex guards it, like all state of an operation.
+// RankState::mutex guards the state, like all state of an operation.
 #pragma once
 
 #include <algorithm>

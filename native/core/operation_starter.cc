@@ -9,7 +9,7 @@
 namespace multiring {
 namespace {
 
-constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // with the caller's locks held
+constexpr auto kMeetingSpin = std::chrono::microseconds(20);  // short, because the caller holds its locks meanwhile
 
 }  // namespace
 
@@ -33,7 +33,7 @@ std::shared_ptr<Operation> OperationStarter::post(OperationSpec spec, bool calle
   } else if (!caller_waits) {
     const bool is_quick = table_.is_quick(*operation);
     if (is_quick) sleepers_.last_quick = Clock::now();
-    // Where the progress thread naps it sees to the rest within a millisecond; who waits for it, at once.
+    // If the progress thread sleeps only for a millisecond, it continues the operation soon enough without a wake-up.
     if (!is_quick || !sleepers_.naps || !driver_.drive_here(operation)) state_.poller.wake();
   }
   return operation;
@@ -41,7 +41,7 @@ std::shared_ptr<Operation> OperationStarter::post(OperationSpec spec, bool calle
 
 bool OperationStarter::may_meet(const OperationSpec& spec, const OperationKey& key) const {
   if (!spec.meets || !state_.config.lower || !spec.slots || !spec.slots->may_publish(key.sequence)) return false;
-  // Somebody does not meet, or has failed already.
+  // A member uses the ordinary way, or has already failed.
   if (table_.has_unexpected(key) || table_.cause_of(key) != nullptr || failures_.is_stalling(key.group)) return false;
   return table_.oldest_of(key.group) == nullptr;
 }
@@ -81,7 +81,7 @@ OperationStarter::Attempt OperationStarter::meet(const OperationSpec& model, con
   spec.key = key;
   spec.bases[1] = data;
   const auto operation = std::make_shared<Operation>(std::move(spec), host_);
-  operation->posted = start;  // what is published already, others may have ended meanwhile
+  operation->posted = start;  // this rank has published; other ranks may have ended the operation since
   operation->begin_in_slots(true);
   router_.begin(operation);
   if (sleepers_.caller_drives) sleepers_.wake_callers();

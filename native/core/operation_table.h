@@ -1,6 +1,6 @@
 // The operations in flight, and the frames that arrived for operations which this rank has not posted yet.
 //
-// RankState::mutex guards it. Every caller holds the mutex: callers add operations, and the driving thread ends them.
+// RankState::mutex guards the state, and every caller holds it. Callers add operations; the driving thread ends them.
 #pragma once
 
 #include <array>

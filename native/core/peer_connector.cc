@@ -22,7 +22,7 @@ bool PeerConnector::connect(const Meeting& meeting, const std::function<void()>&
   {
     const RankState::Lock lock(state_.mutex);
     peers_.know(meeting.peers, local_ranks);
-    // Not before: who calls can only be told apart from anybody else once the ranks' addresses are known.
+    // Only after the ranks' addresses are known can this rank distinguish its peers from other callers.
     handover_.open();
     listeners_.open();
     state_.poller.wake();
@@ -101,7 +101,7 @@ TcpLink& PeerConnector::make_link(int peer) {
     throw Fault(FaultKind::state, "rank " + std::to_string(peer) + " gave no address to connect to");
   }
   TcpLink& made = add_link(peer);
-  // The lower rank calls, the higher one waits to be called: both know that they belong together.
+  // The lower rank calls, and the higher rank waits for the call.
   if (state_.config.rank < peer) {
     const auto deadline = Clock::now() + as_duration(kCallTimeout_s);
     for (uint16_t rail = 0; rail < rails; ++rail) {

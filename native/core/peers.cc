@@ -8,7 +8,7 @@ void Peers::know(const std::vector<PeerAddress>& addresses, const std::vector<in
   for (const auto& peer : addresses) addresses_[peer.rank] = peer;
   local_ranks_ = local_ranks;
   local_links_.assign(local_ranks.size(), nullptr);
-  if (!is_local(state_.config.rank)) throw Fault(FaultKind::argument, "the local ranks lack this rank");
+  if (!is_local(state_.config.rank)) throw Fault(FaultKind::argument, "local_ranks does not contain this rank");
 }
 
 const PeerAddress* Peers::address_of(int rank) const {

@@ -1,7 +1,6 @@
 // The other ranks: their addresses, the links to them, and the losses among them.
 //
-// RankState::mutex guards it, and every caller holds the mutex: the progress thread, and callers that drive, post or
-// query.
+// RankState::mutex guards the state. Every caller holds it: the progress thread, and callers that drive, post or query.
 #pragma once
 
 #include <cstdint>

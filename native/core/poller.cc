@@ -58,8 +58,8 @@ int Poller::wait(Ready* ready, int most, int timeout_ms) const {
 
 void Poller::dispatch(const Ready& ready) {
   const auto found = callbacks_.find(ready.fd);
-  if (found == callbacks_.end()) return;  // removed by a callback before it
-  const Callback callback = found->second;  // a copy: the callback may remove itself
+  if (found == callbacks_.end()) return;  // an earlier callback has removed it
+  const Callback callback = found->second;  // a copy, because the callback may remove itself
   callback(ready.events);
 }
 

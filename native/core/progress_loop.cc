@@ -7,20 +7,20 @@
 namespace multiring {
 namespace {
 
-constexpr int kDoorPause_ms = 10;  // between two looks at connections that are being made
-constexpr auto kNapsFor = std::chrono::milliseconds(10);  // after the last quick operation that nobody waited for
+constexpr int kDoorPause_ms = 10;  // longest sleep while connections are being made
+constexpr auto kNapsFor = std::chrono::milliseconds(10);  // after a quick operation without a waiter, sleeps are short
 
 }  // namespace
 
 void ProgressLoop::run() {
   RankState::Lock lock(state_.mutex);
-  bool came = false;  // something over sockets that may not have been made use of yet
+  bool came = false;  // true if sockets were ready, or anything moved, since the last drive
   while (!state_.stopped) {
     bool moved = false;
     if (came || !sleepers_.caller_drives) moved = driver_.drive();
     look_around();
-    // Peers ring this thread only once no caller has driven for a second: a doorbell for each of a caller's quick
-    // operations would cost the peers more than the operations.
+    // Peers ring this thread only if no caller has driven for a second. If they rang for each of a caller's quick
+    // operations, the rings would cost them more than the operations.
     const bool callers_rest =
         !sleepers_.caller_drives && (!table_.empty() || seconds_since(sleepers_.last_caller) > 1);
     const bool calls = peers_.is_calling();
@@ -31,7 +31,7 @@ void ProgressLoop::run() {
     } else {
       if (peers_.congested()) timeout_ms = 1;
       if (callers_rest && !sleepers_.may_sleep(ControlPage::kSocketSleeper)) timeout_ms = 0;
-      // The next quick operation need not wake this thread.
+      // Sleep shortly, so that the next quick operation need not wake this thread.
       if (timeout_ms != 0 && Clock::now() - sleepers_.last_quick < kNapsFor) timeout_ms = 1;
     }
     sleepers_.naps = timeout_ms == 0 || timeout_ms == 1;
@@ -46,19 +46,19 @@ void ProgressLoop::run() {
 void ProgressLoop::look_around() {
   if (driver_.is_tick_due(Clock::now())) driver_.tick();
   if (sleepers_.caller_drives && std::exchange(told_of_, table_.ended()) != table_.ended()) {
-    sleepers_.wake_callers();  // its operation may be among them
+    sleepers_.wake_callers();  // a caller's operation may be among the ended operations
   }
   if (rails_.is_rail_look_due()) driver_.guarded([this] { rails_.watch_rails(); });
   if (rails_.is_wire_look_due()) driver_.guarded([this] { rails_.watch_wires(); });
 }
 
-// How long to wait for sockets, at most, where nothing moves; < 0: for ever.
+// Returns how many milliseconds to wait for sockets at most while nothing moves; negative for no limit.
 int ProgressLoop::pause_ms(bool callers_rest, bool calls) const {
   const ContextConfig& config = state_.config;
-  // Something here has a deadline, whatever else happens.
+  // True if a part of the rank has a deadline.
   const bool waits = connector_.waits_for_time() || driver_.waits_for_time();
   int timeout_ms = callers_rest && !waits ? -1 : 1000;
-  if (!peers_.connections().empty()) {  // also while nothing else happens
+  if (!peers_.connections().empty()) {  // wires are checked even while the rank is idle
     const int look_ms = std::max(1, static_cast<int>(std::min(config.wire_timeout_s, 1e4) * 1000 / 16));
     timeout_ms = timeout_ms < 0 ? look_ms : std::min(timeout_ms, look_ms);
   }
@@ -69,13 +69,13 @@ int ProgressLoop::pause_ms(bool callers_rest, bool calls) const {
   return timeout_ms;
 }
 
-// Without the mutex; false where nothing can be waited for any more.
+// Waits for sockets without the mutex and calls their callbacks. Returns false if waiting is impossible from now on.
 bool ProgressLoop::poll(RankState::Lock& lock, int timeout_ms) {
   lock.unlock();
   std::string failure;
   try {
     count_ = state_.poller.wait(ready_.data(), static_cast<int>(ready_.size()), timeout_ms);
-  } catch (const Fault& error) {  // a program that closed descriptors which are not its own
+  } catch (const Fault& error) {  // for example if the program has closed the core's descriptors
     failure = error.what();
   }
   lock.lock();
@@ -110,7 +110,7 @@ ProgressLoop::Waited ProgressLoop::wait(const std::shared_ptr<Operation>& operat
     sleepers_.last_caller = Clock::now();
     const bool is_seen_to = sleepers_.naps && table_.are_all_quick();
     if (peers_.congested() || (!table_.empty() && !is_seen_to)) {
-      state_.poller.wake();  // the rest is the progress thread's again
+      state_.poller.wake();  // the progress thread drives again
     }
     state_.changed.notify_all();
     break;
@@ -124,7 +124,7 @@ ProgressLoop::Waited ProgressLoop::drive_until(const std::shared_ptr<Operation>&
                                                RankState::Lock& lock) {
   auto& sleeping = state_.segment->mapping().control().sleepers;
   if ((sleeping.fetch_and(~ControlPage::kSocketSleeper) & ControlPage::kSocketSleeper) != 0) state_.poller.wake();
-  // What comes over sockets comes to the progress thread, which needs the core that spinning would take.
+  // Do not spin for ranks of other hosts: the progress thread receives their bytes and needs the processor core.
   const auto& members = operation->spec().members;
   const auto& far = peers_.connections();
   const bool spins = std::none_of(members.begin(), members.end(), [&](int member) { return far.contains(member); });
@@ -136,12 +136,12 @@ ProgressLoop::Waited ProgressLoop::drive_until(const std::shared_ptr<Operation>&
     if (driver_.is_tick_due(now)) driver_.tick();
     if (now >= deadline) return Waited::timed_out;
     if (driven) {
-      lock.unlock();  // between two turns others may post, or ask
+      lock.unlock();  // let other threads post or query between two turns
       lock.lock();
       continue;
     }
     if (now < spin_until) {
-      lock.unlock();  // let posters and the progress thread in
+      lock.unlock();  // let posting threads and the progress thread take the mutex
       for (int i = 0; i < 16; ++i) cpu_relax();
       lock.lock();
       continue;

@@ -3,7 +3,7 @@
 namespace multiring {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(5);  // a process that is stopped does not answer
+constexpr auto kPatience = std::chrono::seconds(5);  // bounded, because a stopped process does not answer
 
 }  // namespace
 

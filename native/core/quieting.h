@@ -1,6 +1,6 @@
 // The wait of a failed operation for peers that may still write into the user's memory.
 //
-// RankState::mutex guards it, and every caller holds the mutex: the driving thread, and callers that fail the
+// RankState::mutex guards the state, and every caller holds the mutex: the driving thread, and callers that fail the
 // operation.
 #pragma once
 

@@ -20,10 +20,10 @@
 namespace multiring {
 namespace {
 
-// Unsent bytes the kernel holds: some milliseconds of a gigabit, for when this process does not run; what is more
-// urgent waits behind them.
+// Most unsent bytes in the kernel's buffer. They keep a gigabit connection busy for some milliseconds while this
+// process does not run; but urgent frames wait behind them.
 constexpr int kUnsentBytes = 512 * 1024;
-constexpr auto kLongestPause = std::chrono::milliseconds(500);  // between two calls, the first of which was turned away
+constexpr auto kLongestPause = std::chrono::milliseconds(500);  // longest pause before a rejected call is repeated
 
 using AddressInfo = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -33,7 +33,7 @@ AddressInfo address_of(const std::string& host, uint16_t port, const std::string
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    throw Fault(FaultKind::rendezvous, whose + " gave the address " + host + ", which is not a numeric one");
+    throw Fault(FaultKind::rendezvous, whose + " gave the address " + host + ", which is not numeric");
   }
   return {found, ::freeaddrinfo};
 }
@@ -50,7 +50,7 @@ void Rail::call(const std::string& host, uint16_t port, const std::string& from,
   call_ = std::make_unique<Call>(Call{host, port, from, self, deadline});
   try {
     dial();
-  } catch (const Fault&) {  // the caller's to tell; it is not tried again
+  } catch (const Fault&) {  // the caller reports it; the call is not repeated
     call_.reset();
     throw;
   }
@@ -93,11 +93,12 @@ void Rail::watch_socket() {
   owner_.on_up(*this);
 }
 
-// The kernel asks, and the other one's answers whatever its process does. It does not end the connection: see
-// `silence`. Its own patience is in whole seconds, and doubles from try to try where something waits to be sent.
+// Makes the kernel probe an idle connection. The peer's kernel answers even if its process is stopped. The probes never
+// end the connection; `silence` evaluates them. The kernel's intervals are whole seconds, and retransmissions double
+// them.
 void Rail::ask_when_idle() {
 #ifndef TCP_RTO_MAX_MS
-  constexpr int TCP_RTO_MAX_MS = 44;  // from Linux 6.15 on; others go on doubling, up to two minutes
+  constexpr int TCP_RTO_MAX_MS = 44;  // Linux 6.15 and later; earlier kernels double the interval up to two minutes
 #endif
   const int yes = 1;
   const int most = 127;
@@ -136,12 +137,12 @@ void Rail::tend_call() {
   if (!call_) return;
   const auto now = Clock::now();
   if (now >= call_->deadline) {
-    break_off(handshake_ ? "it did not answer a connection in time"
-                         : "it closed every connection before it was proven");
+    break_off(handshake_ ? "it did not complete the handshake in time"
+                         : "it closed every connection before the handshake was complete");
   } else if (!handshake_ && now >= call_->again_at) {
     try {
       dial();
-    } catch (const Fault& fault) {  // no descriptor, no route any more
+    } catch (const Fault& fault) {  // for example no descriptor, or no route any more
       break_off(fault.what());
     }
   }
@@ -186,7 +187,7 @@ void Rail::push(Outgoing outgoing) {
 }
 
 void Rail::push_urgent(Outgoing outgoing) {
-  // Behind the last one that is not payload: those stay in order.
+  // Insert behind the last non-data frame, because non-data frames stay in order.
   const auto behind =
       std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.sent > 0; });
   queue_.insert(behind.base(), std::move(outgoing));
@@ -222,7 +223,7 @@ bool Rail::flush() {
     const ssize_t wrote = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      // A peer that left has closed its end; its last words are still to be read here, and then the end of them.
+      // A peer that left has closed its end. This rank must still read its last messages, and then the end.
       wants_write_ = errno == EAGAIN;
       is_mute_ = !wants_write_;
       break;
@@ -262,7 +263,7 @@ void Rail::watch_writes() {
 void Rail::drop_acknowledged() {
   int left = 0;
   if (unacknowledged_.empty() || !socket_.valid() || ::ioctl(socket_.get(), SIOCOUTQ, &left) != 0) return;
-  // What was said to prove the secret may be among what is left, and is not among what was written.
+  // The unacknowledged bytes may include bytes of the handshake, which `written_` does not count.
   const uint64_t acknowledged = written_ - std::min(written_, static_cast<uint64_t>(left));
   while (!unacknowledged_.empty() && unacknowledged_.front().end <= acknowledged) unacknowledged_.pop_front();
 }
@@ -277,7 +278,7 @@ std::deque<Outgoing> Rail::take_unacknowledged() {
   std::deque<Outgoing> frames = std::exchange(unacknowledged_, {});
   std::deque<Outgoing> rest;
   for (Outgoing& outgoing : queue_) {
-    if (outgoing.sent > 0 && socket_.valid()) rest.push_back(outgoing);  // should it go on, the frame must be whole
+    if (outgoing.sent > 0 && socket_.valid()) rest.push_back(outgoing);  // a partly sent frame must be completed
     frames.push_back(std::move(outgoing));
   }
   queue_ = std::move(rest);
@@ -294,7 +295,7 @@ void Rail::close_operation(const OperationKey& key, PayloadPool& pool) {
     } else if (at->sent == 0) {
       --queued_data_;
       at = queue_.erase(at);
-    } else {  // half a frame is on the wire: the rest must follow, from memory that stays
+    } else {  // part of the frame has been sent; the rest must follow, from memory that stays valid
       at->kept = pool.take(at->packet.frame.length);
       std::memcpy(at->kept.get(), at->payload, at->packet.frame.length);
       at->payload = at->kept.get();
@@ -323,18 +324,18 @@ void Rail::on_ready(uint32_t events) {
     on_handshake();
     return;
   }
-  // Bounded, so that one busy peer cannot keep the others waiting; epoll calls again.
+  // The number of reads is bounded, so that one busy peer does not delay the others. epoll reports the rest again.
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) receive(32);
   if (socket_.valid() && (events & EPOLLOUT) != 0) owner_.on_writable(*this);
 }
 
 void Rail::receive_all() {
-  if (receives_) return;  // whoever asks was called from there
+  if (receives_) return;  // a recursive call, from a callback of this rail
   while (receive(32)) {
   }
 }
 
-// False: nothing more is there.
+// Returns false if no more bytes are available.
 bool Rail::receive(int turns) {
   receives_ = true;
   bool more = true;
@@ -345,7 +346,8 @@ bool Rail::receive(int turns) {
 
 bool Rail::receive_some() {
   for (;;) {
-    // The rest of a payload straight to its place, and what follows it aside: the next header costs no call of its own.
+    // One call reads the rest of a payload to its place and the bytes after it into the staging buffer. Thus the next
+    // header costs no separate call.
     const bool in_payload = header_got_ == sizeof(Packet);
     std::array<iovec, 2> parts{};
     const size_t rest = in_payload ? payload_of(incoming_.frame) - payload_got_ : 0;
@@ -368,11 +370,11 @@ bool Rail::receive_some() {
     staged_from_ = 0;
     staged_to_ = bytes - to_payload;
     if (in_payload && payload_got_ == incoming_.frame.length) deliver();
-    return take_staged() && bytes == rest + aside;  // less than there was room for: nothing more is there
+    return take_staged() && bytes == rest + aside;  // a short read means that no more bytes are available
   }
 }
 
-// Frames, or their beginnings, out of what was read aside. False: the rail is broken.
+// Parses frames and parts of frames from the staging buffer. Returns false if the rail is broken.
 bool Rail::take_staged() {
   while (socket_.valid() && staged_from_ < staged_to_) {
     const size_t there = staged_to_ - staged_from_;
@@ -390,7 +392,7 @@ bool Rail::take_staged() {
         deliver();
       } else if (frame.length == 0 ||
                  frame.length > (frame.kind == FrameKind::data ? PayloadPool::kBytes : kNoteBytes)) {
-        break_off("it sent a frame with " + std::to_string(frame.length) + " bytes");
+        break_off("it sent a frame with an invalid length of " + std::to_string(frame.length) + " bytes");
       } else {
         owner_.place(*this, frame, place_);
       }
@@ -432,8 +434,8 @@ Clock::duration Rail::silence(Look& last, Clock::duration at_most) const {
   Look look{.when = Clock::now(), .health = health(), .silence = {}};
   const Health& before = last.health;
   const auto passed = look.when - last.when;
-  // The bytes tell of an answer that came right after the look before, which the kernel's clock, of some milliseconds,
-  // may put earlier; the time tells of answers that acknowledge nothing.
+  // The acknowledged bytes reveal an answer right after the previous check: the kernel's clock has a resolution of some
+  // milliseconds and may date it earlier. The time reveals answers that acknowledge nothing.
   const bool answered = look.health.acknowledged != before.acknowledged ||
                         look.health.quiet_s < std::chrono::duration<double>(passed).count();
   if (before.waits && look.health.waits && !answered) look.silence = last.silence + std::min(passed, at_most);

@@ -9,7 +9,7 @@ bool RailWatch::needs_watching() const {
   return std::any_of(all.begin(), all.end(), [](const auto& entry) { return entry.second->needs_watching(); });
 }
 
-// Several times within the time-out, so that one late look does not double it.
+// Checks several times within the time-out, so that one late check does not double it.
 void RailWatch::watch_rails() {
   const auto now = Clock::now();
   next_rail_look_ = now + std::chrono::duration_cast<Clock::duration>(

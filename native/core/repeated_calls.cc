@@ -3,7 +3,7 @@
 namespace multiring {
 
 void RepeatedCalls::remember(const CallShape& shape, const OperationSpec& spec) {
-  if (context_.logs_moves()) return;  // a repeated call leaves no log behind
+  if (context_.logs_moves()) return;  // repeated calls are not logged
   if (find(shape) != nullptr) return;
   if (known_.size() == kMostKept) known_.erase(known_.begin());
   known_.emplace_back(shape, spec);

@@ -32,11 +32,12 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
   const size_t each = size_of_type(wanted.type);
   const std::string type = std::to_string(wanted.type);
   require(wanted.collective >= MULTIRING_ALL_REDUCE && wanted.collective <= MULTIRING_BARRIER,
-          "collective " + std::to_string(wanted.collective) + "; want one of those of multiring.h");
-  require(each != 0, "type " + type + "; want one of those of multiring.h");
+          "collective " + std::to_string(wanted.collective) + "; want a collective of multiring.h");
+  require(each != 0, "type " + type + "; want a type of multiring.h");
   require(wanted.op >= MULTIRING_AVERAGE && wanted.op <= MULTIRING_PRODUCT,
-          "op " + std::to_string(wanted.op) + "; want one of those of multiring.h");
-  require(wanted.count >= (wanted.collective == MULTIRING_BARRIER ? 0 : 1), std::to_string(wanted.count) + " arrays");
+          "op " + std::to_string(wanted.op) + "; want a reduction of multiring.h");
+  require(wanted.count >= (wanted.collective == MULTIRING_BARRIER ? 0 : 1),
+          std::to_string(wanted.count) + " arrays; want at least one");
   name_ = wanted.name == nullptr ? "" : wanted.name;
   wire_ = wanted.wire == nullptr ? "" : wanted.wire;
   if (wanted.has_splits != 0) splits_.assign(wanted.splits, wanted.splits + wanted.split_count);
@@ -45,7 +46,7 @@ Request::Request(const MultiringRequest& wanted, uint64_t number) : wanted_(want
     Array array{static_cast<const std::byte*>(given.input), static_cast<std::byte*>(given.output), {}, each};
     array.shape.assign(given.shape, given.shape + given.dims);
     for (const int64_t dim : array.shape) {
-      require(dim >= 0, "a dimension of " + std::to_string(dim));
+      require(dim >= 0, "an array with the dimension " + std::to_string(dim));
       array.bytes *= static_cast<size_t>(dim);
     }
     bytes_ += array.bytes;
@@ -78,9 +79,9 @@ void* Request::allocate(size_t array, const std::vector<int64_t>& shape) {
   if (found == nullptr) {
     std::string dims;
     for (const int64_t dim : shape) dims += (dims.empty() ? "" : ", ") + std::to_string(dim);
-    throw Fault(FaultKind::state, "the result of array " + std::to_string(array) + " is of shape (" + dims +
-                                      "), for which its caller has no memory: want the shape that it expects, which "
-                                      "depends on what the other ranks bring");
+    throw Fault(FaultKind::state, "the result of array " + std::to_string(array) + " has the shape (" + dims +
+                                      "), but the caller provides no memory of this shape: want memory for the shape "
+                                      "that follows from the arrays of all ranks");
   }
   return found;
 }
@@ -120,14 +121,14 @@ RequestQueue::RequestQueue() : owner_(::getpid()) {
 }
 
 uint64_t RequestQueue::start(const MultiringRequest& wanted) {
-  if (wanted.size < sizeof(MultiringRequest) || wanted.done == nullptr) return 0;  // nobody can be told
+  if (wanted.size < sizeof(MultiringRequest) || wanted.done == nullptr) return 0;  // the failure cannot be reported
   if (::getpid() != owner_) {
     wanted.done(wanted.data, MULTIRING_STATE,
-                "this process is a fork of a rank, and no rank itself: start it as a program of its own");
+                "this process was forked from a rank and is not a rank itself: start it as a separate program");
     return 0;
   }
   if (is_closed_) {
-    wanted.done(wanted.data, MULTIRING_STATE, "this process is ending: have the program wait for its results before");
+    wanted.done(wanted.data, MULTIRING_STATE, "this process is ending: wait for all results before the program ends");
     return 0;
   }
   try {
@@ -142,7 +143,7 @@ uint64_t RequestQueue::start(const MultiringRequest& wanted) {
     lock.unlock();
     if (may_go) may_take_.notify_one();
     return number;
-  } catch (const std::exception& error) {  // no memory, or no sense
+  } catch (const std::exception& error) {  // no memory, or an invalid request
     wanted.done(wanted.data, MULTIRING_ARGUMENT, error.what());
     return 0;
   }
@@ -201,7 +202,7 @@ bool RequestQueue::pass() {
 void RequestQueue::end(const Request& request, int32_t error, const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
-    if (known_.erase(request.number()) == 0) return;  // it has ended
+    if (known_.erase(request.number()) == 0) return;  // it had already ended
   }
   request.end(error, text.c_str());
 }

@@ -14,21 +14,21 @@
 namespace multiring {
 namespace {
 
-constexpr size_t kLarge = 1 << 20;  // blocks from this size on are kept warm, and in the end given back
+constexpr size_t kLarge = 1 << 20;  // blocks of at least this size are kept warm, and later returned to the kernel
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 size_t round_down(size_t value, size_t to) { return value / to * to; }
 
 }  // namespace
 
-// By one thread at a time.
+// Only one thread at a time may call this function.
 void Failures::enter(const OperationKey& key) {
   const uint64_t at = count.load(std::memory_order_relaxed);
   Entry& entry = entries[at % kEntries];
   entry.group.store(key.group, std::memory_order_relaxed);
   entry.sequence.store(key.sequence, std::memory_order_relaxed);
   count.store(at + 1, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // whatever is written to the operation's memory comes after it
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // orders it before later writes to the operation's memory
 }
 
 Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
@@ -86,12 +86,12 @@ std::byte* Segment::allocate(size_t bytes) {
   return mapping_->base() + start;
 }
 
-// The offset of `want` free bytes; 0, where the control page lies, if there is no room.
+// Returns the offset of `want` free bytes, or 0 (the offset of the control page) if there is no room.
 size_t Segment::place_of(size_t want, size_t align) const {
   if (want >= kLarge) {
     const auto fits = [want](const Range& range) { return range.end - range.start >= want; };
     const auto found = std::find_if(warm_.rbegin(), warm_.rend(), fits);
-    if (found != warm_.rend()) return found->start;  // a page's start is aligned enough
+    if (found != warm_.rend()) return found->start;  // the start of a page satisfies every alignment
   }
   for (auto [offset, room] : free_) {
     const size_t start = round_up(offset, align);
@@ -100,7 +100,7 @@ size_t Segment::place_of(size_t want, size_t align) const {
   return 0;
 }
 
-// Takes [start, start + want) out of the free block it lies in.
+// Removes [start, start + want) from the free block that contains it.
 void Segment::carve(size_t start, size_t want) {
   const auto found = std::prev(free_.upper_bound(start));
   const auto [offset, room] = *found;
@@ -109,7 +109,7 @@ void Segment::carve(size_t start, size_t want) {
   if (offset + room > start + want) free_[start + want] = offset + room - start - want;
 }
 
-// Takes what is no longer free, or no longer resident, out of the warm ranges; what is left of them stays.
+// Removes [start, end) from the warm ranges; the rest of each range stays warm.
 void Segment::cool(size_t start, size_t end) {
   std::deque<Range> left;
   for (const Range& range : warm_) {
@@ -129,8 +129,8 @@ void Segment::cool(size_t start, size_t end) {
   warm_ = std::move(left);
 }
 
-// Notes that the pages of a large free block are resident, and gives the oldest such pages back where they are too
-// many.
+// Records that the pages of a large free block are resident. Returns the oldest warm pages to the kernel if there are
+// too many.
 void Segment::keep_warm(size_t start, size_t size) {
   const Range range{start, start + round_down(size, kPage)};
   warm_.push_back(range);
@@ -146,7 +146,7 @@ void Segment::keep_warm(size_t start, size_t size) {
   }
 }
 
-// Notes that a block takes so many bytes of fresh pages.
+// Records that an allocation needs `bytes` of fresh pages. Raises the bound if as many were returned to the kernel.
 void Segment::regret(size_t bytes) {
   const size_t missed = std::min(bytes, given_back_);
   given_back_ -= missed;

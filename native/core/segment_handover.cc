@@ -57,7 +57,7 @@ bool receive_with_memory(int socket, Greeting& greeting, Descriptor& memory) {
   if (got < 0) return false;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    // Alignment leaves room for more than one: those that are too many are closed here.
+    // Because of alignment, the buffer has room for more than one descriptor. Surplus descriptors are closed here.
     const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
       int fd = -1;
@@ -97,7 +97,7 @@ void SegmentHandover::open() {
 void SegmentHandover::close() {
   state_.poller.remove(socket_.get());
   socket_.reset();
-  for (const auto& [fd, pending] : pending_) state_.poller.remove(fd);  // ranks have said who they are by now
+  for (const auto& [fd, pending] : pending_) state_.poller.remove(fd);  // all ranks have connected; these are not ranks
   pending_.clear();
 }
 
@@ -135,7 +135,7 @@ bool SegmentHandover::map_from(const PeerAddress& peer, bool keeps, Clock::time_
   const std::string whom = "rank " + std::to_string(peer.rank) + " of this host";
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
-  // Signals come, and other ranks give up, while a peer is waited for.
+  // Repeats `call` until it succeeds. Between the attempts it checks for the deadline, signals and failures of ranks.
   const auto lets = [&](const char* doing, short until, const auto& call) {
     while (!call()) {
       if (errno != EAGAIN && errno != EINTR) throw_errno(FaultKind::rendezvous, doing + whom);
@@ -150,7 +150,7 @@ bool SegmentHandover::map_from(const PeerAddress& peer, bool keeps, Clock::time_
   const auto connects = [&] { return ::connect(socket.get(), address.get(), address.length) == 0; };
   if (!lets("connecting to ", 0, connects)) return false;
   if (!same_user(socket.get())) {
-    throw Fault(FaultKind::rendezvous, whom + " runs as another user; all ranks of a host must be one user's");
+    throw Fault(FaultKind::rendezvous, whom + " runs as another user; all ranks of a host must belong to one user");
   }
   Greeting mine = greeting_to(peer.rank);
   mine.keep = keeps ? 1U : 0U;
@@ -173,7 +173,7 @@ void SegmentHandover::on_ready() {
   for (;;) {
     Descriptor pending(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!pending.valid()) {
-      // Out of descriptors or memory: the rank that waits would wake this thread again and again.
+      // The process is out of descriptors or memory, and the waiting rank would wake this thread repeatedly.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kHandoverPause);
       return;
     }
@@ -182,7 +182,7 @@ void SegmentHandover::on_ready() {
     pending_[fd] = std::move(pending);
     try {
       state_.poller.add(fd, EPOLLIN, [this, fd](uint32_t) { on_pending(fd); });
-    } catch (const Fault&) {  // nothing to watch it with: that rank's call fails, and says so
+    } catch (const Fault&) {  // the poller cannot watch it; that rank's call fails with an error
       pending_.erase(fd);
     }
   }
@@ -209,7 +209,7 @@ void SegmentHandover::adopt_memory(const Descriptor& memory, const Greeting& the
   const int peer = theirs.rank;
   struct stat status {};
   if (::fstat(memory.get(), &status) != 0 || static_cast<size_t>(status.st_size) <= Mapping::kHeapStart) {
-    throw Fault(FaultKind::rendezvous, "rank " + std::to_string(peer) + " handed over something that is no segment");
+    throw Fault(FaultKind::rendezvous, "rank " + std::to_string(peer) + " handed over memory that is not a segment");
   }
   ShmLink::Ends ends{
       .own = state_.segment,

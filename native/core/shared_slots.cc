@@ -8,8 +8,8 @@
 
 namespace multiring {
 
-// The slots are never given back: a peer may still be reading the last operation's when this rank is done with the
-// group.
+// The slots are never released: when this rank no longer uses the group, a peer may still read the last operation's
+// slot.
 SharedSlots::SharedSlots(int rank, std::vector<int> members, uint64_t steps, std::shared_ptr<Segment> segment)
     : rank_(rank), steps_(steps) {
   std::byte* block = segment->reserve(bytes());

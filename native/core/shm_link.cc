@@ -19,7 +19,7 @@
 namespace multiring {
 namespace {
 
-constexpr int kSilencedATurn = 64;  // more than a queue holds by default (net.unix.max_dgram_qlen)
+constexpr int kSilencedATurn = 64;  // more datagrams than a queue holds by default (net.unix.max_dgram_qlen)
 
 bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
   iovec here{to, size};
@@ -32,10 +32,11 @@ bool read_foreign(int pid, const std::byte* from, void* to, size_t size) {
 Doorbell::Doorbell(const std::string& own_name, const Word& word)
     : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), word_(word) {
   if (!fd_.valid()) throw_errno(FaultKind::state, "socket for wake-ups");
-  // Before it has a name, so that nothing comes in unseen. Where the kernel has no such filter, `silence` tells all.
+  // Attach the filter before the socket has a name, so that it checks every datagram. If the kernel has no such filter,
+  // `silence` still ignores wrong words.
   std::vector<sock_filter> filter;
   for (uint32_t at = 0; at < word.size(); at += 4) {
-    const auto left = static_cast<uint8_t>((word.size() - at) / 2 - 1);  // instructions up to the refusal
+    const auto left = static_cast<uint8_t>((word.size() - at) / 2 - 1);  // instructions from here to the rejection
     const uint32_t want =
         uint32_t{word[at]} << 24 | uint32_t{word[at + 1]} << 16 | uint32_t{word[at + 2]} << 8 | word[at + 3];
     filter.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at));
@@ -53,7 +54,7 @@ Doorbell::Doorbell(const std::string& own_name, const Word& word)
 
 void Doorbell::ring(const std::string& name, const Word& word) const {
   const AbstractAddress address(name);
-  // A full queue means the sleeper is being woken already; a missing one that it is gone.
+  // A full queue means that the sleeper is already being woken; a missing name means that it has ended.
   [[maybe_unused]] const auto sent =
       ::sendto(fd_.get(), word.data(), word.size(), MSG_DONTWAIT | MSG_NOSIGNAL, address.get(), address.length);
 }
@@ -104,7 +105,7 @@ bool ShmLink::push(const Frame& frame) {
   ring.entries[at % Ring::kEntries] = frame;
   ring.produced.store(at + 1, std::memory_order_release);
   wake();
-  // A peer that does something else than communicate looks into its rings once a second.
+  // Ring at once for these frames: a peer that is busy otherwise checks its rings only once a second.
   if (frame.kind == FrameKind::control || frame.kind == FrameKind::fail)
     doorbell_.ring(ends_.their_doorbell, ends_.their_doorbell_word);
   return true;
@@ -167,8 +168,8 @@ bool ShmLink::stage(const StreamKey& key, OutStream& stream) {
   return moved;
 }
 
-// A stream that holds no slot is entitled to one: if others could keep it from any, two operations that each wait for a
-// third rank's bytes could hold all slots of the links that would bring them.
+// A stream without a slot always gets one. Otherwise two operations that each wait for a third rank's bytes could hold
+// all slots of the links that would deliver these bytes, and never continue.
 bool ShmLink::find_slot(const OutStream& stream) {
   if (!free_slots_.empty()) return true;
   const bool enough = slots_.size() >= kSlots || ends_.beside->slots >= ShmBuffers::kMostSlots;
@@ -179,7 +180,8 @@ bool ShmLink::find_slot(const OutStream& stream) {
   return true;
 }
 
-// Others may need the memory more. A slot is free when the peer is done with it, so that nobody reads what is released.
+// Releases the slots of an idle link, because other links may need the memory. A slot is free only after the peer has
+// consumed it, so no peer reads released memory.
 void ShmLink::drop_idle_slots() {
   if (!out_.empty() || slots_.size() <= kIdleSlots || free_slots_.size() < slots_.size()) return;
   for (size_t at = kIdleSlots; at < slots_.size(); ++at) ends_.own->release(slots_[at]);
@@ -198,7 +200,7 @@ bool ShmLink::pump() {
   for (auto& [key, stream] : out_) {
     try {
       moved |= stage(key, stream);
-    } catch (const Fault& full) {  // the segment; whoever pumps may do so for another operation, or for none
+    } catch (const Fault& full) {  // the segment is full; the caller may be pumping for another operation
       events_.on_stuck(key.operation, full.what());
     }
   }
@@ -236,7 +238,7 @@ bool ShmLink::receive() {
         events_.on_loss(peer_, LossKind::died, "it offered bytes outside its segment");
         return true;
       }
-      if (!events_.expects(frame.key())) {  // the operation failed here; its bytes are nobody's any more
+      if (!events_.expects(frame.key())) {  // the operation failed here, so its bytes are not needed
         give_back(frame.key(), frame.channel, frame.slot, frame.length);
         continue;
       }
@@ -252,7 +254,7 @@ bool ShmLink::receive() {
       give_back(frame.key(), kNoteChannel, frame.slot, frame.length);
     } else {
       events_.on_frame(peer_, frame, {});
-      if (frame.kind == FrameKind::fail) failed_.erase(frame.key());  // whoever has to, or will have to, knows by now
+      if (frame.kind == FrameKind::fail) failed_.erase(frame.key());  // the frame has reported the failure
     }
   }
   return any;
@@ -260,7 +262,7 @@ bool ShmLink::receive() {
 
 bool ShmLink::fetch(const std::byte* from, std::byte* to, size_t size) {
   if (read_foreign(ends_.their_pid, from, to, size)) return true;
-  // Memory that is no longer there belonged to an operation that failed over there: the news of it is on its way.
+  // EFAULT: the peer has freed the memory after its operation failed. The frame that reports the failure will follow.
   if (errno != EFAULT) {
     events_.on_loss(peer_, LossKind::died, std::string("its memory cannot be read: ") + std::strerror(errno));
   }
@@ -272,7 +274,7 @@ std::span<const std::byte> ShmLink::peek(InStream& stream, size_t most) {
   const auto& piece = stream.pieces.front();
   if (stream.fetched_size == 0) {
     auto& spare = ends_.beside->spare;
-    if (!stream.fetched && !spare.empty()) {  // fresh memory would cost a page fault every 4 KiB
+    if (!stream.fetched && !spare.empty()) {  // fresh memory would cost a page fault per 4 KiB
       stream.fetched = std::move(spare.back());
       spare.pop_back();
     }
@@ -317,7 +319,7 @@ void ShmLink::read_failures() {
     const Failures::Entry& entry = theirs.entries[at % Failures::kEntries];
     const OperationKey key{entry.group.load(std::memory_order_relaxed), entry.sequence.load(std::memory_order_relaxed)};
     if (failed_.insert(key).second) failed_in_order_.push_back(key);
-    // Those that no frame tells of are of groups that this rank is not in.
+    // Failures without a frame belong to groups without this rank.
     if (failed_in_order_.size() > kMostFailed) {
       failed_.erase(failed_in_order_.front());
       failed_in_order_.pop_front();
@@ -325,14 +327,14 @@ void ShmLink::read_failures() {
   }
   std::atomic_thread_fence(std::memory_order_acquire);
   if (theirs.count.load(std::memory_order_relaxed) - failures_read_ >=
-      Failures::kEntries) {  // entries were overwritten
-    events_.on_loss(peer_, LossKind::died, "more operations failed there at once than it can tell of");
+      Failures::kEntries) {  // entries have been overwritten
+    events_.on_loss(peer_, LossKind::died, "more operations failed there at once than it can report");
   }
   failures_read_ = end;
 }
 
 void ShmLink::close(const OperationKey& key) {
-  // Slots of pieces that were never consumed go back to their owner, or they would be lost to it.
+  // Return the slots of unconsumed pieces to their owner; otherwise the owner would lose them.
   for (auto at = in_.lower_bound({key, 0}); at != in_.end() && at->first.operation == key; ++at) {
     auto& spare = ends_.beside->spare;
     if (at->second.fetched && spare.size() < ShmBuffers::kMostSpare) spare.push_back(std::move(at->second.fetched));

@@ -7,11 +7,11 @@
 namespace multiring {
 namespace {
 
-constexpr auto kHandingOn = std::chrono::seconds(30);  // a peer that is late does not wait for ever for who has left
+constexpr auto kHandingOn = std::chrono::seconds(30);  // how long a leaving rank waits for peers that connect late
 
 }  // namespace
 
-// What a silent rank has not received is not waited for.
+// After a stall it does not wait until MPI messages have arrived, because a silent rank does not receive them.
 bool Shutdown::is_settled() const {
   return table_.empty() && !peers_.congested() && (proxy_.is_quiet() || failures_.ends_groups());
 }
@@ -36,7 +36,7 @@ bool Shutdown::stop(double grace_s, bool announce) {
   if (state_.stopped) return false;
   state_.closing = true;
   settle_until(lock, deadline);
-  // Its own part is done, but not with everybody: some have yet to connect for it.
+  // This rank has finished its part, but some ranks have not connected yet to receive their frames.
   const auto last_call = Clock::now() + kHandingOn;
   while (announce && table_.empty() && !failures_.ends_groups() && peers_.hands_on() && Clock::now() < last_call) {
     state_.changed.wait_until(lock, Clock::now() + kCongestedSleep);
@@ -55,7 +55,8 @@ bool Shutdown::stop(double grace_s, bool announce) {
   return true;
 }
 
-// Before it is said that this rank leaves: from then on nobody expects it to touch the others' memory.
+// Called before this rank announces that it leaves. After the announcement it must not access the memory of other
+// ranks.
 void Shutdown::fail_rest() {
   const auto running = table_.running();
   for (const auto& [key, operation] : running) {
@@ -65,8 +66,8 @@ void Shutdown::fail_rest() {
   }
 }
 
-// Closing a socket with unread bytes would reset it, and with it what the peer has yet to read: say that nothing more
-// comes, and read on until the peers have hung up too, or a moment has passed.
+// Closing a socket with unread bytes would reset the connection and discard bytes that the peer has not read. Therefore
+// this rank ends its own direction, and reads until the peers have hung up, too, or a short time has passed.
 void Shutdown::hang_up(RankState::Lock& lock, Clock::time_point deadline) {
   const auto& connections = peers_.connections();
   for (const auto& [rank, link] : connections) link->hang_up();

@@ -8,14 +8,14 @@
 namespace multiring {
 namespace {
 
-// Stays in the first-level cache between combining and writing. Larger ones let reads and writes come in turns that the
-// memory feels: over a pool of buffers 4 KiB took 53 us for 1 MiB on two ranks, 16 KiB 71; in cache there is no
-// difference.
+// A block stays in the level-1 cache between combining and writing. Larger blocks make the memory alternate between
+// long reads and writes, which is slower. With buffers outside the cache, 1 MiB on two ranks took 53 us with blocks of
+// 4 KiB and 71 us with blocks of 16 KiB. With buffers in the cache there was no difference.
 constexpr uint64_t kSliceBlock = 4 * 1024;
-// Ordinary memory up to here is copied into the segment and back rather than read by the kernel for the peers: copies
-// of what stays in cache cost less than its pages' pinning. docs/decisions/0006 has the figures.
+// Ordinary memory up to this size is copied into the segment and back. If it stays in cache, two copies cost less than
+// process_vm_readv, which pins its pages. docs/decisions/0006 has the figures.
 constexpr uint64_t kMostStaged = 8 << 20;
-constexpr uint64_t kMostStagedInAll = 64 << 20;  // by all operations in flight: more would not stay in cache
+constexpr uint64_t kMostStagedInAll = 64 << 20;  // for all operations in flight; more would not stay in cache
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void SliceExecution::stage() {
   if (host.segment().mapping().contains(spec.bases[1], bytes)) return;
   try {
     staged_ = host.segment().allocate(bytes);
-  } catch (const Fault&) {  // a full segment: move by move, then
+  } catch (const Fault&) {  // the segment is full; the operation runs move by move
     return;
   }
   host.staged_bytes() += bytes;
@@ -51,7 +51,7 @@ void SliceExecution::unstage() {
   operation_.host.staged_bytes() -= operation_.spec.user_bytes;
 }
 
-// The slices themselves nobody else reads or writes.
+// Copies the buffer except this rank's slices. The other ranks neither read nor write them.
 void SliceExecution::copy_but_slice(std::byte* to, const std::byte* from) const {
   uint64_t done = 0;
   for (const Move* own : reductions_of(operation_.program())) {  // in the order of memory
@@ -82,7 +82,7 @@ bool SliceExecution::choose() {
   return true;
 }
 
-// False: a peer has failed, and what it wrote may be anything.
+// Returns false if a peer has failed, because its bytes may be invalid.
 bool SliceExecution::combine_slice(const Move& slice, uint64_t& budget) {
   const Program& program = operation_.program();
   const Reducing reducing(operation_);
@@ -108,7 +108,7 @@ SliceExecution::Outcome SliceExecution::advance() {
     const Move& slice = *slices_[slice_];
     if (!combine_slice(slice, budget)) return Outcome::waits;
     if (progress_ < slice.size) return Outcome::moved;
-    // Of an empty slice, too: the others' are told that it is over.
+    // Check this for an empty slice, too, before the other ranks are told that this rank is done.
     if (operation_.reads_failed_memory(peers())) return Outcome::waits;
     if (operation_.host.logs_moves()) {
       const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;

@@ -22,7 +22,7 @@ void combine_published(const Program& program, const SharedSlots& slots, uint64_
 void SlotExecution::enter(bool is_published) {
   OperationSpec& spec = operation_.spec;
   operation_.host.segment().mapping().control().in_slots.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // now the slots may be looked at; see SharedSlots::wake_waiting
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before the slots are read; see SharedSlots::wake_waiting
   if (is_published) return;
   spec.slots->publish(spec.key.sequence, spec.digest, spec.bases[1], spec.program ? spec.user_bytes : 0);
 }

@@ -1,6 +1,6 @@
 // An all_reduce in the group's slots: each rank publishes its buffer and combines all buffers, in one step.
 //
-// RankState::mutex guards it; the driving or posting thread calls it and holds the mutex.
+// RankState::mutex guards the state; the driving or posting thread calls it and holds the mutex.
 #pragma once
 
 #include "operation_record.h"

@@ -7,7 +7,7 @@
 namespace multiring {
 namespace {
 
-// A process that ends closes its rails one after the other: until then the loss of one is no news.
+// A process that ends closes its rails one after another. Within this time, the loss of one rail is not reported.
 constexpr auto kEndOfAPeer = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -58,8 +58,8 @@ std::vector<uint16_t> TcpLink::rails_not_up() const {
   return found;
 }
 
-// Nothing is sent before it is known which rails there are: what once travels on one cannot change to another in good
-// order without being sent again.
+// Frames are sent only after all rails are connected or lost. A stream that has started on one rail cannot move to
+// another rail in order without sending frames again.
 void TcpLink::begin_if_ready() {
   if (begun_ || !established()) return;
   begun_ = true;
@@ -106,14 +106,14 @@ void TcpLink::break_off(LossKind kind, const std::string& why) {
   events_.on_loss(peer_, kind, why);
 }
 
-// What the rail has not delivered goes over another; what it delivers after all is dropped where it arrives twice.
+// Sends the unacknowledged frames of the rail over another rail. The receiver drops frames that arrive twice.
 void TcpLink::lose(Rail& rail, const std::string& why) {
   rail.give_up();
   std::deque<Outgoing> frames = rail.take_unacknowledged();
   if (!rail.has_left) losses_.push_back({peer_, rail.index(), why, Clock::now()});
   begin_if_ready();
   Rail* other = first_up();
-  if (other == nullptr) {  // others are being connected
+  if (other == nullptr) {  // the other rails are still connecting
     held_.insert(held_.begin(), std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
     return;
   }
@@ -125,8 +125,8 @@ void TcpLink::lose(Rail& rail, const std::string& why) {
   send({.kind = FrameKind::rail, .offset = rail.index()});
 }
 
-// The kernel's own time-outs do for none of this: they are minutes, or, set shorter, end a connection to a process that
-// is only stopped. A kernel answers for a stopped process, so that silence is the wire's.
+// The kernel's own time-outs are not suitable: they take minutes, and shorter settings also end the connection to a
+// process that is only stopped. A kernel answers for a stopped process, so silence means that the wire is broken.
 void TcpLink::watch_rails() {
   if (!keeps() || broken_) return;
   const auto now = Clock::now();
@@ -142,8 +142,9 @@ void TcpLink::watch_rails() {
   }
 }
 
-// A wire that carried nothing at a look may have been cut since the one before; a probe goes out an eighth after the
-// last word, and looks are a sixteenth apart. So three quarters of silence are seen before all of the time-out is over.
+// If a wire was idle at a check, it may have been cut since the previous check. The kernel sends a probe after an
+// eighth of the time-out without traffic, and checks are a sixteenth apart. Therefore a cut wire shows three quarters
+// of the time-out as silence before the whole time-out has passed.
 void TcpLink::watch_wire() {
   if (broken_ || !begun_) return;
   const auto patience = wire_timeout_ - wire_timeout_ / 4;
@@ -221,7 +222,7 @@ void TcpLink::send_numbered(Outgoing outgoing) {
   pump(*rail);
 }
 
-// News of losses comes behind the payload that was sent before, on every rail.
+// Sends a loss report on every rail, behind the payload that was queued earlier.
 void TcpLink::send_everywhere(Outgoing outgoing) {
   if (broken_) return;
   if (!begun_) {
@@ -258,7 +259,7 @@ bool TcpLink::refill(Rail& rail) {
 
 Outgoing TcpLink::next_of(const StreamKey& key, OutStream& stream) {
   auto& piece = stream.pending.front();
-  // Whole multiples of 64 bytes but for an offer's end, so that no element is ever split.
+  // Multiples of 64 bytes except at the end of an offer, so that no element is split.
   const size_t size = std::min({piece.size, PayloadPool::kBytes, static_cast<size_t>(stream.credit - stream.sent)});
   Outgoing outgoing;
   outgoing.packet.frame = {.group = key.operation.group, .sequence = key.operation.sequence, .kind = FrameKind::data,
@@ -303,8 +304,8 @@ void TcpLink::on_writable(Rail& rail) {
 
 // ---- in ------------------------------------------------------------------------------------
 
-// What the sender has left out here has come over the rails it gave up, and waits there to be read. False: meanwhile
-// this rail broke.
+// Frames that are missing on this rail have arrived over rails that the sender abandoned. Reads these frames there.
+// Returns false if this rail has broken.
 bool TcpLink::catch_up(const Rail& rail) {
   for (const auto& other : rails_) {
     if (other.get() != &rail) other->receive_all();
@@ -316,7 +317,7 @@ bool TcpLink::place(Rail& rail, const Frame& frame, Place& place) {
   const StreamKey key{frame.key(), frame.channel};
   if (frame.kind == FrameKind::round || frame.kind == FrameKind::control) {
     place.wanted = true;
-  } else if (events_.expects(frame.key())) {  // otherwise it failed here; its bytes are nobody's any more
+  } else if (events_.expects(frame.key())) {  // otherwise the operation failed here, so its bytes are not needed
     InStream& stream = in(key);
     if (frame.offset > stream.arrived && catch_up(rail) && frame.offset > stream.arrived) {
       rail.break_off("it sent a stream's bytes out of order");
@@ -347,7 +348,7 @@ void TcpLink::on_packet(Rail& rail, const Packet& packet, Place place) {
   }
   if (packet.number != 0) {
     if (packet.number > numbered_in_ + 1 && !catch_up(rail)) return;
-    if (packet.number <= numbered_in_) return;  // it came over a rail that was given up, after all
+    if (packet.number <= numbered_in_) return;  // a duplicate: it has also arrived over an abandoned rail
     if (packet.number != numbered_in_ + 1) {
       rail.break_off("it sent frames out of order");
       return;
@@ -376,11 +377,11 @@ void TcpLink::on_control(Rail& rail, const Packet& packet, std::span<const std::
     if (frame.offset >= rails_.size()) return;
     Rail& silent = *rails_[frame.offset];
     const bool in_use = silent.is_up() || silent.is_pending();
-    if (in_use && &silent != &rail) lose(silent, "the other side found that nothing comes back over it");
+    if (in_use && &silent != &rail) lose(silent, "the peer reported that nothing comes back over it");
     return;
   }
   if (frame.kind == FrameKind::lost && frame.offset == static_cast<uint64_t>(peer_)) {
-    // Payload sent before it may still be on its way over the other rails.
+    // Payload that was sent earlier may still be in transit on the other rails.
     rail.has_left = true;
     if (std::any_of(rails_.begin(), rails_.end(), [](const auto& r) { return r->is_up() && !r->has_left; })) return;
   }

@@ -128,7 +128,7 @@ void a_full_segment_fails_what_finds_no_room() {
           continue;
         }
         ++failed;
-        const char* text = rank == 0 ? "no room for 131072 bytes" : "rank 0 could not go on with it";
+        const char* text = rank == 0 ? "no room for 131072 bytes" : "rank 0 could not continue it";
         check(operations[i]->fault() == FaultKind::state && operations[i]->fault_text().find(text) == 0,
               "what finds no room says so");
       }

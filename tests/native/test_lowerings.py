@@ -55,11 +55,11 @@ def test_what_has_its_lowerings_form(
     [
         ("ring", (3,), Lowering.SLICE, "slice: it does not combine all contributions"),
         ("direct", (2, 2), Lowering.SLICE, "slice: it does not combine all contributions"),
-        ("exchange", (3,), Lowering.SLICE, "slice: it needs memory aside"),
+        ("exchange", (3,), Lowering.SLICE, "slice: it uses scratch memory"),
         ("exchange", (2, 2), Lowering.EXCHANGE, "exchange: it does not combine all contributions"),
-        ("direct", (3,), Lowering.EXCHANGE, "exchange: it takes no copy of a contribution"),
-        ("ring", (3,), Lowering.NOTES, "notes: it writes the buffer before all ranks were heard"),
-        ("direct", (3,), Lowering.NOTES, "notes: it writes the buffer before all ranks were heard"),
+        ("direct", (3,), Lowering.EXCHANGE, "exchange: it does not use a copy of a contribution"),
+        ("ring", (3,), Lowering.NOTES, "notes: it writes the buffer before all ranks have contributed"),
+        ("direct", (3,), Lowering.NOTES, "notes: it writes the buffer before all ranks have contributed"),
     ],
 )
 def test_what_has_another_form_is_refused(
@@ -89,7 +89,7 @@ def test_one_move_less_is_refused(algorithm: str, lowering: Lowering) -> None:
     schedule = schedule_of(algorithm, 3, shares=(1, 1))
     moves = schedule.moves_of(0)
     for row in np.flatnonzero(moves.kind != Kind.SEND):
-        with pytest.raises(ArgumentError, match=r"what is written is not every byte once|takes no copy of"):
+        with pytest.raises(ArgumentError, match=r"the moves do not write each byte once|does not use a copy of"):
             program(schedule, lowering, without(moves, int(row)))
 
 
@@ -103,7 +103,7 @@ def test_reductions_of_one_lowering_are_alike() -> None:
         program(schedule, Lowering.EXCHANGE, replace(moves, peers=peers))
     backwards = np.arange(len(moves))
     backwards[-2:] = backwards[-2:][::-1]
-    with pytest.raises(ArgumentError, match="it writes out of the order of memory"):
+    with pytest.raises(ArgumentError, match="it does not write in ascending order of memory"):
         program(schedule, Lowering.EXCHANGE, moves.take(backwards))
 
 
@@ -127,5 +127,5 @@ def test_what_is_cut_or_coded_is_not_lowered() -> None:
     with pytest.raises(ArgumentError, match="its buffer is cut into segments"):
         compile_moves(schedule.moves_of(0), extents, "float32", "sum", ranks, Execution(Lowering.SLICE, 2))
     coded = replace(schedule.moves_of(0), wire=np.ones(len(schedule.moves_of(0)), np.uint8))
-    with pytest.raises(ArgumentError, match="it is coded"):
+    with pytest.raises(ArgumentError, match="it uses a lossy wire"):
         program(schedule, Lowering.SLICE, coded)
