@@ -14,7 +14,7 @@ _HEAVY = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts about a run; a default value means that a fact is unknown.
+    """Facts about a run that bear on its convergence.
 
     Args:
         batch: samples of a step.
@@ -45,7 +45,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """A possible harm to convergence."""
+    """A property of a run that may harm its convergence."""
 
     kind: str
     reason: str

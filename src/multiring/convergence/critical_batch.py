@@ -38,7 +38,7 @@ class Law:
         return float(self.least * (1.0 + (batch / self.critical) ** self.exponent))
 
     def residuals(self, batches: Sequence[float], needed: Sequence[float]) -> list[float]:
-        """Return the relative deviation of each of `needed` from the law; positive if it is above."""
+        """Return the relative deviation of each of `needed` from the law, positive above the law."""
         return [each / self.needed(batch) - 1.0 for batch, each in zip(batches, needed, strict=True)]
 
 
@@ -59,7 +59,7 @@ def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float =
             f"law of batches {list(batches)} and {list(needed)}: want three or more of each, all above 0"
         )
     low, high = math.log(sizes.min()) - 12.0, math.log(sizes.max()) + 12.0
-    # For each Bc, the best Emin is the mean difference of logarithms. Bc is searched on a grid that is refined.
+    # For each Bc, the best Emin is the mean difference of logarithms. The loop refines a grid of Bc.
     for _ in range(8):
         grid = np.linspace(low, high, 65)
         shapes = np.log1p(np.exp(exponent * (np.log(sizes)[None, :] - grid[:, None])))
@@ -95,8 +95,7 @@ class Advice:
 
     Attributes:
         critical: Bc, in samples.
-        pays_up_to: the largest batch that is reached by a doubling which saves at least a third of the steps: Bc,
-            rounded.
+        pays_up_to: Bc, rounded. Doubling the batch up to this size saves at least a third of the steps.
         choices: other batches.
     """
 

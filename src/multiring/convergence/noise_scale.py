@@ -134,8 +134,8 @@ class NoiseScale:
     def steps_needed(self, precision: float = 0.25) -> int:
         """Return the number of further steps until the interval's half width is about `precision` times the value.
 
-        The estimate assumes that the width falls with the square root of the number of steps. The result is 0 if the
-        interval is narrow enough already. It is -1 if there are too few steps for an estimate, or if the gradient
+        The estimate assumes that the width falls as one over the square root of the number of steps. The result is 0 if
+        the interval is narrow enough already. It is -1 if there are too few steps for an estimate, or if the gradient
         cannot be distinguished from zero.
         """
         if len(self) < 8:

@@ -122,7 +122,7 @@ class GrowingBatch:
     Args:
         batch: the first batch size.
         at: the steps at which the batch grows, counted in samples divided by the first batch size.
-        factor: factor of the learning rate that is replaced, below 1; the batch is divided by it.
+        factor: the factor of the learning rate in `Steps`, below 1; the batch is divided by it instead.
         most: the largest batch size.
     """
 

@@ -1,4 +1,4 @@
-"""The choice of the reduction of a bucket, by the options."""
+"""Choose the reduction of each bucket by the options."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ ReductionOf = Callable[[BucketLayout, Sequence[GradientSpec]], ArrayReduction]
 def reductions_of(group: Group, second: Callable[[], Group], options: Options) -> ReductionOf:
     """Return a factory for bucket reductions configured by `options`.
 
-    The caller applies compressors and the divisor after the sum.
+    The caller applies compressors and, with `predivide`, the divisor.
 
     Args:
         group: the group that reduces. Its operations follow the order of the buckets.

@@ -48,7 +48,7 @@ def unpacked(
         carried: the result of `packed`, perhaps without "residuals".
         has_residual: for each parameter, whether this rank keeps a residual for it.
         shapes: the shapes of the parameters.
-        group: the ranks that share gradients.
+        group: the ranks that reduce gradients together.
         zeros: a function that returns zeros in the shape of a parameter, given its number.
 
     Raises:

@@ -16,9 +16,9 @@ OPS = ("average", "sum", "adasum")
 class PowerSGD:
     """Compress each matrix gradient as two narrow factors, and add the error to the next gradient.
 
-    A gradient of shape (n, ...) is treated as an n x m matrix M. Its factors P (n x rank) and Q (m x rank) have rank (n
-    + m) numbers instead of n m. Gradients that would not become smaller, such as those of biases, are sent unchanged.
-    The larger `rank`, the closer P Q^T is to M.
+    A gradient of shape (n, ...) is treated as an n x m matrix M with n m numbers. Ranks send its factors P (n x rank)
+    and Q (m x rank), which have rank (n + m) numbers. The larger `rank`, the closer P Q^T is to M. Gradients that would
+    not become smaller, such as those of biases, are sent unchanged.
 
     Args:
         rank: rank of the approximation.

@@ -126,7 +126,7 @@ class Factored:
         self._op = op
         self._compression = compression
         self._form = layout, specs
-        # The last reduction of the twins, for which the next one waits, because it starts with the last one's residual.
+        # Wait of the twins' newest reduction. The next reduction needs its residual, and therefore waits for it.
         self._latest: list[Callable[[], object]] = []
         self._matrices: dict[int, _Matrix] = {}
         self._take_places()
@@ -222,7 +222,7 @@ class Factored:
             return
         if state.residual is not None:
             self._shaped(member, matrix.residual)[...] = state.residual
-        if state.query is not None and state.query.shape == matrix.query.shape:  # otherwise its rank is another
+        if state.query is not None and state.query.shape == matrix.query.shape:  # else the rank differs
             matrix.query[...] = state.query
 
     def twin(self) -> "Factored":

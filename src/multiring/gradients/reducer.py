@@ -1,8 +1,8 @@
 """Buckets whose reductions start in one order on all ranks, in whatever order gradients arrive.
 
-A bucket starts when all of its gradients have arrived and the previous bucket has started. `start_rest` starts the
-remaining buckets, and `wait` waits for all. An adapter knows when a gradient of its framework arrives, and where it
-lies. An adapter with NumPy arrays can use GradientReducer as it is.
+A bucket starts when all of its gradients have arrived and the previous bucket has started. At the end of a step, the
+remaining buckets are started too, and all buckets are waited for. GradientReducer does this for NumPy arrays. The
+adapter of a framework with other arrays does it with a BucketOrder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ class BucketOrder:
         self._wait_for(self._waits)
 
     def take(self) -> Callable[[], None]:
-        """Return a function that waits for all started reductions, and forget them."""
+        """Start a new round, and return a function that waits for the reductions started so far."""
         waits, self._waits = self._waits, []
         return partial(self._wait_for, waits)
 
@@ -103,7 +103,7 @@ class GradientReducer:
         require_alike(group, _WHAT, [str(options), *lines])
         self._names = [name for name, _ in specs]
         self._specs = [spec for _, spec in specs]
-        # Twin groups keep the order of buckets apart from the ranks' other operations.
+        # Twin groups, so that other operations of the ranks cannot disturb the order of buckets.
         own = group.twin()
         make: ReductionOf = reductions_of(own, own.twin, options)
         self._layouts = lay_out(self._specs, options.bucket_bytes, together)

@@ -1,4 +1,4 @@
-"""torch's modules and optimizers in checkpoints: their state, and the match of names with a file's."""
+"""The state of torch's modules and optimizers in checkpoints, and the mapping of saved names."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ def state_of_module(module: nn.Module) -> State:
 
 
 def _keys_of(module: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the state_dict key of each of a module's buffers, except of buffers outside the state_dict."""
+    """Map the names of a module's buffers to state_dict keys, except for buffers outside the state_dict."""
     buffers = [name for name, _ in module.named_buffers(remove_duplicate=False)]
     found = {name: name for name in buffers if name in state}
     # Some wrappers remove their components from state_dict keys only. A program's own module may have such a name, too.

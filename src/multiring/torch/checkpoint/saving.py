@@ -36,7 +36,7 @@ class _Torch(Framework):
     def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- the signature of Framework
         held = _in_stages(value)
         if held is not None:
-            # Imported here: what it stands on takes half a second, and few programs need it.
+            # Imported here, because the import takes half a second and few programs need it.
             from multiring.torch.parallelizing.checkpoints import whole_module_state, whole_optimizer_state  # noqa: PLC0415
 
             if isinstance(value, nn.Module):
@@ -90,7 +90,7 @@ class _Torch(Framework):
 
 
 def _in_stages(value: Any) -> Held | None:
-    """Return how the model of a module or an optimizer is distributed, if this rank holds one pipeline stage."""
+    """Return how a module's or optimizer's model is distributed; None unless in pipeline stages."""
     held = None
     if isinstance(value, nn.Module):
         held = held_of_module(value)
@@ -118,7 +118,7 @@ def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
     if stages and "_multiring_stages" not in vars(optimizer):
         raise ArgumentError(
             f"load: the checkpoint's optimizer has stages ({', '.join(stages)}), and this one has none; attach them "
-            "first, as by gradient_lag or mixed_precision"
+            "first, for example by gradient_lag or mixed_precision"
         )
 
 

@@ -40,7 +40,7 @@ class TensorArrays:
         return isinstance(value, Tensor)
 
     def outgoing(self, array: Tensor, name: str) -> Outgoing:
-        """Return a tensor's bytes for writing; raise ArgumentError if it could not be loaded again."""
+        """Return a tensor's type, shape and bytes for writing; raise ArgumentError if it cannot be saved."""
         whole = is_dtensor(array)
         if not whole:
             _refuse(array, name)
@@ -156,7 +156,7 @@ def _pieces(array: Tensor) -> Iterator[Buffer]:
 
 
 class _Scratch:
-    """Memory that is reused for each block: new memory for each could fragment the heap by the size of all blocks."""
+    """Memory that is reused for each block, because new memory for each could fragment the heap."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._memory = torch.empty(0, dtype=dtype)

@@ -173,7 +173,7 @@ class DistributedLoader(DataLoader[Batch_co]):
             generator.manual_seed(seed_for(drawn, rank()))
 
     def _advance_epochs(self) -> None:
-        """Advance the epoch of samplers that deal to ranks, unless the program has set a new epoch."""
+        """Advance the epoch of DistributedSamplers, unless the program has set a new epoch."""
         for number, each in enumerate(self._epochs):
             if isinstance(each, DistributedSampler) and each.num_replicas > 1:
                 if self._last_epochs.get(number) == each.epoch:

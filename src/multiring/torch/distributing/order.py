@@ -30,12 +30,11 @@ class OwnBatches(Sampler[list[Any]]):
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        # For each batch of the newest pass that is drawn but not handed out: this rank's and all ranks' number of
-        # samples.
+        # Sample counts (this rank's, all ranks') of the newest pass's batches that are drawn but not handed out yet.
         self.counts: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        # The counts are reset before the first batch is drawn, because the caller keeps this pass's counts.
+        # Reset here, and not in the generator, because the caller takes a reference to this pass's counts at once.
         self.counts = deque()
         return self._drawn(self.counts)
 

@@ -94,7 +94,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         batch: "global": each batch of the loader is divided among the ranks, and the losses are those of one process,
             up to rounding. "per_rank": each rank gets a whole batch of the loader, so the global batch has as many
             batches as there are ranks.
-        learning_rate: required with batch="per_rank": "linear" multiplies it by the number of ranks, "sqrt" by the
+        learning_rate: required with batch="per_rank". "linear" multiplies it by the number of ranks, "sqrt" by the
             square root of that number, and "keep" leaves it unchanged.
         reduction: "mean" or "sum": how the program's loss combines the losses of its samples.
         sharded: whether each rank's loader already gives this rank's own samples. They are then used unchanged. A rank
@@ -227,7 +227,7 @@ def _signature_of_fed(loader: FedLoader) -> list[str]:
 
 
 def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
-    """Raise ArgumentError if a sampler deals to ranks without `sharded`, or to other ranks."""
+    """Raise ArgumentError if a sampler deals to several ranks without `sharded`, or to the wrong rank."""
     for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         dealt = getattr(sampler, "num_replicas", 1)
         if dealt == 1 and not rules.sharded:
@@ -246,7 +246,7 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
 
 
 def _signature_of(loader: DataLoader[Any], rules: Rules) -> list[str]:
-    """Return the loader's properties that must be alike for all ranks to take as many batches."""
+    """Return the loader properties that must be equal, so that all ranks take equally many batches."""
     dataset: Any = loader.dataset
     lines = [
         f"the loader that it passed has num_workers={loader.num_workers}, prefetch_factor={loader.prefetch_factor}"

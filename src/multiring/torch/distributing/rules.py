@@ -38,8 +38,8 @@ class Rules:
                 raise ArgumentError(f"{name}={value!r}: want {' or '.join(map(repr, choices))}")
         if self.batch == "global" and self.learning_rate in {"linear", "sqrt"}:
             raise ArgumentError(
-                f"learning_rate={self.learning_rate!r} with batch='global': a step has as many samples at any number "
-                "of ranks, which leaves nothing to scale by; want batch='per_rank', or learning_rate='keep'"
+                f"learning_rate={self.learning_rate!r} with batch='global': the samples of a step do not depend on the "
+                "number of ranks, which leaves nothing to scale by; want batch='per_rank', or learning_rate='keep'"
             )
         if self.sharded and self.batch == "global":
             raise ArgumentError(

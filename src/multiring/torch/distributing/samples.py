@@ -35,7 +35,7 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
                 f"distribute: the ranks' data sets differ, first in sample {number} of {len(dataset)}: "
                 f"{told_apart(known)}. Each rank has to have all samples, in the same order, because ranks exchange "
                 "sample numbers: list files in one order (sorted), and make random data and splits with the same seed. "
-                "If each rank is meant to have its own samples, pass sharded=True; if samples are random, check=False"
+                "If each rank is meant to have its own samples, pass sharded=True; if they are random, check=False"
             )
 
 

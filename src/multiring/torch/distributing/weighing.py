@@ -95,7 +95,7 @@ class Weighing:
 
     @property
     def accumulates(self) -> bool:
-        """Whether an optimizer that trains on this loader's batches accumulates several backwards a step."""
+        """Whether an optimizer that trains on this loader's batches accumulates several backwards per step."""
         return any(each.optimizer.accumulates for each in self.companions())
 
     def reduce_early(self, *, early: bool) -> None:
@@ -104,7 +104,7 @@ class Weighing:
             each.optimizer.reduce_early(early=early)
 
     def companions(self) -> "list[Weighing]":
-        """Return the weighings of the same model or the same data, this one included."""
+        """Return the Weighing objects of the same model or the same data, this one included."""
         return [
             each
             for each in _batches.weighings()
@@ -131,16 +131,16 @@ class _Batches:
         self._hooks: dict[int, list[Any]] = {}  # keyed by the `id` of a parameter or layer
 
     def weighings(self) -> list[Weighing]:
-        """Return the weighings that still exist."""
+        """Return the Weighing objects that still exist."""
         self._known = [each for each in self._known if each() is not None]
         return [found for each in self._known if (found := each()) is not None]
 
     def add(self, weighing: Weighing) -> None:
-        """Register a weighing."""
+        """Register a Weighing object."""
         self._known.append(weakref.ref(weighing))
 
     def forget(self, weighing: Weighing) -> None:
-        """Remove a weighing whose optimizer has got another."""
+        """Remove a Weighing object, because its optimizer has a new one."""
         self.end(weighing)
         self._known = [each for each in self._known if each() is not weighing]
 

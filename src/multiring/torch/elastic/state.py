@@ -51,7 +51,7 @@ class StateHandler:
 
 
 class StateDictHandler(StateHandler):
-    """Saves an object that has a state_dict as a copy in memory."""
+    """Saves the state_dict of an object as a copy in memory."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -145,9 +145,9 @@ class SamplerStateHandler(StateDictHandler):
     def sync(self) -> None:
         """Replace the recorded samples on every rank, and save them.
 
-        If the ranks failed during a commit, rank 0 may have restored another commit than the others. In that case the
-        samples that rank 0 saved match its model, and the other ranks' samples do not. So all ranks take rank 0's. If
-        rank 0 has not restored, the samples that any rank recorded count.
+        If rank 0 has just restored its last commit, all ranks take rank 0's samples. A failure during a commit may
+        leave other ranks with an earlier or later commit, whose samples do not match rank 0's model. Otherwise all
+        ranks take the samples that any rank has recorded.
         """
         told = allgather_object((self._is_restored, self.value.state_dict()))
         is_kept, state = told[0]

@@ -35,7 +35,7 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalisation like torch's BatchNorm1d, 2d and 3d, over the samples of all ranks.
 
     In training, every rank of the process set has to run each forward, and each backward that reaches the input. Ranks
-    may have different numbers of samples, also none. Running means and variances are the same on all ranks. Gradients
+    may have different numbers of samples, or none. Running means and variances are the same on all ranks. Gradients
     of weight and bias are those of this rank's own loss; a DistributedOptimizer averages them like any others.
 
     Args:
@@ -188,7 +188,7 @@ def _row_of(values: Tensor) -> NDArray[np.float64]:
     count = values.numel() // max(1, channels)
     if count and channels:
         wide, dims = values.to(_worked_in(values)), _samples(values)
-        # First deviations from a rounded mean, then a correction by the rest; torch.var_mean takes ten times as long.
+        # Deviations from a rounded mean are corrected afterwards, because torch.var_mean takes ten times as long.
         estimate = wide.mean(dims)
         deviations = wide - _by_channel(estimate, values)
         left = deviations.sum(dims).double() / count

@@ -52,7 +52,7 @@ class LARS(torch.optim.Optimizer):
             params: tensors, pairs of names and tensors, or groups with options of their own.
             lr: the learning rate. With a trust coefficient of 0.001, use about 10 for a batch of 4,096.
             momentum: the momentum factor, from 0 to below 1.
-            weight_decay: factor of the weights that is added to the gradient.
+            weight_decay: the weights times this factor are added to the gradient.
             trust_coefficient: eta of the ratio.
             eps: added to the denominator of the ratio.
             nesterov: whether to use Nesterov momentum.

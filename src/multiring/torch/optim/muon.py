@@ -163,7 +163,7 @@ class Muon(torch.optim.Optimizer):
 
     def _accumulate(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Add the gradients of all matrices to the momentum; every rank does the same work."""
-        if not parameters:  # a step without gradients, for example the first with lag
+        if not parameters:  # for example the first step with gradient lag
             return
         buffers = buffers_of(self, parameters, "momentum_buffer")
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])

@@ -66,7 +66,7 @@ def anatomy_of(model: nn.Module, ranks: int) -> Anatomy:
 
 
 def modules_below(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules of the unit `name`, itself included."""
+    """Yield the unit `name` and all modules in it, with their names in the model."""
     for below, module in model.get_submodule(name).named_modules():
         yield ".".join(filter(None, (name, below))), module
 

@@ -29,7 +29,7 @@ def equalise(model: nn.Module) -> None:
     with torch.no_grad():
         for each in (*model.parameters(), *model.buffers()):
             own = each.detach()
-            told = own.contiguous()  # Backends need a contiguous tensor; channels_last is not.
+            told = own.contiguous()  # backends need a contiguous tensor, which channels_last is not
             dist.broadcast(told, 0)
             if told is not own:
                 own.copy_(told)
@@ -107,5 +107,5 @@ def settle_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """
     for each in parameters:
         gradient = each.grad
-        if is_dtensor(each) and is_dtensor(gradient) and gradient.placements != each.placements:  # both are DTensors
-            each.grad = gradient.redistribute(placements=each.placements)  # both are DTensors
+        if is_dtensor(each) and is_dtensor(gradient) and gradient.placements != each.placements:  # type: ignore[union-attr, attr-defined] # both are DTensors
+            each.grad = gradient.redistribute(placements=each.placements)  # type: ignore[union-attr, attr-defined] # both are DTensors

@@ -111,13 +111,13 @@ def refuse_parts(what: str, held: Held | None, remedy: str) -> None:
     """
     if held is not None and not held.is_whole:
         raise ArgumentError(
-            f"{what}: under {held.parallelism} each rank has another part of the model, so that no rank's can be all "
-            f"ranks'; {remedy}"
+            f"{what}: under {held.parallelism} each rank has a different part of the model, so one rank's part cannot "
+            f"replace the others'; {remedy}"
         )
 
 
 def _mark_state(held: Held, _module: nn.Module, state: dict[str, Any], *_others: Any) -> None:
-    """Record on each tensor of a module's state_dict how the model is distributed; a hook of the module."""
+    """Hook of a module: record on each tensor of its state_dict how the model is distributed."""
     mark_held((each for each in state.values() if isinstance(each, Tensor)), held)
 
 
@@ -160,7 +160,7 @@ def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
 
 
 def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Sum each tensor's square over the ranks that hold parts of it. Each of these ranks calls it.
+    """Sum each of `squares` over the ranks that hold parts of its tensor. Each of these ranks calls it.
 
     Args:
         squares: sums of squares of this rank's parts, shape (tensors,). They are changed in place.
@@ -184,7 +184,7 @@ def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 class _Part(Tensor):
-    """A tensor whose results together with other ranks' tensors differ from a plain tensor's."""
+    """A tensor for which some torch functions also count other ranks' tensors."""
 
     _stages: dist.ProcessGroup | None = None
 
@@ -251,7 +251,7 @@ def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
 
 
 def _checked(func: Callable[..., Any], gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
-    """Unscale `gradients`, and report a number that is not finite to all ranks."""
+    """Unscale `gradients`, and report to all ranks whether any number is not finite."""
     func(locals_of(gradients), found_inf, inverse_scale)
     groups = [group for each in gradients if (group := _stages_of(each)) is not None]
     groups += [each.device_mesh.get_group(0) for each in gradients if is_dtensor(each)]  # type: ignore[attr-defined]
@@ -262,7 +262,7 @@ def _checked(func: Callable[..., Any], gradients: list[Tensor], found_inf: Tenso
 def _one_by_one(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """Apply `func`, which takes lists of tensors of one kind, to each tensor of a mixed list."""
     count = len(args[0])
-    changes = func.__name__.endswith("_")  # an elementwise function in place, which needs only this rank's part
+    changes = func.__name__.endswith("_")  # an elementwise in-place function, which needs only this rank's part
 
     def part(value: Any, at: int) -> Any:
         if isinstance(value, list | tuple) and len(value) == count:

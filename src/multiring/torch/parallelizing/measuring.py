@@ -19,7 +19,7 @@ from multiring.planner.parallelism import Compute
 from multiring.torch.parallelizing.remembering import recall, remembered
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # a module's positional arguments, keyword arguments and output
-_TURNS = 4  # The shortest turn counts, because other load on the machine makes turns longer.
+_TURNS = 4  # the shortest turn counts, because other load on the machine makes turns longer
 # When all ranks compute at once, the mean of consecutive turns counts, because a single turn may have to wait for
 # others.
 _ROUNDS, _TURNS_OF_ROUND = 3, 3
@@ -109,7 +109,7 @@ def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Comp
 
 
 def ascending(found: Sequence[Compute]) -> tuple[Compute, ...]:
-    """Return measurements in the order of samples, and correct disturbances.
+    """Return measurements in the order of samples, without disturbances.
 
     No batch may take longer than a larger one, so each time is at most that of the next larger batch.
     """

@@ -105,8 +105,8 @@ class ParallelModel:
     def step(self, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor:
         """Run forward and backward on this rank's part; return the whole batch's loss, on all ranks.
 
-        Afterwards, gradients are those of the whole batch. They add up from step to step until the optimizer's
-        `zero_grad`. To accumulate several steps, divide the loss by their number, as in one process.
+        Afterwards, gradients are those of the whole batch. They add up from step to step, until the optimizer or
+        its `zero_grad` clears them. To accumulate several steps, divide the loss by their number, as in one process.
 
         Args:
             inputs: this rank's part of the batch (see `share`). All ranks with one `data_rank` must pass the same part.

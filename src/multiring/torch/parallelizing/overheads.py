@@ -87,7 +87,7 @@ def _update(parameters: list[nn.Parameter], states: int) -> Callable[[], object]
 
 
 def _divided(mesh: DeviceMesh) -> Callable[[], object]:
-    """Return forward and backward of a divided layer so small that only its dispatch takes time."""
+    """Return a function that runs a divided layer so small that only its dispatch takes time."""
     weight = nn.Parameter(DTensor.from_local(torch.zeros(1, _SMALL), mesh, [Shard(0)]))
     sample = torch.zeros(1, _SMALL)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from multiring.topology import Topology
 
-if TYPE_CHECKING:  # imported at the call: it imports half a second of torch that few programs need
+if TYPE_CHECKING:  # imported at the call, because it takes half a second and few programs need it
     from multiring.torch.parallelizing.model import ParallelModel
 
 

@@ -83,7 +83,7 @@ def measure(
 def _cuts(ranks: int, *, has_stages: bool) -> list[int]:
     """Return the numbers of parts into which batches are cut.
 
-    They are the divisors of the number of ranks, and multiples of that number for microbatches.
+    They are the divisors of the number of ranks and, for microbatches, two and four times that number.
     """
     divisors = [cut for cut in range(1, ranks + 1) if ranks % cut == 0]
     return [*divisors, *((ranks * 2, ranks * 4) if has_stages else ())]

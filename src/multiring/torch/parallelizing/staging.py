@@ -99,7 +99,7 @@ class Stage:
 
 
 class Between(nn.Module):
-    """A stage for its neighbours: it does not change its inputs in place, and sends dense tensors."""
+    """A stage as its neighbours need it: it leaves its inputs unchanged, and sends dense tensors."""
 
     def __init__(self, stage: nn.Module, *, receives: bool) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ def tried(
 
 
 def probe(made: Any, _targets: Tensor) -> Tensor:
-    """Return a loss for any outputs, a mean over samples, in which each number has another weight."""
+    """Return a loss for any outputs, a mean over samples, in which each output number has a different weight."""
     losses = []
     for each in tree_leaves(made):
         if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()):
@@ -146,7 +146,7 @@ def _in_stages(
     parts = [each.module for each in anatomy_of(model, parallelism.ranks).parts]
     cuts = stages_of(measured.profile.units, parallelism.size(Axis.PIPELINE))
     stages = [
-        Between(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # no part of a sequence is None
+        Between(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # type: ignore[arg-type] # no part of a sequence is None
         for cut in cuts
     ]
     count = parallelism.data_ranks * parallelism.microbatches

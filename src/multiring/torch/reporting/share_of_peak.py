@@ -175,7 +175,7 @@ class Throughput:
 
     @property
     def share(self) -> float:
-        """The sustained share of the peak, from 0 to 1."""
+        """The sustained share of the peak, as a fraction."""
         return self.flop / self.seconds / self.peak
 
     def __str__(self) -> str:

@@ -115,7 +115,7 @@ _hooks = _Hooks()
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a module's output; it may nest sequences, mappings and dataclasses."""
+    """Yield the tensors in a module's output, which may nest sequences, mappings and dataclasses."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
