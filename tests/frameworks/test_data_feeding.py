@@ -164,7 +164,7 @@ def feed_tensorflow(_: Here, url: str) -> None:
     of_tensorflow.close()
     # tf.data would narrow it to the type of the first batch.
     uneven = mtf.DataLoader(Dataset(url, transform=with_large_label, shuffle="none"), 2)
-    with pytest.raises(Exception, match="label is int64 in a batch, and int8 in the data set's first sample"):
+    with pytest.raises(Exception, match="label is int64 in a batch, but int8 in the data set's first sample"):
         list(uneven.dataset("label"))
     uneven.close()
 

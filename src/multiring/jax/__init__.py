@@ -9,7 +9,7 @@
 Each rank then trains on its own samples, and `optimizer.update` takes the average of all ranks' gradients.
 """
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- check for JAX before the imports below, which would only report a missing module
 from multiring.frontend.requirements import require_framework
 
 require_framework("jax", "JAX")
@@ -86,5 +86,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names."""
     return __all__

@@ -1,7 +1,7 @@
 """Collectives of arrays and pytrees, eager and inside jit, with gradients.
 
-A call is one custom call of XLA, whatever the pytree has; arrays of one type travel together. What is called stands in
-the program as text, so that a program from JAX's compilation cache means the same in another process.
+Each collective is one custom call of XLA, for all arrays of a pytree. Arrays of one type are sent together. The program
+contains the description of the call as text, so a program from JAX's compilation cache works in another process.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from multiring.jax.call import Call, Ranks, sets
 from multiring.jax.primitive import bind
 from multiring.runtime import Group
 
-# ---- what users call ----
+# ---- the public functions ----
 
 
 def all_reduce(
@@ -40,18 +40,19 @@ def all_reduce(
 ) -> Any:
     """Return `tree` with each array combined over the ranks.
 
-    Differentiable for Sum and Average, inside jit and vmap as well; every rank runs the same program.
+    The function is differentiable for Sum and Average, and works inside jit and vmap. Every rank must run the same
+    program.
 
     Args:
-        tree: arrays, or a pytree of them; the same shapes and types on all ranks.
+        tree: an array or a pytree of arrays, with the same shapes and types on all ranks.
         op: Average, Sum, Min, Max or Product, or its name.
-        wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
-        name: what the ranks match it by; by default the order in which they come to it.
-        process_set: by default all ranks; a process set, or a group, as `multiring.world().subgroup` gives them.
+        wire: the type of float32 values between hosts: "fp16", "bf16" or "int8".
+        name: a name by which ranks match the call. By default they match it by the order of calls.
+        process_set: a process set, or a group from `multiring.world().subgroup`. By default, all ranks.
 
     Raises:
-        ArgumentError: there is no such operation, or it has no meaning for a type; this rank is not in the set.
-        JaxRuntimeError: on every rank: they disagree, or one is gone; `error_of` returns multiring's error.
+        ArgumentError: `op` is unknown or not defined for a type, or this rank is not in the set.
+        JaxRuntimeError: on every rank: the ranks disagree, or a rank is lost. `error_of` returns multiring's error.
     """
     leaves, shape = jax.tree.flatten(tree)
     call = reduction_call(leaves, op, wire=wire, name=name, process_set=process_set)
@@ -66,7 +67,7 @@ def reduction_call(
     name: str | None = None,
     process_set: Ranks,
 ) -> Call:
-    """Return the call that combines these arrays; see `all_reduce`."""
+    """Return the Call that combines the arrays `leaves`; see `all_reduce` for the arguments and errors."""
     number = chosen_op(op)
     if number not in {*LINEAR, Min, Max, Product}:
         raise ArgumentError(f"op={op!r}: want Average, Sum, Min, Max or Product")
@@ -77,25 +78,32 @@ def reduction_call(
 
 
 def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return rank `root`'s `tree`, as ranks are numbered in the whole job; otherwise as `all_reduce`.
+    """Return the `tree` of rank `root` on all ranks. `root` is a rank's number in the whole job.
 
-    Its gradient is the sum of all ranks' gradients at the root, and zero elsewhere.
+    The gradient is the sum of all ranks' gradients on the root, and zero on other ranks. See `all_reduce` for the other
+    arguments and the errors.
     """
     leaves, shape = jax.tree.flatten(tree)
     known = _known(BROADCAST, name, process_set)
-    world_rank_in(known.members, root)  # or nothing is started
+    world_rank_in(known.members, root)  # raises before the call starts if the root is not in the set
     return jax.tree.unflatten(shape, bind(known.named("", root=root), leaves)) if leaves else tree
 
 
 def all_gather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return all ranks' rows: of each array of shape (n, ...) one of shape (ranks * n, ...); as `all_reduce`."""
+    """Return the rows of all ranks: an array of shape (n, ...) becomes one of shape (ranks * n, ...).
+
+    See `all_reduce` for the arguments and the errors.
+    """
     return _by_rows(ALL_GATHER, tree, name, process_set)
 
 
 def reduce_scatter(
     tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: Ranks = global_process_set
 ) -> Any:
-    """Return this rank's rows of the sum, or average: of (ranks * n, ...) those of (n, ...); as `all_reduce`."""
+    """Return this rank's rows of the sum or average: shape (ranks * n, ...) becomes (n, ...).
+
+    `op` is Sum or Average. See `all_reduce` for the other arguments and the errors.
+    """
     number = chosen_op(op)
     if number not in LINEAR:
         raise ArgumentError(f"op={op!r}: want Sum or Average")
@@ -103,7 +111,10 @@ def reduce_scatter(
 
 
 def all_to_all(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return what all ranks send here: of each array of shape (ranks * n, ...), n to each; as `all_reduce`."""
+    """Send n rows of each array of shape (ranks * n, ...) to each rank, and return the received rows.
+
+    See `all_reduce` for the arguments and the errors.
+    """
     return _by_rows(ALL_TO_ALL, tree, name, process_set)
 
 
@@ -132,7 +143,7 @@ class _Known:
 def _known(collective: int, name: str | None, process_set: Ranks) -> _Known:
     if jax.default_backend() != "cpu":
         raise UnsupportedError(
-            f"{_NAMES[collective]}: JAX computes on {jax.default_backend()}; multiring moves host memory only so far: "
+            f"{_NAMES[collective]}: JAX computes on {jax.default_backend()}, but multiring moves host memory only: "
             "set JAX_PLATFORMS=cpu"
         )
     if isinstance(process_set, Group):

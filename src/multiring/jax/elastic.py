@@ -1,4 +1,4 @@
-"""Training that goes on after a failure, from where it last committed; Horovod's interface.
+"""Training that continues from the last commit after a failure, with Horovod's interface.
 
 @mj.elastic.run
 def train(state):
@@ -27,9 +27,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Return `func`, which takes a State and whatever else, made to go on after a failure (a decorator).
+    """Decorate `func`, whose first argument is a State, so that it runs again after a failure.
 
-    See `multiring.frontend.elastic.running.run`. Programs that were dispatched end before the ranks meet anew.
+    See `multiring.frontend.elastic.running.run`. Dispatched programs end before the ranks join the job again.
     """
 
     @functools.wraps(func)
@@ -44,12 +44,12 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class JaxState(ObjectState):
-    """Pytrees, by name; each is an attribute, with arrays of JAX, and whatever else, among its leaves.
+    """A state of named pytrees. Each pytree is an attribute; its leaves are JAX arrays or other objects.
 
-    What is kept are copies, so that arrays may be donated to the programs that train.
+    The state keeps copies, so a program may donate the arrays.
 
     Args:
-        kwargs: the pytrees.
+        kwargs: the pytrees by name.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -57,21 +57,21 @@ class JaxState(ObjectState):
         self._saved_state = _copied(kwargs)
 
     def save(self) -> None:
-        """Keep copies of the pytrees as they are now."""
+        """Keep copies of the current pytrees."""
         self._saved_state = _copied(self._attributes())
 
     def restore(self) -> None:
-        """Set the pytrees to copies of what was kept."""
+        """Set the pytrees to copies of the saved pytrees."""
         self._set_attributes(_copied(self._saved_state))
 
     def sync(self) -> None:
-        """Set the pytrees to rank 0's, and keep those."""
+        """Set the pytrees to those of rank 0, and save them."""
         super().sync()
         self.save()
 
 
 def _copied(tree: Any) -> Any:
-    """Return `tree` with copies of its leaves; what waits for their values fails where these do."""
+    """Return `tree` with copies of its leaves. Wait for their values, so a failed program raises here."""
     return jax.block_until_ready(
         jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else copy.deepcopy(leaf), tree)
     )

@@ -1,4 +1,4 @@
-"""Data sets of `multiring.data` for JAX: a loader of its arrays."""
+"""A loader that yields data sets of `multiring.data` as JAX arrays."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,17 +14,16 @@ from multiring.frontend.sample_counts import count_in_job
 
 
 class DataLoader(Loader):
-    """Batches of JAX's arrays of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
+    """Yields batches of this rank's samples as JAX arrays, like `multiring.data.Loader`.
 
-    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins.
-    `loader.share.weight` is what the mean of a rank's losses counts for, where the last batch of an epoch is divided
-    unevenly.
+    If `rank` and `ranks` are not given, an iteration uses the job's values at its start. If the last batch of an epoch
+    is divided unevenly, multiply the mean of a rank's losses by `loader.share.weight`.
 
     Args:
         samples: a Dataset or a Mixture.
         batch: samples of a step, on all ranks together.
-        device: where to put them, or a sharding; JAX's default where it is not said.
-        options: of `multiring.data.Loader`.
+        device: the device or sharding for the arrays, default: JAX's default device.
+        options: other arguments of `multiring.data.Loader`.
     """
 
     def __init__(self, samples: Samples, batch: int, *, device: Any = None, **options: Any) -> None:
@@ -35,7 +34,7 @@ class DataLoader(Loader):
         self._device = device
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of the epoch; at its end, those of the next one."""
+        """Yield the remaining batches of the epoch. The next iteration yields the next epoch."""
         for batch in super().__iter__():
             yield {
                 name: jax.device_put(exact(name, value), self._device) if isinstance(value, np.ndarray) else value
@@ -44,12 +43,12 @@ class DataLoader(Loader):
 
 
 def exact(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array whose values JAX keeps, which without its 64-bit mode makes 32 bits of 64.
+    """Return `array` after a check that JAX keeps its integers.
 
-    Floats are rounded as that mode says; whole numbers would wrap around.
+    Without its 64-bit mode, JAX narrows 64-bit types to 32 bits. Floats may be rounded, but integers would wrap around.
 
     Raises:
-        DataError: there is a whole number of more than 32 bits.
+        DataError: an integer of the array needs more than 32 bits, and JAX would narrow it.
     """
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if array.dtype.kind in "iu" and kept != array.dtype and not np.array_equal(array.astype(kept), array):

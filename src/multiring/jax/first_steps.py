@@ -1,8 +1,8 @@
-"""The first steps of an optimizer in JAX, whose programs cannot ask which step they make.
+"""Compare the ranks in the first steps of an optimizer in JAX.
 
-The call that reduces the gradients has one array more, a flag. The process sets it when the call is made for the second
-time, and the program then shows its parameters, in a branch that it does not take in any other step. What is compared,
-and raised, is `multiring.frontend.requests.first_steps`.
+A compiled JAX program does not know the number of its step. So the call that reduces the gradients has an additional
+array, a flag. The process sets the flag in the second call. Then the program takes a branch that shows its parameters
+to the process. `multiring.frontend.requests.first_steps` compares them and raises the errors.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,13 +23,13 @@ from multiring.jax.primitive import bind, collective
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """What is compared, and how it is told.
+    """The subject of a comparison, and texts for its error.
 
-    key: stands for the reduction in this process.
-    what: who reduces, for errors.
-    names: of the parameters.
-    remedy: what gives all ranks the same parameters.
-    sees: whether local gradients are compared.
+    key: identifies the reduction in this process.
+    what: the caller's name for error messages.
+    names: the names of the parameters.
+    remedy: a text that says how to give all ranks the same parameters.
+    sees: whether the ranks compare their local gradients.
     """
 
     key: Hashable
@@ -48,12 +48,12 @@ def reduced(
     wire: str | None,
     process_set: Ranks,
 ) -> list[Any]:
-    """Return the gradients combined, as `all_reduce` does; in the first steps the ranks compare.
+    """Combine gradients as `all_reduce` does, and compare the ranks in the first steps.
 
     Args:
-        gradients: arrays.
-        parameters: those that they are of; None: not known here.
-        watching: see there.
+        gradients: the gradient arrays.
+        parameters: the parameters in the same order, or None if they are unknown.
+        watching: the subject of the comparison.
         op: see `all_reduce`.
         wire: see `all_reduce`.
         process_set: see `all_reduce`.
@@ -79,13 +79,13 @@ def reduced(
             jax.block_until_ready(show(*shown))
         return found
     seen = lax.cond(looks, show, lambda *_: jax.numpy.zeros(1, shown[0].dtype), *shown)
-    # Nobody needs what the branch returns: this keeps it, and has it come before the update.
+    # No computation needs the branch's result. The barrier keeps the branch, and orders it before the update.
     kept: list[Any] = list(lax.optimization_barrier((*found, seen)))
     return kept[:-1]
 
 
 def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process_set: int) -> Any:
-    """Return what shows the parameters to the process, those of one type by one call."""
+    """Return a function that shows the parameters to the process, with one call per type."""
     places: dict[str, list[int]] = {}
     for place, each in enumerate(parameters):
         places.setdefault(each.dtype.name, []).append(place)
@@ -101,7 +101,7 @@ def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process
             part=part,
         )
         own = watch((watching.key, "parameters", part), make)
-        name = f"first steps {own}"  # of the call, which meets no other rank's
+        name = f"first steps {own}"  # the call's name; the call does not involve other ranks
         calls.append((Call(ALL_GATHER, "", own, None, process_set, name, shows=True), those))
 
     def show(*arrays: Any) -> Any:

@@ -1,4 +1,4 @@
-"""init, which also sees to it that Ctrl-C ends a wait within a program."""
+"""Join the job, and let Ctrl-C end a wait within a program."""
 
 import atexit
 from collections.abc import Callable
@@ -20,21 +20,22 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`."""
     _know_programs()
     lifecycle.init(comm, process_sets)
-    target()  # programs of JAX's compilation cache call it without being traced
+    target()  # register the handler now, because programs from JAX's compilation cache are not traced
     fail_at_interrupts()
     _wait_at_exit()
 
 
 class _Programs:
-    """For which place in a job programs were traced: shapes, factors and roots in them follow from it."""
+    """The rank and size for which programs were traced. Shapes, factors and roots in programs depend on them."""
 
     def __init__(self) -> None:
         self._place: tuple[int, int] | None = None
 
     def trace_anew(self) -> None:
-        """Have JAX trace all programs anew where this process is another rank by now, or of another number of them.
+        """Make JAX trace all programs again if this process's rank or the number of ranks has changed.
 
-        Process sets and groups have numbers in programs, which may be another set's in another job.
+        Programs that use process sets or groups are always traced again: they contain the numbers of the sets, and in
+        another job a number may belong to another set.
         """
         if not is_rank():
             return
@@ -57,14 +58,14 @@ def _know_programs() -> _Programs:
 
 @cache
 def _wait_at_exit() -> None:
-    """Have the process end only when the programs that its main thread has started have: ranks may wait for them."""
+    """Delay the process's exit until all programs of its main thread have ended, because other ranks may wait."""
     atexit.register(wait_for_programs)
 
 
 def wait_for_programs() -> None:
-    """Return when the programs that this thread has started have ended.
+    """Wait until all programs that this thread has started have ended.
 
-    They run in their order, so that it is enough to wait for one more.
+    Programs run in order, so it is enough to start one more and wait for it.
     """
     with suppress(Exception):
         jax.block_until_ready(_one_more()(np.zeros(2048, np.float32)))
@@ -72,5 +73,5 @@ def wait_for_programs() -> None:
 
 @cache
 def _one_more() -> Callable[[Any], Any]:
-    """Return a program that is large enough for XLA not to run it at once, on the thread that calls it."""
+    """Return a program that is so large that XLA does not run it on the calling thread."""
     return jax.jit(jax.numpy.square)

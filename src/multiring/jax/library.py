@@ -1,4 +1,4 @@
-"""multiring's handler of custom calls: found, registered with JAX once, and told where its requests go."""
+"""Register multiring's handler of custom calls with JAX once, and connect it to this process's request entry."""
 
 import ctypes
 import os
@@ -16,10 +16,10 @@ _FILE = "_jax.so"
 
 
 def target() -> str:
-    """Return the name by which programs call the handler.
+    """Register the handler if needed, and return the name by which programs call it.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: multiring was built without the handler, or this JAX cannot use it.
     """
     _use(os.getpid())
     return TARGET
@@ -27,7 +27,7 @@ def target() -> str:
 
 @cache
 def _use(_pid: int) -> None:
-    """Tell the handler where its requests go; a fork that becomes a rank has an entry of its own."""
+    """Connect the handler to the request entry of this process. A fork that becomes a rank has its own entry."""
     use = _library().multiring_jax_use
     use.restype, use.argtypes = ctypes.c_char_p, (ctypes.c_void_p,)
     problem = use(entry_address()).decode()

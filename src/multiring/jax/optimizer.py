@@ -1,4 +1,4 @@
-"""distribute: an optimizer of optax's form whose gradients are those of all ranks."""
+"""distribute: make an optimizer of optax's form combine the gradients of all ranks."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from multiring.jax.first_steps import Watching, reduced
 
 
 class Transformation(NamedTuple):
-    """What optax calls a GradientTransformation: a pair of functions, which is all that it asks for."""
+    """A pair of functions `init` and `update`, like optax's GradientTransformation."""
 
     init: Any
     update: Any
@@ -25,17 +25,18 @@ def distribute(
     wire: str | None = None,
     process_set: Ranks = global_process_set,
 ) -> Transformation:
-    """Return `transformation`, an optimizer of optax's form, with gradients that are combined over the ranks first.
+    """Return an optimizer like `transformation` that combines the gradients of all ranks before it applies them.
 
-    Every rank updates its own copy of the parameters alike; begin with `broadcast(parameters)`. All gradients of one
-    type are one collective. At the first update of a model the ranks compare their gradients, at the second one the
-    parameters, where `update` is given them; MULTIRING_CHECK_FIRST_STEPS=0 turns that off.
+    Every rank makes the same update to its own copy of the parameters, so begin with `broadcast(parameters)`. All
+    gradients of one type share one collective. At the first update of a model, the ranks compare their gradients. At
+    the second update, they compare the parameters if `update` gets them. MULTIRING_CHECK_FIRST_STEPS=0 turns the
+    comparison off.
 
     Args:
-        transformation: has `init(parameters)` and `update(gradients, state, parameters=None, **more)`.
+        transformation: has `init(parameters)` and `update(gradients, state, parameters=None, **more)`, as in optax.
         op: Average or Sum.
-        wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
-        process_set: by default all ranks; a process set, or a group, as `multiring.world().subgroup` gives them.
+        wire: the type of float32 values between hosts: "fp16", "bf16" or "int8".
+        process_set: a process set, or a group from `multiring.world().subgroup`. By default, all ranks.
     """
     owner = object()
 
@@ -44,7 +45,7 @@ def distribute(
         leaves = [leaf for _, leaf in named]
         values = None if params is None else jax.tree.leaves(params)
         if values is not None and [np.shape(each) for each in values] != [np.shape(each) for each in leaves]:
-            values = None  # of another structure: it is for the transformation to say so
+            values = None  # the structures differ; leave the error to the transformation
         key = (owner, shape, *((np.shape(each), str(jax.numpy.result_type(each))) for each in leaves))
         names = [jax.tree_util.keystr(path) for path, _ in named]
         watching = Watching(key, "distribute", names, "parameters = broadcast(parameters) does", sees=True)

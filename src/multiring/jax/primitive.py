@@ -1,11 +1,11 @@
-"""The collective as a primitive of JAX: what it becomes in programs, in gradients, and under vmap.
+"""The collective as a primitive of JAX, with rules for programs, gradients and vmap.
 
-A program whose call has an effect for JAX is dispatched from Python, 15 us an array. So a call of an outermost program
-has none: that it stays, whoever uses its results, is said by a rule of its own, and to XLA as a side effect. Within the
-program of a loop, a branch or an inner jit, which JAX may leave out as a whole, a call has one.
+JAX dispatches a program with an effect from Python, which costs 15 us per array. So a call in an outermost program has
+no effect. A rule for dead-code elimination keeps the call even if its results are unused, and XLA sees a side effect.
+JAX may leave out a loop, a branch or an inner jit as a whole. So a call in such a program has an effect.
 
-The calls of a program are threaded by a token, from each to the next: XLA keeps the order in which they were written,
-which is then the same on all ranks, also where ranks' programs differ around them.
+A token passes from each call of a program to the next call. It makes XLA keep the calls in the order of the source.
+This order is the same on all ranks, even if the rest of the ranks' programs differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,49 +27,53 @@ from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL,
 from multiring.jax.call import SMOOTH, Call, result_shape, sets
 from multiring.jax.library import ATTRIBUTE, TARGET, target
 
-# XLA runs a program of fewer than 1000 operations on the thread that calls it, and JAX then raises the failure of a
-# call as a ValueError. The token that threads the calls is that large: a failure is a JaxRuntimeError in any program.
+# XLA runs a program of fewer than 1000 operations on the calling thread. JAX then raises the failure of a call as a
+# ValueError. Computing a token of this size takes enough operations, so every failure is a JaxRuntimeError.
 _FLOPS = 1024
-_TANGENT, _GRADIENT = ".tangent", ".gradient"  # behind a call's name, for what its derivatives call
+_TANGENT, _GRADIENT = ".tangent", ".gradient"  # suffixes of a call's name for the calls of its derivatives
 
 collective = core.Primitive("multiring")
 collective.multiple_results = True
 
 
 def bind(call: Call, leaves: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of `call` on these arrays, as part of the program that is traced."""
+    """Add `call` on the arrays `leaves` to the traced program, or run it if there is none. Return its results.
+
+    Raises:
+        ArgumentError: an array belongs to a trace that has ended.
+    """
     target()
     try:
         arrays = [jax.numpy.asarray(leaf) for leaf in leaves]
         found: Sequence[Any] = collective.bind(*arrays, call=call, keeps=_is_nested())
     except jax.errors.UnexpectedTracerError as error:
         raise ArgumentError(
-            "an array from inside a function under jit, grad or vmap that has returned: return it from the function "
-            "under jit, and pass what that gives"
+            "an array is from inside a function under jit, grad or vmap that has returned already: return the array "
+            "from that function, and pass the returned array"
         ) from error
     return found
 
 
 def _is_nested() -> bool:
-    """Return whether what is traced is a program within another one."""
+    """Return whether the traced program is within another program."""
     depth = 0
     with core.take_current_trace() as innermost:
         trace: Any = innermost
         while trace is not None:
-            depth += hasattr(trace, "frame")  # of a program's equations
+            depth += hasattr(trace, "frame")  # only the trace of a program has a frame of equations
             trace = getattr(trace, "parent_trace", None)
     return depth > 1
 
 
 def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
     del keeps
-    # XLA has as many threads for programs as there are CPUs, and a call that waits for other ranks holds one. So that
-    # threads whose calls are matched by name do not wait for each other, each runs its own.
+    # XLA has one thread for programs per CPU, and a call that waits for other ranks holds a thread. Named calls may
+    # come from several threads. Each of them runs on its calling thread, so that they do not wait for each other.
     called = replace(call, is_inline=bool(call.name))
     with jax.disable_jit(False):
         try:
             return _compiled(called)(*arrays)
-        except ValueError as error:  # how JAX raises the failures of such a program
+        except ValueError as error:  # JAX raises failures of a small program in this type
             if error_of(error) is None:
                 raise
             raise jax.errors.JaxRuntimeError(str(error)) from None
@@ -85,10 +89,10 @@ def _compiled(call: Call) -> Callable[..., Any]:
 
 @cache
 def _effects() -> Any:
-    """Return the effect of XLA's custom calls, which is one that JAX's loops and branches may have."""
+    """Return the effect of XLA's custom calls, which JAX allows in loops and branches."""
     found = jax.make_jaxpr(jax.ffi.ffi_call(TARGET, (), has_side_effect=True))().effects
-    # JAX lets custom calls into loops and branches, not into jax.checkpoint and custom derivatives, and has no public
-    # way to. A call that is computed again is one on all ranks.
+    # JAX allows custom calls in loops and branches, but not in jax.checkpoint and custom derivatives. There is no
+    # public way to allow them there. It is safe, because all ranks compute a call again in the same way.
     for each in found:
         for allowed in (effects.remat_allowed_effects, effects.custom_derivatives_allowed_effects):
             allowed.add_type(type(each))
@@ -108,7 +112,7 @@ collective.def_effectful_abstract_eval(_results)
 
 
 def _keep(_used: Sequence[bool], equation: Any) -> Any:
-    """Leave nothing out: the other ranks wait for it."""
+    """Keep the call and all its results, because the other ranks wait for the call."""
     return [True] * len(equation.invars), equation
 
 
@@ -122,8 +126,8 @@ def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
     axes = context.module_context.axis_context
     if getattr(axes, "num_devices", 1) > 1 or getattr(axes, "manual_axes", None):
         raise UnsupportedError(
-            "a collective of multiring in a program for several devices, as pmap, shard_map and sharded jit make: each "
-            "rank has one device. Start as many ranks as there were to be devices (`multiring run -n`), and call it "
+            "a collective of multiring is in a program for several devices, which pmap, shard_map and sharded jit make, "
+            "but each rank has one device. Start one rank per device (`multiring run -n`), and call the collective "
             "under a plain jit"
         )
     token = jax.typeof(np.zeros(1 if call.is_inline else _FLOPS, np.uint8))
@@ -134,14 +138,14 @@ def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
 
 
 def _first_token(aval: Any) -> Any:
-    """Return what the first call takes: the sum of an array that XLA may not compute beforehand."""
+    """Return the token of the first call: a sum that XLA cannot compute at compile time."""
     zeros = mlir.ir_constant(np.zeros(aval.shape, aval.dtype))
     hidden: Any = stablehlo.optimization_barrier([zeros])
     return stablehlo.add(hidden, hidden)
 
 
 def _token_before() -> Any:
-    """Return the token of the call before this one, in the function that is being lowered."""
+    """Return the token of the previous call in the function that is being lowered, or None for the first call."""
     for operation in reversed(list(mlir.ir.InsertionPoint.current.block.operations)):
         if operation.name == "stablehlo.custom_call":
             name = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
@@ -152,11 +156,11 @@ def _token_before() -> Any:
 
 mlir.register_lowering(collective, _lower, platform="cpu", cacheable=False)
 
-# ---- derivatives: all of them but minima, maxima and products are linear ----
+# ---- derivatives: all collectives are linear, except reductions by Min, Max and Product ----
 
 
 def _again(call: Call, ending: str, **changes: Any) -> Call:
-    """Return what a derivative of `call` calls."""
+    """Return the call of a derivative of `call`; `ending` is appended to its name."""
     name = call.name.removesuffix(_TANGENT) + ending if call.name else ""
     return replace(call, name=name, **changes)
 
@@ -164,7 +168,7 @@ def _again(call: Call, ending: str, **changes: Any) -> Call:
 def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, keeps: bool) -> Any:
     if call.collective in {ALL_REDUCE, REDUCE_SCATTER} and call.op not in SMOOTH:
         raise UnsupportedError(
-            f"a derivative of an all_reduce by {call.op}: want Average or Sum, or jax.lax.stop_gradient of its array"
+            f"an all_reduce by {call.op} has no derivative: want Average or Sum, or jax.lax.stop_gradient of the array"
         )
     found = collective.bind(*primals, call=call, keeps=keeps)
     smooth = [number for number, each in enumerate(primals) if jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)]
@@ -207,7 +211,7 @@ ad.primitive_transposes[collective] = _pull_back
 
 
 def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call, keeps: bool) -> Any:
-    """Have each array carry one dimension more: in front, or behind the rows that ranks exchange."""
+    """Apply the call to arrays with a mapped dimension, moved to the front, or behind the dimension of rows."""
     (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
     place = 1 if call.collective in {ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER} else 0
     whole = [

@@ -9,12 +9,14 @@
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     mt.broadcast_variables(model.variables, root_rank=0)  # after the first step
 
-Each rank trains on its own samples; the tape gives the average of all ranks' gradients. Keras: `multiring.keras`.
+Each rank trains on its own samples, and the tape returns the average of all ranks' gradients. For Keras' `fit`, use
+`multiring.keras`.
 
-Names, parameters, their order and defaults are those of `horovod.tensorflow` 0.28.1; what multiring adds comes behind.
+Names, parameters, their order and their defaults are those of `horovod.tensorflow` 0.28.1. Parameters that multiring
+adds come last.
 """
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- check for TensorFlow before the imports below, which would only report a missing module
 from multiring.frontend.requirements import require_framework
 
 require_framework("tensorflow", "TensorFlow")
@@ -163,8 +165,8 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names."""
     return __all__
 
 
-operations()  # a TensorFlow that they do not load into is named now
+operations()  # raises now if the operations do not load into this TensorFlow

@@ -1,8 +1,8 @@
 """Collectives of tensors, eager and in graphs, with gradients. The signatures are Horovod's.
 
-An operation is one of TensorFlow's, whatever number of tensors it has; what it does stands in it as a line of text
-(native/tensorflow/operations.cc). In a graph ranks match it by its place in that; eager, by the order in which they
-come to it.
+Each collective is one TensorFlow operation, for any number of tensors. An attribute of the operation describes the
+collective as a line of text (native/tensorflow/operations.cc). In a graph, ranks match operations by their position in
+the graph. In eager execution, they match operations by the order of the calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.library import operations
 from multiring.tensorflow.naming import Naming, named
 
-# ---- what users call ----
+# ---- the public functions ----
 
 
 def allreduce(
@@ -43,26 +43,29 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Return every rank's `tensor` combined.
+    """Return the combination of all ranks' `tensor`.
 
-    Differentiable for Average and Sum: its gradient is combined likewise, so every rank has to run that.
+    The function is differentiable for Average and Sum. The gradient is a collective too, so every rank must compute it.
 
     Args:
-        tensor: the same shape and type on all ranks. tf.IndexedSlices give the sum, or average, as IndexedSlices.
+        tensor: a tensor of the same shape and type on all ranks. For tf.IndexedSlices, the result is their sum or
+            average as IndexedSlices.
         average: DEPRECATED, use op.
-        device_dense: as for tf.device.
-        device_sparse: the same, for IndexedSlices.
-        compression: in what form it travels.
+        device_dense: the argument of tf.device for dense tensors.
+        device_sparse: the argument of tf.device for IndexedSlices.
+        compression: a member of `Compression`, or a `Compressor`.
         op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
-        prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
-        postscale_factor: multiplies the result likewise.
-        name: what the ranks match the operation by; see the module.
-        process_set: by default all ranks.
-        ignore_name_scope: whether a graph's name scopes are no part of that.
+        prescale_factor: a factor for the tensor before the reduction. It is applied to integers in float64 and to
+            16-bit floats in float32.
+        postscale_factor: a factor for the result, applied in the same way.
+        name: a name by which ranks match the operation, in place of its position or order.
+        process_set: by default, all ranks.
+        ignore_name_scope: whether to leave the name scopes of a graph out of this name.
 
     Raises:
-        ArgumentError: `op` has no meaning, this rank is not in the set.
-        tf.errors.OpError: on every rank: they disagree, inputs are intact, or one is gone; see `error_of`.
+        ArgumentError: `op` is unknown, or this rank is not in the set.
+        tf.errors.OpError: on every rank: the ranks disagree, or a rank is lost. Inputs are unchanged. `error_of`
+            returns multiring's error.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -85,9 +88,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Return each of `tensors` combined over the ranks, all those of one type by one collective.
+    """Return the combination over the ranks for each of `tensors`, with one collective per type.
 
-    Otherwise as `allreduce`. Every rank passes as many tensors, of the same shapes and types in the same order.
+    Every rank must pass the same number of tensors, with the same shapes and types in the same order. See `allreduce`
+    for the other arguments and the errors.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     return reduced_gradients(
@@ -112,17 +116,18 @@ def reduced_gradients(
     name: str | None,
     number_of: "NumberOf | None" = None,
 ) -> list[Any]:
-    """Return each of `tensors` combined, as `grouped_allreduce` does.
+    """Combine `tensors` over the ranks, as `grouped_allreduce` does, and return the results.
 
     Args:
-        tensors: see there.
-        how: see there.
-        devices: of dense ones, and of sparse ones.
-        compression: see there.
-        process_set: see there.
-        ignore_name_scope: see there.
-        name: see there.
-        number_of: returns the number of the reduction of those at some places, whose first steps the ranks compare.
+        tensors: as in `grouped_allreduce`.
+        how: the operation and its factors.
+        devices: the arguments of tf.device for dense tensors and for IndexedSlices.
+        compression: as in `grouped_allreduce`.
+        process_set: as in `grouped_allreduce`.
+        ignore_name_scope: as in `grouped_allreduce`.
+        name: as in `grouped_allreduce`.
+        number_of: takes positions of tensors, and returns the number of the reduction of these tensors. The ranks
+            compare the first steps of a reduction with a number.
     """
     if not tensors:
         return []
@@ -131,7 +136,7 @@ def reduced_gradients(
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     found: dict[int, Any] = {}
     if len(dense) < len(tensors):
-        _require_linear(how)  # before anything is started
+        _require_linear(how)  # check this before any collective starts
     if dense:
         with tf.device(device_dense):
             numbers = None if number_of is None else lambda places: number_of([dense[place] for place in places])
@@ -147,10 +152,10 @@ def reduced_gradients(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return every rank's `tensor`, one after the other along the first dimension, in which alone the ranks may differ.
+    """Return all ranks' `tensor`, concatenated along the first dimension in the order of ranks.
 
-    Differentiable: the gradient of a rank's rows is the average of what all ranks have for them. Otherwise as
-    `allreduce`.
+    The tensors may differ in their first dimension only. The function is differentiable: the gradient of a rank's rows
+    is the average of all ranks' gradients for them. See `allreduce` for the arguments and the errors.
     """
     return _gathered([tensor], named("allgather", name, ignore_name_scope), process_set)[0]
 
@@ -161,7 +166,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the `allgather` of each of `tensors`, of which every rank has as many."""
+    """Return the `allgather` of each of `tensors`. Every rank must pass the same number of tensors."""
     return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set)
 
 
@@ -172,9 +177,10 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return rank `root_rank`'s `tensor`, as ranks are numbered in the whole job; otherwise as `allreduce`.
+    """Return the `tensor` of rank `root_rank` on all ranks. `root_rank` is a number in the whole job.
 
-    Its gradient is the average of all ranks' gradients at the root, and zero elsewhere.
+    The gradient is the average of all ranks' gradients on the root, and zero on other ranks. See `allreduce` for the
+    other arguments and the errors.
     """
     return _broadcast([tensor], root_rank, named("broadcast", name, ignore_name_scope), process_set)[0]
 
@@ -182,7 +188,7 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Assign rank `root_rank`'s values to `variables`, and return them."""
+    """Assign the values of rank `root_rank` to `variables`, and return the variables."""
     values = _broadcast(variables, root_rank, named("broadcast_", name, ignores_scope=False), process_set)
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
@@ -194,19 +200,20 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send each rank its rows of `tensor`, and return the rows they all sent here, by sender.
+    """Send rows of `tensor` to each rank, and return the received rows in the order of senders.
 
-    Differentiable: gradients go back the way the rows came. Otherwise as `allreduce`.
+    The function is differentiable: the gradients of rows are sent back to the senders. See `allreduce` for the errors.
 
     Args:
-        tensor: the ranks may differ in the first dimension only.
-        splits: how many rows go to each rank of the set, integers; without it the rows must be a multiple of the ranks.
+        tensor: a tensor. The ranks' tensors may differ in their first dimension only.
+        splits: integers, the number of rows for each rank of the set. By default every rank gets the same number, and
+            the number of rows must be a multiple of the number of ranks.
         name: see `allreduce`.
         ignore_name_scope: see `allreduce`.
         process_set: see `allreduce`.
 
     Returns:
-        The rows; with `splits` also how many came from each rank, int32.
+        The received rows; with `splits` also the number of rows from each rank, as int32.
     """
     members = members_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -236,9 +243,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this rank's part of the rows of every rank's `tensor` combined, by Average or Sum.
+    """Return this rank's rows of the combination of all ranks' `tensor`, by Average or Sum.
 
-    Rank r of n gets rows // n of them, and one more where r < rows % n. Differentiable. Otherwise as `allreduce`.
+    Rank r of n gets rows // n rows, and one more if r < rows % n. The function is differentiable. See `allreduce` for
+    the arguments and the errors.
     """
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
@@ -255,21 +263,21 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return the `reducescatter` of each of `tensors`, of which every rank has as many."""
+    """Return the `reducescatter` of each of `tensors`. Every rank must pass the same number of tensors."""
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
         naming = named("grouped_reducescatter", None, ignores_scope=False)
         return _scattered(tensors, how, compression, naming, process_set)
 
 
-NumberOf = Callable[[Sequence[int]], int]  # of places
+NumberOf = Callable[[Sequence[int]], int]  # positions of tensors -> the number of their reduction
 
 
 # ---- the operations ----
 
 
 def _call(collective: int, process_set: ProcessSet, name: str, how: Combination | None = None, *, root: int = 0) -> str:
-    """Return the line of text that the operation has."""
+    """Return the text of the operation's attribute `call`."""
     op, prescale, postscale, wire = how or Combination(Sum, 1.0, 1.0, None)
     number = process_set.process_set_id or 0
     return call_text(collective, op, number, name, root=root, factors=(prescale, postscale), wire=wire)
@@ -291,7 +299,7 @@ def _parsed(operation: Any) -> _Parsed:
 
 
 def _by_type(tensors: Sequence[Any], run: Callable[[list[Any], str], Sequence[Any]]) -> list[Any]:
-    """Return the results, in order, of `run` on all tensors of one type, and what tells these from the others."""
+    """Call `run` once for the tensors of each type, with a suffix for the name, and return all results in order."""
     places: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.dtype, []).append(place)
@@ -330,12 +338,16 @@ def _reduced(
 
 
 def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combination | None:
-    """Return how a Group combines `tensors` by itself, coding what crosses hosts; None: `compression` has to work."""
+    """Return the combination that replaces `compression`, or None if `compression` must be called.
+
+    A wire type of the compression can replace it for sums and averages of float32: the group then encodes the data
+    between hosts itself.
+    """
     if compression is Compression.none:
         return how
     for method in ("compress", "decompress"):
         if not callable(getattr(compression, method, None)):
-            raise ArgumentError(f"compression={compression!r}: want one of Compression's, or a Compressor")
+            raise ArgumentError(f"compression={compression!r}: want a member of Compression, or a Compressor")
     wire = getattr(compression, "wire", None)
     if wire is not None and how.op in LINEAR and all(tensor.dtype == tf.float32 for tensor in tensors):
         return how._replace(wire=wire)
@@ -343,14 +355,14 @@ def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combi
 
 
 class _RowsError(ArgumentError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # TensorFlow has no types
-    """Rows that cannot be dealt: also TensorFlow's error, which programs for Horovod expect."""
+    """The rows cannot be divided among the ranks. Programs for Horovod expect TensorFlow's error type, too."""
 
     def __init__(self, text: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, text)
 
 
 def _require_linear(how: Combination) -> None:
-    """Raise NotImplementedError where slices cannot be combined so."""
+    """Raise NotImplementedError if IndexedSlices cannot be combined by `how`."""
     if how.op == Adasum:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors: pass sparse_as_dense=True"
@@ -362,7 +374,7 @@ def _require_linear(how: Combination) -> None:
 
 
 def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
-    """Return the sum, or average, of all ranks' slices: all of them, one rank's behind the other's."""
+    """Return the sum or average of all ranks' slices: the concatenation of the slices, ordered by rank."""
     _require_linear(how)
     naming = named("allreduce.slices", name, ignores_scope=False)
     indices, values = _gathered([slices.indices, slices.values], naming, process_set)
@@ -435,13 +447,13 @@ def _whole_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
     if call.collective == BROADCAST:
         average = Combination(Average, 1.0, 1.0, None)
         found = _reduced(gradients, average, Compression.none, naming, call.process_set)
-        # A graph would leave out what its results do not depend on, and the root would wait for this rank.
+        # Without this dependency a graph would leave the reduction out on other ranks, and the root would wait.
         with tf.control_dependencies(found):
             is_root = tf.equal(now(lambda: _world_rank(call.process_set)), call.root)
             return [tf.where(is_root, each, tf.zeros_like(each)) for each in found]
     if call.how.op not in LINEAR:
         raise UnsupportedError(
-            f"the gradient of an allreduce by {name_of(call.how.op)}: want tf.stop_gradient there, or Average or Sum"
+            f"an allreduce by {name_of(call.how.op)} has no gradient: want Average or Sum, or tf.stop_gradient"
         )
     return _reduced(gradients, call.how, Compression.none, naming, call.process_set)
 

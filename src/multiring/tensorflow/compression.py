@@ -1,4 +1,4 @@
-"""Compression: in what form tensors travel. See multiring.torch.compression, of which this is TensorFlow's."""
+"""Compression of tensors for transport: TensorFlow's version of multiring.torch.compression."""
 
 from typing import Any, ClassVar
 
@@ -6,75 +6,75 @@ import tensorflow as tf
 
 
 class Compressor:
-    """How a tensor is compressed before it is reduced, and decompressed afterwards; anybody may add one."""
+    """Compresses a tensor before a reduction and decompresses the result. Users may write subclasses."""
 
     wire: ClassVar[str | None] = None
-    """The wire type by which sums and averages of float32 travel between hosts instead, where there is one."""
+    """If set, sums and averages of float32 use this wire type between hosts instead of `compress`."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` compressed, and what `decompress` needs."""
+        """Return the compressed tensor, and the context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return `tensor`, which `compress` or a sum of such gave, in its first form."""
+        """Return the decompressed form of a compressed tensor, or of a sum of compressed tensors."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+    """Leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor`."""
+        """Return `tensor` unchanged, and no context."""
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 -- of the contract
-        """Return `tensor`."""
+    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 -- part of the contract
+        """Return `tensor` unchanged."""
         return tensor
 
 
 class _NarrowFloat(Compressor):
-    """Floating-point tensors travel in a narrower type, others as they are."""
+    """Converts floating-point tensors to a narrower type, and leaves other tensors unchanged."""
 
     _dtype: ClassVar[Any]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` in the narrower type, and its own."""
+        """Return `tensor` in the narrower type, and its original type."""
         narrow = tensor.dtype.is_floating and tensor.dtype.size > cls._dtype.size
         return (tf.cast(tensor, cls._dtype) if narrow else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return `tensor` in the type it had."""
+        """Return `tensor` in its original type `ctx`."""
         return tf.cast(tensor, ctx) if tensor.dtype != ctx else tensor
 
 
 class FP16Compressor(_NarrowFloat):
-    """Floating-point tensors travel as float16."""
+    """Sends floating-point tensors as float16."""
 
     _dtype = tf.float16
     wire = "fp16"
 
 
 class BF16Compressor(_NarrowFloat):
-    """Floating-point tensors travel as bfloat16, which keeps float32's range."""
+    """Sends floating-point tensors as bfloat16, which has the range of float32."""
 
     _dtype = tf.bfloat16
     wire = "bf16"
 
 
 class Int8Compressor(NoneCompressor):
-    """Tensors of float32 travel between hosts as 8-bit integers with scales, others as they are."""
+    """Sends float32 tensors between hosts as 8-bit integers with scales, and leaves other tensors unchanged."""
 
     wire = "int8"
 
 
 class Compression:
-    """The compressors by name, for `compression=`."""
+    """The compressors by name, as values for the parameter `compression`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

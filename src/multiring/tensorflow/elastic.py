@@ -1,4 +1,4 @@
-"""Training that goes on after a failure, from where it last committed; Horovod's interface.
+"""Training that continues from the last commit after a failure, with Horovod's interface.
 
 @mt.elastic.run
 def train(state):
@@ -22,7 +22,7 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 
 
 class _VariablesState(ValuesState):
-    """Variables, and attributes."""
+    """A state of variables and of other attributes."""
 
     def _variables(self) -> Sequence[Any]:
         raise NotImplementedError
@@ -31,7 +31,7 @@ class _VariablesState(ValuesState):
         return [variable.numpy() for variable in self._variables()]
 
     def _write(self, values: Sequence[Any]) -> None:
-        # What there was no variable for when it was kept, as an optimizer's before its first step, begins anew.
+        # A variable that did not exist at the last save starts at zero, such as an optimizer's before its first step.
         for place, variable in enumerate(self._variables()):
             value = values[place] if place < len(values) else tf.zeros_like(variable)
             variable.assign(value)
@@ -42,13 +42,13 @@ class _VariablesState(ValuesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A Keras model, its optimizer, and whatever else, each an attribute.
+    """A state with a Keras model, its optimizer and other values; each is an attribute.
 
     Args:
-        model: built.
-        optimizer: by default the one that the model is compiled with.
+        model: a model that is built.
+        optimizer: by default, the optimizer with which the model is compiled.
         backend: not used.
-        kwargs: what `broadcast_object` takes.
+        kwargs: other values by name, of any type that `broadcast_object` accepts.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -63,12 +63,12 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class TensorFlowState(_VariablesState):
-    """Variables, and whatever else, each an attribute.
+    """A state with variables and other values; each of the values is an attribute.
 
     Args:
-        variables: by default a graph's global variables.
-        session: of TensorFlow 1; eager execution has none.
-        kwargs: what `broadcast_object` takes.
+        variables: by default, the global variables of the graph.
+        session: the session of TensorFlow 1. Eager execution needs none.
+        kwargs: other values by name, of any type that `broadcast_object` accepts.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:

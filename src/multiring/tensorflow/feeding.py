@@ -1,4 +1,4 @@
-"""Data sets of `multiring.data` for TensorFlow and Keras: a tf.data.Dataset."""
+"""A loader that turns data sets of `multiring.data` into a tf.data.Dataset, for TensorFlow and Keras."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +14,10 @@ from multiring.frontend.sample_counts import count_in_job
 
 
 class DataLoader(Loader):
-    """Batches of this rank's samples; see `multiring.data.Loader`, whose arguments it takes.
+    """Yields batches of this rank's samples. It takes the arguments of `multiring.data.Loader`.
 
-    `rank` and `ranks` are the job's where they are not given, as they are when an iteration begins. `dataset()` is what
-    Keras and tf.data take.
+    If `rank` and `ranks` are not given, an iteration uses the job's values at its start. `dataset()` makes a data set
+    for Keras and tf.data.
     """
 
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
@@ -27,13 +27,14 @@ class DataLoader(Loader):
             self.count_by(count_in_job)
 
     def dataset(self, *fields: str) -> Any:
-        """Return a tf.data.Dataset of what is left of the epoch; each pass over it begins the next one.
+        """Return a tf.data.Dataset of the rest of the epoch. The next pass over it yields the next epoch.
 
         Args:
-            fields: which of a record's arrays a batch has, as a tuple in this order; by default a dict of all.
+            fields: names of arrays of a record. A batch is the tuple of these arrays. By default a batch is a dict of
+                all arrays.
 
         Raises:
-            ArgumentError: a record has no such array.
+            ArgumentError: a record has no array of such a name.
         """
         layout = self.layout()
         unknown = [each for each in fields if each not in layout.arrays]
@@ -47,10 +48,10 @@ class DataLoader(Loader):
             for batch in self:
                 arrays: Batch = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
                 for name, (_, dtype) in layout.arrays.items():
-                    if arrays[name].dtype != dtype:  # tf.data would narrow it
+                    if arrays[name].dtype != dtype:  # tf.data would convert the array to the narrower type
                         raise DataError(
-                            f"{name} is {arrays[name].dtype} in a batch, and {dtype} in the data set's first sample, "
-                            "which tf.data's specification was made of: want a transform that gives one type"
+                            f"{name} is {arrays[name].dtype} in a batch, but {dtype} in the data set's first sample, "
+                            "which set the specification for tf.data: want a transform that returns a single type"
                         )
                 yield tuple(arrays[name] for name in fields) if fields else arrays
 

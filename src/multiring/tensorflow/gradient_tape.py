@@ -1,4 +1,4 @@
-"""DistributedGradientTape: a tape whose gradients are those of all ranks. The signatures are Horovod's."""
+"""DistributedGradientTape: a tape that combines the gradients of all ranks. The signatures are Horovod's."""
 
 from typing import Any
 
@@ -12,12 +12,15 @@ from multiring.tensorflow.reduction import TensorReduction
 
 
 class _Distributed:
-    """What a tape becomes, beside what it was."""
+    """The methods that a distributed tape has in addition to those of its tape."""
 
     reduction: TensorReduction
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of `source` this rank's own; it is divided by the ranks, as the others' averages are."""
+        """Exclude the gradient of `source` from the reduction.
+
+        The gradient stays local. It is divided by the number of ranks, which matches the scale of averages.
+        """
         self.reduction.keep_local(source)
 
     def gradient(
@@ -28,7 +31,7 @@ class _Distributed:
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Return the gradients of all ranks combined, in the structure of `sources`; otherwise as tf.GradientTape."""
+        """Return the combined gradients of all ranks in the structure of `sources`, like tf.GradientTape.gradient."""
         found = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = _flat(sources)
         self.reduction.has_generic_names = use_generic_names
@@ -38,7 +41,7 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """Return pairs of source and gradient: those of this rank's own, and the others."""
+        """Return two lists of (source, gradient) pairs: the local gradients, and the reduced gradients."""
         gradients = _flat(self.gradient(target, sources, output_gradients, use_generic_names))
         pairs = list(zip(_flat(sources), gradients, strict=True))
         local = [pair for pair in pairs if self.reduction.is_local(pair[0])]
@@ -63,21 +66,23 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `gradtape` as a tape whose `gradient` combines the gradients of all ranks, those of a type at once.
+    """Return a tape like `gradtape` whose `gradient` combines the gradients of all ranks.
+
+    Gradients of one type are reduced by one collective.
 
     Args:
-        gradtape: a tf.GradientTape that has recorded.
-        device_dense: as for tf.device.
-        device_sparse: the same, for IndexedSlices.
-        compression: in what form gradients travel.
-        sparse_as_dense: make dense tensors of IndexedSlices first.
+        gradtape: a tf.GradientTape that has recorded operations.
+        device_dense: the argument of tf.device for dense gradients.
+        device_sparse: the argument of tf.device for IndexedSlices.
+        compression: a member of `Compression`, or a `Compressor`.
+        sparse_as_dense: whether to convert IndexedSlices to dense tensors first.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: of an average, by which the gradients are divided before they are summed; what is
-            left of the division by the ranks comes afterwards.
+        gradient_predivide_factor: for Average: gradients are divided by this factor before the sum, and the sum is
+            divided by the rest of the number of ranks.
         num_groups: DEPRECATED, use groups.
-        groups: a number of collectives, or lists of variables whose gradients are one collective each.
-        process_set: by default all ranks.
-        scale_local_gradients: whether gradients of `register_local_source` are divided by the ranks.
+        groups: the number of collectives, or lists of variables; the gradients of a list share one collective.
+        process_set: by default, all ranks.
+        scale_local_gradients: whether gradients of `register_local_source` are divided by the number of ranks.
     """
     kind = type(gradtape)
     found: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
@@ -111,7 +116,7 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a `DistributedGradientTape` that leaves the gradients of `local_layers`, Keras layers, this rank's own."""
+    """Return a `DistributedGradientTape` that does not reduce the gradients of `local_layers` (Keras layers)."""
     tape = DistributedGradientTape(
         gradtape,
         device_dense,

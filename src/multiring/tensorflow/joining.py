@@ -1,4 +1,4 @@
-"""init, which also sees to it that the ranks of a host share its cores."""
+"""Join the job, and limit TensorFlow's threads to this rank's share of the host's cores."""
 
 import logging
 import os
@@ -12,17 +12,18 @@ from multiring.frontend.requests.interrupts import fail_at_interrupts
 from multiring.settings import foreign_environment
 
 _log = logging.getLogger("multiring")
-_LEAST_INTER = 1  # operations at a time: those that wait for other ranks hold no thread
+_LEAST_INTER = 1  # one thread is enough, because operations that wait for other ranks hold no thread
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`.
 
-    TensorFlow's pools get this rank's share of the host's cores, unless the program, or TF_NUM_INTRAOP_THREADS and
-    TF_NUM_INTEROP_THREADS, say otherwise; or TensorFlow has computed already.
+    TensorFlow's thread pools get this rank's share of the host's cores. A number of threads that the program,
+    TF_NUM_INTRAOP_THREADS or TF_NUM_INTEROP_THREADS sets is kept. If TensorFlow has computed already, its pools do not
+    change.
     """
     lifecycle.init(comm, process_sets)
-    errors = (tf.errors.OpError, core._NotOkStatusException)  # noqa: SLF001 -- what operations raise, eager ones too
+    errors = (tf.errors.OpError, core._NotOkStatusException)  # noqa: SLF001 -- eager operations raise it
     fail_at_interrupts([each.__init__.__code__.co_filename for each in errors])
     ranks = lifecycle.local_size()
     if ranks == 1:
@@ -35,7 +36,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             threading.set_intra_op_parallelism_threads(share)
         if "TF_NUM_INTEROP_THREADS" not in said and not threading.get_inter_op_parallelism_threads():
             threading.set_inter_op_parallelism_threads(max(_LEAST_INTER, share))
-    except RuntimeError:  # its pools are there
+    except RuntimeError:  # TensorFlow has created its pools already
         _log.info(
-            "TensorFlow has computed before init: each of this host's %d ranks computes with all its cores", ranks
+            "TensorFlow has computed before init, so each of this host's %d ranks computes on all of its cores", ranks
         )

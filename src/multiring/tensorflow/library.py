@@ -1,4 +1,4 @@
-"""multiring's operations for TensorFlow: found, loaded once, and told where their requests go."""
+"""Load multiring's operations into TensorFlow once, and connect them to this process's request entry."""
 
 import ctypes
 import os
@@ -16,17 +16,17 @@ _FILE = "_tensorflow.so"
 
 
 def operations() -> Any:
-    """Return TensorFlow's module of the operations.
+    """Return TensorFlow's module of multiring's operations.
 
     Raises:
-        UnsupportedError: they do not load into this TensorFlow.
+        UnsupportedError: the operations do not load into this TensorFlow.
     """
     return _operations_of(os.getpid())
 
 
 @cache
 def _operations_of(_pid: int) -> Any:
-    """Return them; a fork that becomes a rank has an entry of its own."""
+    """Return the operations of this process. A fork that becomes a rank has its own entry for requests."""
     path, found = _loaded()
     use = ctypes.CDLL(str(path)).multiring_tensorflow_use
     use.restype, use.argtypes = ctypes.c_char_p, (ctypes.c_void_p,)

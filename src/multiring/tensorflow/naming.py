@@ -1,4 +1,4 @@
-"""What the ranks match an operation by: its name, its place in a graph, or the order in which they come to it."""
+"""Names by which ranks match operations: the user's name, or in a graph the operation's position."""
 
 import re
 import weakref
@@ -8,13 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-Naming = Callable[[str, Any], str]  # of what tells a part from the others, and of one of its tensors
+Naming = Callable[[str, Any], str]  # (suffix of a part of a call, a tensor of the part) -> name
 
-_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()  # of names, by graph
+_counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()  # graph -> uses of each name
 
 
 def named(kind: str, name: str | None, ignores_scope: bool) -> Naming:
-    """Return what names the operations of a call: in a graph by their place in it, eager not at all."""
+    """Return a function that names the operations of a call.
+
+    Without `name`, an operation in a graph gets a name from its position. An eager operation gets an empty name, and
+    the ranks match it by the order of calls.
+    """
 
     def naming(part: str, tensor: Any) -> str:
         if name is not None:

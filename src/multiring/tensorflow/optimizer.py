@@ -1,4 +1,4 @@
-"""DistributedOptimizer, of tf.compat.v1's and Keras' optimizers. The signature is Horovod's."""
+"""DistributedOptimizer, for the optimizers of tf.compat.v1 and Keras. The signature is Horovod's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,29 +33,29 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `optimizer`, of tf.compat.v1 or of Keras, with gradients that are combined over the ranks first.
+    """Return an optimizer like `optimizer` that combines the gradients of all ranks before it applies them.
 
     Args:
-        optimizer: what computes updates.
-        name: for the operations; by default the optimizer's class.
-        use_locking: as of tf.compat.v1's optimizers.
-        device_dense: see `DistributedGradientTape`, as of all that is not here.
-        device_sparse: see there.
-        compression: see there.
-        sparse_as_dense: see there.
-        backward_passes_per_step: how many gradients are summed here before they are combined and applied; of Keras'
-            optimizers.
-        op: see there.
-        gradient_predivide_factor: see there.
-        average_aggregated_gradients: whether those gradients are averaged rather than summed.
-        num_groups: see there.
-        groups: see there.
-        process_set: see there.
-        scale_local_gradients: see there.
+        optimizer: an optimizer of tf.compat.v1 or Keras.
+        name: a name for the operations; by default made from the optimizer's class.
+        use_locking: as for the optimizers of tf.compat.v1.
+        device_dense: see `DistributedGradientTape`.
+        device_sparse: see `DistributedGradientTape`.
+        compression: see `DistributedGradientTape`.
+        sparse_as_dense: see `DistributedGradientTape`.
+        backward_passes_per_step: for Keras' optimizers: the number of batches whose gradients are accumulated locally
+            for one update.
+        op: see `DistributedGradientTape`.
+        gradient_predivide_factor: see `DistributedGradientTape`.
+        average_aggregated_gradients: whether accumulated gradients are averaged rather than summed.
+        num_groups: see `DistributedGradientTape`.
+        groups: see `DistributedGradientTape`.
+        process_set: see `DistributedGradientTape`.
+        scale_local_gradients: see `DistributedGradientTape`.
 
     Raises:
-        ArgumentError: it is no optimizer of either; see `multiring.frontend.keras_optimizers.distributed`.
-        UnsupportedError: backward_passes_per_step with one of tf.compat.v1.
+        ArgumentError: `optimizer` is of neither kind; see `multiring.frontend.keras_optimizers.distributed`.
+        UnsupportedError: backward_passes_per_step is not 1 for an optimizer of tf.compat.v1.
     """
     reduction = TensorReduction(
         name or f"Distributed{type(optimizer).__name__}",
@@ -77,14 +77,14 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         return found
     if backward_passes_per_step != 1:
         raise UnsupportedError(
-            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of tf.compat.v1: want one of "
-            "tf.keras.optimizers, or 1"
+            f"backward_passes_per_step={backward_passes_per_step} with an optimizer of tf.compat.v1: want 1, or an "
+            "optimizer of tf.keras.optimizers"
         )
     return _DistributedOptimizer(optimizer, reduction, use_locking=use_locking)
 
 
 class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has no types
-    """An optimizer of tf.compat.v1 around another one."""
+    """An optimizer of tf.compat.v1 that wraps another one and combines its gradients."""
 
     def __init__(self, optimizer: Any, reduction: TensorReduction, *, use_locking: bool) -> None:
         super().__init__(name=reduction.name, use_locking=use_locking)
@@ -92,28 +92,28 @@ class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has 
         self._reduction = reduction
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of `var` this rank's own."""
+        """Exclude the gradient of `var` from the reduction."""
         self._reduction.keep_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return pairs of gradient, of all ranks, and variable."""
+        """Compute gradients, combine them over the ranks, and return (gradient, variable) pairs."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._reduction.reduce(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply gradients as they are."""
+        """Apply gradients with the wrapped optimizer, without another reduction."""
         return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the optimizer within."""
+        """Return the slot of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Sequence[str]:
-        """As of the optimizer within."""
+        """Return the slot names of the wrapped optimizer."""
         names: Sequence[str] = self._optimizer.get_slot_names(*args, **kwargs)
         return names
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the optimizer within."""
+        """Return the variables of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Gradients of all ranks combined, by TensorFlow."""
+"""Combine TensorFlow's gradients over the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from multiring.tensorflow.compression import Compression
 
 @dataclass
 class TensorReduction(GradientReduction):
-    """Tensors, and IndexedSlices. See `DistributedGradientTape` for what the fields mean."""
+    """Combines gradients that are tensors or IndexedSlices. `DistributedGradientTape` explains the fields."""
 
     compression: Any = Compression.none
     device_dense: str = ""
     device_sparse: str = ""
     sparse_as_dense: bool = False
-    has_generic_names: bool = False  # rather than those that a graph gives
+    has_generic_names: bool = False  # name operations after the reduction, not after their position in a graph
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
-        """Return these gradients combined over the ranks."""
+        """Return the gradients combined over the ranks; see `GradientReduction.combine`."""
         if self.sparse_as_dense:
             gradients = [tf.convert_to_tensor(each) for each in gradients]
-        # By the places of their gradients; a tensor that a tape watches is no variable.
+        # Variables by the positions of their gradients. A tape can also watch a tensor, which is not a variable.
         held = {place: _variable(each) for place, each in enumerate(variables)}
         known = {place: each for place, each in held.items() if each is not None}
-        # Slices are gathered by requests of their own, so the first sum compares their variables, too.
+        # Slices are gathered by separate requests, so the first sum also compares the variables of slices.
         slices = [place for place, each in enumerate(gradients) if isinstance(each, tf.IndexedSlices)]
         first = next((place for place in range(len(gradients)) if place not in slices), None)
         largest = largest_of({place: each for place, each in known.items() if place not in slices})
@@ -56,11 +56,11 @@ class TensorReduction(GradientReduction):
             )
 
     def ranks_now(self) -> Any:
-        """Return how many ranks there are, in a graph when it runs: it may do so again in another job."""
+        """Return the number of ranks. In a graph, it is read when the graph runs, which may be in another job."""
         return ranks_now(self.process_set)
 
     def divided(self, gradient: Any, ranks: Any) -> Any:
-        """Return `gradient` divided by a number."""
+        """Return `gradient` divided by the number of ranks."""
         if isinstance(gradient, tf.IndexedSlices):
             values = gradient.values / tf.cast(ranks, gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -71,7 +71,7 @@ _REMEDY = "broadcast_variables or BroadcastGlobalVariablesCallback(0) do"
 
 
 def _variable(found: Any) -> Any:
-    """Return the variable of TensorFlow that this is, or that one of Keras holds; None: it is another tensor."""
+    """Return `found` if it is a TensorFlow variable, or the TensorFlow variable of a Keras variable, or else None."""
     held = getattr(found, "value", None)
     held = found if held is None or callable(held) else held
     return held if isinstance(held, tf.Variable) else None

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: Keras' batch normalization with the mean and variance of all ranks' samples."""
+"""SyncBatchNormalization: Keras' batch normalization with mean and variance over the samples of all ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +13,22 @@ from multiring.tensorflow.collectives import grouped_allreduce
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc] # Keras has no types
-    """Batch normalization by the statistics of all ranks' samples; ranks may have different numbers of them.
+    """Batch normalization with statistics over the samples of all ranks, which may have different numbers of samples.
 
-    A saved model has it as Keras' own layer, and loads where there is no multiring.
+    A saved model contains Keras' own layer in its place, so the model loads without multiring.
     """
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        """Be a layer as keras.layers.BatchNormalization.
+        """Make a layer like keras.layers.BatchNormalization.
 
         Args:
-            fused: only False: a fused kernel knows this rank's samples alone.
-            process_set: by default all ranks.
-            kwargs: of keras.layers.BatchNormalization.
+            fused: must be False, because a fused kernel uses only this rank's samples.
+            process_set: by default, all ranks.
+            kwargs: arguments of keras.layers.BatchNormalization.
 
         Raises:
             ValueError: fused=True.
-            UnsupportedError: Keras computes on another backend.
+            UnsupportedError: the backend of Keras is not TensorFlow.
         """
         backend = tf.keras.backend.backend()
         if backend != "tensorflow":
@@ -49,6 +49,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return moments(inputs, mask, self._reduction_axes, self.axis, tf.keras.ops, summed)
 
 
-# What Keras writes into a file is where a class is found, and its name.
+# Keras writes the module and the name of a class into a file.
 SyncBatchNormalization.__module__ = "keras.layers"
 SyncBatchNormalization.__name__ = SyncBatchNormalization.__qualname__ = "BatchNormalization"
