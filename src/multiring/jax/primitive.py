@@ -126,9 +126,9 @@ def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
     axes = context.module_context.axis_context
     if getattr(axes, "num_devices", 1) > 1 or getattr(axes, "manual_axes", None):
         raise UnsupportedError(
-            "a collective of multiring is in a program for several devices, which pmap, shard_map and sharded jit make, "
-            "but each rank has one device. Start one rank per device (`multiring run -n`), and call the collective "
-            "under a plain jit"
+            "a collective of multiring is in a program for several devices (pmap, shard_map and sharded jit make such "
+            "programs), but each rank has one device. Start one rank per device (`multiring run -n`), and call the "
+            "collective under a plain jit"
         )
     token = jax.typeof(np.zeros(1 if call.is_inline else _FLOPS, np.uint8))
     with_token = context.replace(avals_in=[*context.avals_in, token], avals_out=[*context.avals_out, token])
