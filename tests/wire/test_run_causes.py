@@ -196,7 +196,7 @@ def test_init_says_who_is_missing_while_it_waits(make: Make) -> None:
     done = ended(script)
     assert done.returncode == 0, done.stderr
     told = next(line for line in done.stderr.splitlines() if "init waits" in line)
-    assert told.startswith("[0] init waits since 10 s: rank 1 did not come yet to @multiring-")
+    assert told.startswith("[0] init has waited for 10 s: rank 1 did not come yet to @multiring-")
     assert "MULTIRING_RANK=0, MULTIRING_SIZE=2, MULTIRING_RENDEZVOUS=@multiring-" in told
 
 

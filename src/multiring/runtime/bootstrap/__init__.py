@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other: what the launcher says, addresses, the rendezvous."""
+"""Bootstrap of a job: the variables of launchers, addresses, and the rendezvous of the ranks."""

@@ -1,4 +1,4 @@
-"""Where ranks meet: rendezvous addresses, the socket rank 0 listens on, and who this host is."""
+"""Rendezvous addresses, the socket on which rank 0 listens, and the identity of this host."""
 
 import fcntl
 import ipaddress
@@ -13,7 +13,7 @@ from multiring.errors import ArgumentError, LaunchError
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
 _IFNAME_BYTES = 16
-# An address of TEST-NET-1 (RFC 5737): no packet is sent, the kernel only looks up the route.
+# An address of TEST-NET-1 (RFC 5737). No packet is sent to it; the kernel only looks up the route.
 _SOMEWHERE_ELSE = ("192.0.2.1", 9)
 _ABSTRACT_NAME_BYTES = 107  # sockaddr_un.sun_path less its leading NUL
 _BACKLOG = 4096  # as far as net.core.somaxconn allows
@@ -22,7 +22,7 @@ _UCRED = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class LocalAddress:
-    """An abstract Unix socket: seen by its network namespace only, and gone with its owner."""
+    """An abstract Unix socket: visible in its network namespace only, and removed when its owner ends."""
 
     name: str
 
@@ -32,7 +32,7 @@ class LocalAddress:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A host (name or literal, without brackets) and a port."""
+    """A host (a name or an address, without brackets) and a port."""
 
     host: str
     port: int
@@ -42,10 +42,10 @@ class TcpAddress:
 
 
 def parse_address(text: str) -> LocalAddress | TcpAddress:
-    """Return the address that `text`, `@name` or `host:port`, stands for.
+    """Parse an address of the form `@name` or `host:port`.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: `text` has neither form.
     """
     if text.startswith("@"):
         if not 1 <= len(os.fsencode(text[1:])) <= _ABSTRACT_NAME_BYTES:
@@ -59,15 +59,15 @@ def parse_address(text: str) -> LocalAddress | TcpAddress:
 
 
 def listen(address: LocalAddress | TcpAddress) -> socket.socket:
-    """Return a non-blocking socket that listens at `address` and nowhere else.
+    """Return a non-blocking socket that listens at `address` only.
 
     Raises:
-        OSError: the address is taken, or not one of this host.
+        OSError: the address is in use, or is not an address of this host.
     """
     if isinstance(address, LocalAddress):
         return _bound(socket.AF_UNIX, b"\0" + os.fsencode(address.name))
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    # Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host could reach us.
+    # Debian's /etc/hosts maps a host's own name to 127.0.1.1, which other hosts cannot reach.
     found.sort(key=lambda entry: ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback)
     refusal: OSError | None = None
     for family, _, _, _, place in found:
@@ -93,7 +93,7 @@ def _bound(family: socket.AddressFamily, place: bytes | tuple[Any, ...]) -> sock
 
 
 class PeerCredentials(NamedTuple):
-    """Who is at the other end of a Unix socket, as the kernel knows it."""
+    """The process at the other end of a Unix socket, as reported by the kernel."""
 
     pid: int
     uid: int
@@ -101,19 +101,19 @@ class PeerCredentials(NamedTuple):
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Return the credentials the other end had when it connected, or began to listen."""
+    """Return the credentials that the other end had when it connected or started to listen."""
     return PeerCredentials._make(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 def own_address(interface: str | None) -> str:
-    """Return an IPv4 address by which other hosts reach this one.
+    """Return an IPv4 address at which other hosts reach this host.
 
     Args:
-        interface: an interface's name or an address, as the user set it; without it, what this host's name
-            stands for, else the address its default route starts from.
+        interface: an interface's name or an address, as the user set it. None uses the address of this host's name,
+            or else the source address of the default route.
 
     Raises:
-        LaunchError: there is none, or no such interface.
+        LaunchError: there is no such address or interface.
     """
     if interface is not None:
         return interface if _is_address(interface) else _address_of_interface(interface, "MULTIRING_INTERFACE")
@@ -128,10 +128,14 @@ def own_address(interface: str | None) -> str:
 
 
 def address_of_rail(interface: str, source: str) -> str:
-    """Return the address of this host's `interface`, a name or an address; `source` is what named it, for the error.
+    """Return the address of an interface of this host.
+
+    Args:
+        interface: the interface's name or address.
+        source: the setting or file that named the interface, for the error.
 
     Raises:
-        LaunchError: it is none of this host's, or has no IPv4 address.
+        LaunchError: this host has no such interface, or the interface has no IPv4 address.
     """
     if not _is_address(interface):
         return _address_of_interface(interface, source)
@@ -177,18 +181,21 @@ def _address_by_route() -> str:
 
 
 def boot_id() -> str:
-    """Return what is equal for two processes exactly when they run on one machine, since it was started."""
+    """Return the id of the machine's current boot, which is equal in two processes exactly if they share the boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def network_id() -> str:
-    """Return what is equal for two processes whose addresses mean the same: of one boot and network namespace."""
+    """Return an id that is equal in two processes exactly if they share a boot and a network namespace.
+
+    Between such processes, an address means the same interface.
+    """
     return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def host_id() -> str:
-    """Return what is equal for two processes exactly when they share a boot, a host name and a network namespace.
+    """Return an id that is equal in two processes exactly if they share a boot, a host name and a network namespace.
 
-    A virtual host (own namespaces on one machine) counts as a host of its own.
+    A virtual host, with its own namespaces on a shared machine, counts as a separate host.
     """
     return f"{os.uname().nodename} {network_id()}"

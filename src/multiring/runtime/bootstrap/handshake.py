@@ -1,9 +1,9 @@
-"""What two ends of a rendezvous connection say to each other: frames, proofs, seals. No sockets here.
+"""The protocol of a rendezvous connection: frames, proofs and seals. This module uses no sockets.
 
-A frame is a 4-byte big-endian length and that many bytes. Both ends prove that they know the job's secret
-(HMAC-SHA256 over both nonces, another label each way, so that neither proof can be reflected) before
-anything else is read. From then on each frame carries a seal under a key of that connection, over its
-direction and number, so that nothing can be put in, dropped or replayed by someone on the path.
+A frame is a 4-byte big-endian length and that many bytes. First both ends prove that they know the job's secret. A
+proof is an HMAC-SHA256 over both nonces, with a different label in each direction, so that a proof cannot be reflected.
+From then on each frame carries a seal: an HMAC with a key of this connection over the frame's direction, number and
+payload. So an attacker on the path cannot insert, drop or replay a frame without detection.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from typing import Any
 PROTOCOL = "multiring rendezvous 2"
 UNPROVEN_FRAME_BYTES = 4096
 PEER_INFO_FRAME_BYTES = 1 << 20
-SECRET_BYTES = 32  # of one that multiring draws
-MOST_RANKS = 1 << 31  # what a rank may claim to be is below
+SECRET_BYTES = 32  # of a secret that multiring draws
+MOST_RANKS = 1 << 31  # a rank in a proof must be below this number
 
 _SHOWN = 300  # characters
 _LENGTH = struct.Struct(">I")
@@ -29,37 +29,41 @@ Message = dict[str, Any]
 
 
 class FrameError(Exception):
-    """The other end does not keep to the protocol; its connection is of no more use."""
+    """The other end has violated the protocol; the connection is unusable."""
 
 
 def new_nonce() -> str:
-    """Return 32 random bytes, as text."""
+    """Return 32 random bytes as hexadecimal text."""
     return secrets.token_hex(32)
 
 
 def is_nonce(claimed: str) -> bool:
-    """Return whether it is what `new_nonce` returns: all else could not be signed, or is nobody's who keeps to this."""
+    """Return whether `claimed` has the form of `new_nonce`."""
     return _NONCE.fullmatch(claimed) is not None
 
 
 def proof(secret: bytes, who: str, server_nonce: str, client_nonce: str, rank: int) -> str:
-    """Return what only an end that knows `secret` can say; `who` is "client", "server" or "session"."""
+    """Return the proof that an end knows `secret`; `who` is "client", "server" or "session"."""
     words = "\n".join((PROTOCOL, who, server_nonce, client_nonce, str(rank)))
     return hmac.new(secret, words.encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(claimed: object, expected: str) -> bool:
-    """Compare in constant time; anything that is no ASCII text is no proof."""
+    """Compare a proof in constant time; a value that is not ASCII text is no proof."""
     return isinstance(claimed, str) and claimed.isascii() and hmac.compare_digest(claimed, expected)
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a frame, without its length."""
+    """Return the payload of a frame with `message`, without the length."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decode(payload: bytes) -> Message:
-    """Raise FrameError unless `payload` is one JSON object in UTF-8. Its texts may hold anything that JSON can say."""
+    """Return the JSON object in `payload`, which must be UTF-8. Its contents are not checked.
+
+    Raises:
+        FrameError: `payload` is not one JSON object.
+    """
     try:
         message = json.loads(payload.decode())
     except (ValueError, RecursionError):
@@ -70,27 +74,28 @@ def decode(payload: bytes) -> Message:
 
 
 def shown(text: object) -> str:
-    """Return what somebody unproven says, fit for an error's text: short, and printable everywhere."""
+    """Return a peer's unauthenticated text in a form for error messages: shortened, printable ASCII."""
     words = repr(text)[1:-1] if isinstance(text, str) else repr(text)
     words = words.encode("ascii", "backslashreplace").decode()
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
 def frame(payload: bytes) -> bytes:
-    """Return `payload` behind its length."""
+    """Return the frame of `payload`: its length and its bytes."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 def digest_of(payload: bytes) -> bytes:
-    """Return what a seal signs in place of `payload`."""
+    """Return the digest of `payload`, over which a seal is computed."""
     return hashlib.sha256(payload).digest()
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; holds at most one frame and what came with it.
+    """Splits a byte stream into frames. It buffers at most one frame and the data received with it.
 
     Args:
-        limit_bytes: a longer frame is an error as soon as its length is read; may be raised later.
+        limit_bytes: the maximum length of a frame. A longer frame is an error as soon as its length is read. The limit
+            may be raised later.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -98,14 +103,14 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream, any number of them."""
+        """Append the next bytes of the stream."""
         self._held += data
 
     def next_frame(self) -> bytes | None:
-        """Return the next whole frame, or None while it is not all here.
+        """Return the payload of the next frame, or None if the frame is not complete yet.
 
         Raises:
-            FrameError: it is longer than the limit.
+            FrameError: the frame is longer than the limit.
         """
         if len(self._held) < _LENGTH.size:
             return None
@@ -121,11 +126,11 @@ class FrameReader:
 
 
 class Seal:
-    """One end's view of a proven connection: it signs what goes out and checks what comes in.
+    """One end of an authenticated connection. It seals outgoing messages and verifies incoming ones.
 
     Args:
-        key: of this connection alone, known to both ends.
-        me: "client" or "server".
+        key: the key of this connection, known to both ends only.
+        me: this end, "client" or "server".
     """
 
     def __init__(self, key: str, me: str) -> None:
@@ -140,21 +145,21 @@ class Seal:
         return self.head(digest_of(payload), len(payload)) + payload
 
     def head(self, digest: bytes, size: int) -> bytes:
-        """Return what goes before a payload of `size` bytes, so that one payload serves many connections.
+        """Return the length and seal that precede a payload, so that many connections can share the payload's bytes.
 
         Args:
-            digest: of the payload, by `digest_of`.
-            size: of the payload.
+            digest: the payload's digest, from `digest_of`.
+            size: the payload's size in bytes.
         """
         mark = self._mark(self._me, self._sent, digest)
         self._sent += 1
         return _LENGTH.pack(len(mark) + size) + mark
 
     def open(self, sealed: bytes) -> Message:
-        """Return the message in `sealed`, a frame's bytes.
+        """Verify the seal of a frame's payload and return the message.
 
         Raises:
-            FrameError: it is not the other end's next frame as it was sent.
+            FrameError: the payload is not the other end's next frame, or it was modified.
         """
         mark, payload = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(mark, self._mark(self._you, self._received, digest_of(payload))):

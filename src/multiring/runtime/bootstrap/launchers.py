@@ -1,8 +1,8 @@
-"""Who this process is: what the launcher that started it says, whichever launcher that was.
+"""Find out which rank this process is, from the variables of the launcher that started it.
 
-MULTIRING_RANK (`multiring run`) wins over everything else; then torchrun, mpiexec, srun; with none of them the
-job has one rank. Nothing is guessed: half an identity is an error, and so is an MPI launcher whose MPI cannot
-be spoken to, which would otherwise turn N ranks into N jobs of one.
+MULTIRING_RANK (`multiring run`) has priority, then torchrun, mpiexec and srun. Without any of them the job has one
+rank. Nothing is guessed: incomplete variables are an error. An MPI launcher whose MPI cannot be loaded is also an
+error; otherwise its N ranks would become N jobs of one rank.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from multiring.settings import TORCH_PLACE, Settings, environment_of, places_tol
 
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
-# SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP): what runs there was not started by srun.
+# SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP). Processes there were not started by srun.
 _FIRST_RESERVED_STEP = 0xFFFFFFFA
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -36,13 +36,14 @@ _SEVERAL_HOSTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """A rank's place in its job, and where and how its ranks meet.
+    """A rank's numbers in its job, and the address and secret of the rendezvous.
 
-    `secret` may be empty at an abstract socket, where the kernel vouches for the peer's user: rank 0 then draws one and
-    hands it over there, see `Rendezvous.secret`.
-    `local_rank` and `local_size` are None where the launcher does not say. `source` names the launcher.
-    `told` has the variables that say so, for errors.
-    `listener` is set on rank 0 where its address was chosen, not given: the socket is already bound to it.
+    - `secret` may be empty if the address is an abstract socket, because the kernel tells the user of the other end.
+      Then rank 0 draws a secret and sends it to the others; see `Rendezvous.secret`.
+    - `local_rank` and `local_size` are None if the launcher does not set them.
+    - `source` names the launcher.
+    - `told` lists the variables that give these values, for error messages.
+    - `listener` is set on rank 0 if multiring chose the address: the socket that is already bound to it.
     """
 
     rank: int
@@ -63,15 +64,15 @@ class Identity:
 
 
 def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Return who this process is.
+    """Return the rank that this process is, according to its launcher's variables.
 
     Args:
-        settings: this process's; MULTIRING_RENDEZVOUS and the secret also serve other launchers' ranks.
-        foreign: what other launchers set, see `settings.foreign_environment`.
+        settings: this process's settings. MULTIRING_RENDEZVOUS and the secret also apply to ranks of other launchers.
+        foreign: the variables of other launchers; see `settings.foreign_environment`.
 
     Raises:
-        ArgumentError: a variable's value makes no sense, or half of what is needed is missing.
-        LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
+        ArgumentError: a variable has an invalid value, or required variables are missing.
+        LaunchError: the ranks cannot meet with these variables; the text says what to set or install.
     """
     inner = innermost(settings, foreign)
     known = _from_settings(inner) if _is_placed(inner) else _source_of(foreign)(inner, foreign)
@@ -79,9 +80,10 @@ def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
-    """Return `settings`, less what an outer `multiring run` says of this process where another launcher started it.
+    """Return `settings` without the values of an outer `multiring run`, if another launcher started this process in it.
 
-    Such a launcher, torchrun within a rank for example, sets variables that were not there when `multiring run` began.
+    Such a launcher, for example torchrun inside a rank, is recognized by variables that were not set when
+    `multiring run` started.
     """
     if not _is_placed(settings) or settings.launched_in is None:
         return settings
@@ -92,9 +94,10 @@ def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
 
 
 def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
-    """Return what is equal for all processes that one launcher's variables for one rank have reached.
+    """Return a text that is equal in all processes that have inherited one launcher's variables for one rank.
 
-    None where no launcher says who this process is, or it says that there is one rank, whose programs may be several.
+    Return None if no launcher has set variables, or if the job has one rank. Such a rank may run several programs, each
+    a job of its own.
     """
     inner = innermost(settings, foreign)
     met_at = (inner.job, inner.rendezvous)
@@ -110,13 +113,13 @@ def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
     size = next((text for name, text in said if name.endswith(("_SIZE", "TASKS"))), "1")
     if size == "1":
         return None
-    # mpiexec's variables do not tell two jobs of one host apart; the process that it started does.
+    # Two jobs on one host have equal variables of mpiexec. The process that mpiexec started distinguishes them.
     root = launch_root(*next(each for each in said if each[0].endswith("RANK"))) if source is _from_mpi else ""
     return repr((*met_at, *said, root))
 
 
 def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
-    """Return the variables that say who this process is, as NAME=VALUE with commas between."""
+    """Return the variables that determine this process's rank, as NAME=VALUE separated by commas."""
     if _is_placed(settings):
         values = {"rank": settings.rank, "size": settings.size, "rendezvous": settings.rendezvous}
         said = environment_of(**{name: value for name, value in values.items() if value is not None})
@@ -126,7 +129,7 @@ def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
 
 
 def place_told(settings: Settings, foreign: Mapping[str, str]) -> RankPosition:
-    """Return the place that the variables name, without asking anybody; local numbers default to those of the job."""
+    """Return the rank's numbers from the variables alone. Missing local numbers default to those of the job."""
     inner = innermost(settings, foreign)
     local_rank, local_size = inner.local_rank, inner.local_size
     rank, size = inner.rank, inner.size
@@ -147,7 +150,7 @@ def _is_placed(settings: Settings) -> bool:
 
 
 def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, str]], Identity]:
-    """Return the reader for the innermost launcher at work; they nest, and the outer ones' variables stay set."""
+    """Return the reader for the innermost launcher. Launchers can be nested; the outer ones' variables stay set."""
     if "TORCHELASTIC_RUN_ID" in foreign:
         return _from_torchrun
     if "MPI_LOCALRANKID" in foreign or "OMPI_COMM_WORLD_RANK" in foreign:
@@ -196,7 +199,8 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     rank, size = _number(foreign, "RANK"), _number(foreign, "WORLD_SIZE")
     local_rank = _number(foreign, "LOCAL_RANK") if "LOCAL_RANK" in foreign else None
     local_size = _number(foreign, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in foreign else None
-    # The port tells jobs with one run id (torchrun's default is "none") apart, the count a restarted job's lives.
+    # Jobs may share a run id (torchrun's default is "none"); the port distinguishes them. The restart count
+    # distinguishes the restarts of one job.
     parts = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     job = settings.job or "-".join(["torchrun", *(foreign[name] for name in parts if name in foreign)])
     rendezvous, secret = _rendezvous_point(settings, "torchrun", job if local_size == size else None)
@@ -213,7 +217,7 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Read what torchrun would say, of a launcher or a shell that is not torchrun: all that is needed, or nothing."""
+    """Read torchrun's variables if another launcher or a shell has set them. An incomplete set is an error."""
     if foreign.get("RANK", "0") == "0" and foreign.get("WORLD_SIZE", "1") == "1":
         return _alone("none")
     is_placed = settings.rendezvous is not None or "LOCAL_WORLD_SIZE" in foreign
@@ -221,9 +225,9 @@ def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Ide
         return _from_torchrun(settings, foreign)
     found = ", ".join(f"{name}={foreign[name]}" for name in TORCH_PLACE.values() if name in foreign)
     raise LaunchError(
-        f"{found}: set as torchrun sets them, without all that it sets. If another launcher left them, unset RANK and "
-        "WORLD_SIZE; if this is to be one of several ranks, start it with `multiring run` or torchrun, or set RANK, "
-        "WORLD_SIZE, MULTIRING_RENDEZVOUS=host:port and MULTIRING_SECRET"
+        f"{found}: torchrun sets these variables, but others that it also sets are missing. If another launcher left "
+        "them, unset RANK and WORLD_SIZE; if this process is one of several ranks, start it with `multiring run` or "
+        "torchrun, or set RANK, WORLD_SIZE, MULTIRING_RENDEZVOUS=host:port and MULTIRING_SECRET"
     )
 
 
@@ -236,7 +240,7 @@ def _is_srun_step(foreign: Mapping[str, str]) -> bool:
 
 
 def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    # The step's own figures where Slurm gives them: the others may be the whole allocation's.
+    # The values of the step are preferred; the other variables may describe the whole allocation.
     size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
     hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
     job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
@@ -254,13 +258,13 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Broadcast rank 0's meeting place and a fresh secret over MPI, where the environment does not say both."""
+    """Read mpiexec's variables; broadcast rank 0's address and a new secret over MPI unless the settings have both."""
     size = _first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if size == 1:
         return _alone("mpi")
     if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
-        # All that ranks need to meet is said already (`multiring run --hosts` does so): no MPI has to be there.
+        # The settings are complete, for example from `multiring run --hosts`, so no MPI library is needed.
         rendezvous, secret = _rendezvous_point(settings, "mpiexec", one_host=None)
         return Identity(
             rank=rank,
@@ -275,7 +279,7 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     mpi = load_mpi(foreign)
     check_place(mpi, rank, size, "mpiexec")
     world = mpi.COMM_WORLD
-    words = world.Dup()  # so that nothing of ours meets a message of the program's
+    words = world.Dup()  # keeps multiring's messages apart from the program's
     try:
         here = host_id()
         is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
@@ -300,18 +304,23 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousPoint:
-    """Where rank 0 listens: what it tells the others, with "error" in it where it cannot, and the socket."""
+    """Rank 0's address for the rendezvous.
+
+    `told` is the message to the other ranks; it contains "error" if rank 0 cannot listen.
+    """
 
     told: dict[str, str]
     listener: socket.socket | None = None
 
 
 def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: bool) -> RendezvousPoint:
-    """Return where rank 0 listens from now on; never raises, or those who are told would wait for ever.
+    """Choose rank 0's address and start to listen there.
+
+    An error is returned, not raised, because the other ranks wait for the result in a broadcast.
 
     Args:
-        settings: an address, a secret and a name of the job in them are taken, else there are fresh ones.
-        source: by what the ranks are told; part of a fresh name.
+        settings: the address, secret and job name are taken from the settings if set; otherwise new ones are made.
+        source: the launcher's name; part of a new job name.
         is_one_host: whether all ranks are on this host.
     """
     token = secrets.token_hex(8)
@@ -334,10 +343,10 @@ def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: boo
 
 
 def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Return a socket that listens at `host`, at the first free port of `ports` (both ends included).
+    """Return a socket that listens at `host`, on the first free port in the range `ports` (both ends included).
 
     Raises:
-        OSError: none of them is free, or `host` is not this one.
+        OSError: no port is free, or `host` is not an address of this host.
     """
     first, last = ports or (0, 0)
     refusal: OSError | None = None
@@ -350,7 +359,7 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
-    """Return the rendezvous address and the secret; `one_host` is the job's name where all ranks share a host."""
+    """Return the rendezvous address and the secret. `one_host` is the job's name if all ranks are on one host."""
     secret = _secret(settings)
     if settings.rendezvous is not None:
         with naming("MULTIRING_RENDEZVOUS"):
@@ -362,10 +371,10 @@ def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> 
             )
         return settings.rendezvous, secret or b""
     if one_host is None and source == "MULTIRING_RANK":
-        raise ArgumentError("MULTIRING_RENDEZVOUS is not set: ranks that MULTIRING_RANK names need a place to meet")
+        raise ArgumentError("MULTIRING_RENDEZVOUS is not set: ranks with MULTIRING_RANK need an address to meet at")
     if one_host is None:
         raise LaunchError(f"this job was started by {source} and {_SEVERAL_HOSTS}")
-    # The name is not secret: both ends check that the kernel says the other runs as the same user.
+    # The name is not secret: each end asks the kernel for the other end's user, which must be the same.
     digest = hashlib.sha256(os.fsencode(one_host)).hexdigest()[:32]
     return f"@multiring-{os.getuid()}-{digest}", secret or b""
 
@@ -383,11 +392,11 @@ def _secret(settings: Settings) -> bytes | None:
     else:
         return None
     if not secret:
-        raise ArgumentError("the job's secret is empty; want some text that nobody can guess")
+        raise ArgumentError("the job's secret is empty; want a text that nobody can guess")
     return secret
 
 
-# What a reader goes by.
+# The variables that each reader uses.
 _TORCH_NAMES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
@@ -405,11 +414,11 @@ _NAMES: Mapping[Callable[[Settings, Mapping[str, str]], Identity], tuple[str, ..
 
 @contextlib.contextmanager
 def naming(variable: str) -> Iterator[None]:
-    """Have an ArgumentError about a variable's value name the variable, which the user has to change."""
+    """Add the variable's name to an ArgumentError about its value that is raised in the block."""
     try:
         yield
     except ArgumentError as error:
-        if type(error) is not ArgumentError:  # what a caller tells apart
+        if type(error) is not ArgumentError:  # a caller may handle the subclass
             raise
         raise ArgumentError(f"{variable}: {error}") from None
 
@@ -428,7 +437,7 @@ def _first_number(foreign: Mapping[str, str], *names: str) -> int | None:
 def _number(foreign: Mapping[str, str], name: str) -> int:
     text = foreign.get(name)
     if text is None:
-        raise ArgumentError(f"{name} is not set, though its launcher sets the variables around it")
+        raise ArgumentError(f"{name} is not set, although other variables of the same launcher are set")
     if not (text.isascii() and text.isdecimal()):
         raise ArgumentError(f"{name}={text!r}: want an integer >= 0")
     return int(text)

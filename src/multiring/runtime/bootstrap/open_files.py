@@ -1,4 +1,4 @@
-"""What the system's limits say of this process's files: how many there may be, and how large."""
+"""The system's limits on this process's files: their number and their size."""
 
 import resource
 from pathlib import Path
@@ -7,10 +7,10 @@ from multiring.errors import LaunchError
 
 
 def make_room_for_files(more: int) -> None:
-    """Raise the soft limit of open files so that `more` fit beside what is open now, as far as the hard limit allows.
+    """Raise the soft limit of open files so that `more` can be opened, as far as the hard limit allows.
 
-    Never lowers it, and raises it no further than is needed: what the process starts inherits it, and some programs do
-    something for every number below it.
+    The limit is never lowered, and raised no further than needed. Child processes inherit it, and some programs loop
+    over all descriptor numbers below it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -23,11 +23,11 @@ def make_room_for_files(more: int) -> None:
 
 
 def refuse_small_limits(segment_bytes: int) -> None:
-    """Raise LaunchError where this process may not have its shared memory: a file, which it maps whole."""
+    """Raise LaunchError if the limits do not allow this process's shared memory: a file that is mapped as a whole."""
     for limit, flag, what in ((resource.RLIMIT_FSIZE, "-f", "files"), (resource.RLIMIT_AS, "-v", "address space")):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < segment_bytes:
             raise LaunchError(
-                f"this process's {what} may have {soft} bytes (ulimit {flag}), and its shared memory wants "
+                f"this process's {what} may have at most {soft} bytes (ulimit {flag}), but its shared memory needs "
                 f"MULTIRING_SEGMENT_BYTES={segment_bytes}: raise the limit, or set MULTIRING_SEGMENT_BYTES to less"
             )

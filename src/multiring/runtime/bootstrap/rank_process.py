@@ -1,9 +1,9 @@
-"""Which process is the rank: the first one that joins, of all that a launcher's variables reach, while it lives.
+"""Decide which process is the rank: the first process with a launcher's variables that joins, as long as it lives.
 
-A launcher's variables are inherited by everything that its rank starts, and by everything that the rank's shell starts.
-The process that joins claims the rank: it binds an abstract socket whose name is a digest of those variables, which the
-kernel gives up when the process ends. It also leaves a mark in its environment, by which its children know it.
-docs/decisions/0095-who-is-a-rank.md says why.
+All processes that a rank or its shell starts inherit the launcher's variables. The process that joins claims the rank:
+it binds an abstract socket whose name is a digest of these variables. The kernel releases the socket when the process
+ends. The process also sets a mark in its environment, by which its children recognize the rank.
+docs/decisions/0095-who-is-a-rank.md gives the reasons.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from pathlib import Path
 from multiring.runtime.bootstrap.addresses import peer_credentials
 from multiring.settings import leave_mark
 
-_MOST_ASKED = 4096  # how often a holder can be asked who it is: nobody takes what asks out of the queue
-_MOST_LEFT_OPEN = 16  # processes that ended, and whose children hold their claim open
+_MOST_ASKED = 4096  # how often a claim's owner can be looked up: connections to it are never accepted
+_MOST_LEFT_OPEN = 16  # at most this many sockets of ended processes, which their children hold open, are skipped
 _SHOWN = 80
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """A rank's place in its job, as `rank()` and the like return it."""
+    """A rank's numbers in its job: the values of `rank()`, `size()`, `local_rank()` and `local_size()`."""
 
     rank: int
     size: int
@@ -37,9 +37,10 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """The process that is a rank. `place` is None where it has not left its mark, so that only its number is known.
+    """The process that is a rank.
 
-    The number is 0 where the process is of another pid namespace, or was asked too often to be asked again.
+    `place` is None if this process has inherited no mark of the rank. `pid` is 0 if the rank is in another pid
+    namespace, or if its claim was looked up too often.
     """
 
     pid: int
@@ -47,13 +48,13 @@ class RankProcess:
 
     def __str__(self) -> str:
         if self.pid == 0:
-            return "another process, whose number cannot be known here,"
+            return "another process, whose pid is unknown here,"
         command = _command_of(self.pid)
         return f"process {self.pid}{f' ({command})' if command else ''}"
 
 
 class _Claims:
-    """The sockets by which this process holds ranks, by their names; a fork has none of them."""
+    """The sockets with which this process claims ranks, by key. A fork closes its copies."""
 
     def __init__(self) -> None:
         self.held: dict[str, socket.socket] = {}
@@ -69,10 +70,13 @@ _claims = _Claims()
 
 
 def claim(key: str) -> RankProcess | None:
-    """Make this process the one that `key` stands for until it ends; return the process that is it already, if any.
+    """Claim the rank of `key` for this process until it ends.
 
     Args:
-        key: what is equal for all processes that one launcher's variables for one rank have reached.
+        key: a text that is equal in all processes that have inherited one launcher's variables for one rank.
+
+    Returns:
+        None on success; else the living process that holds the claim.
     """
     if key in _claims.held:
         return None
@@ -91,39 +95,39 @@ def claim(key: str) -> RankProcess | None:
             holder = _holder_of(name)
             if holder is not None and lives(holder):
                 return RankProcess(holder)
-            continue  # it has ended, and something that it forked has the socket still; or it ends just now
-        _claims.forget()  # this process has moved on to another job: it keeps one descriptor, however often it does
+            continue  # the owner has ended, but a fork still has the socket; or the owner is just ending
+        _claims.forget()  # a process that joins one job after the other keeps a single claim
         _claims.held[key] = holding
         return None
     return None
 
 
 def release(key: str) -> None:
-    """Give up the claim of `key`, for a process that did not become a rank after all."""
+    """Release the claim of `key`, because this process could not join as the rank."""
     holding = _claims.held.pop(key, None)
     if holding is not None:
         holding.close()
 
 
 def spawner() -> str:
-    """Return what names the process that started this one by multiprocessing; "" where none did."""
+    """Return an identifier of the process that started this one by multiprocessing; "" if there is none."""
     process = sys.modules.get("multiprocessing.process")
     parent = None if process is None else process.parent_process()
     return "" if parent is None else f"{_pid_space()} {parent.pid} {_began(parent.pid)}"
 
 
 def mark(key: str, place: RankPosition) -> None:
-    """Let what this process starts from now on know that it is a rank, and which."""
+    """Set the mark that tells processes started from now on which rank this process is."""
     told = {"key": _short(key), "pid": os.getpid(), "began": _began(os.getpid()), "pids": _pid_space(), **asdict(place)}
     leave_mark(json.dumps(told, separators=(",", ":")))
 
 
 def marked(text: str | None, key: str | None) -> RankProcess | None:
-    """Return the rank that started this process, if it lives.
+    """Return the rank that started this process, directly or indirectly, if the rank still lives.
 
     Args:
         text: the mark that this process inherited.
-        key: as of `claim`; None stands for any, and another launcher's key has another one.
+        key: as for `claim`; a mark of another key is ignored. None accepts any key.
     """
     if text is None:
         return None
@@ -134,19 +138,19 @@ def marked(text: str | None, key: str | None) -> RankProcess | None:
         if is_other or told["pids"] != _pid_space() or told["began"] != _began(pid):
             return None
     except (ValueError, KeyError, TypeError):
-        return None  # nobody's but a stranger's
+        return None  # not a mark of multiring
     return None if pid == os.getpid() else RankProcess(pid, place)
 
 
 def is_worker_of(rank: RankProcess) -> bool:
-    """Return whether this process is a multiprocessing worker of `rank`, or a worker's worker, or their fork server."""
+    """Return whether this process is a multiprocessing worker or fork server of `rank`, also through other workers."""
     process = sys.modules.get("multiprocessing.process")
     if process is None:
         return False
     parent = process.parent_process()
     if parent is not None and parent.pid == rank.pid:
         return True
-    # While a worker imports the rank's script, it has no parent yet, and this attribute.
+    # While a worker imports the rank's script, it has no parent process yet, but it has this attribute.
     if parent is None and not getattr(process.current_process(), "_inheriting", False):
         return False
     line = list(_ancestors(os.getpid()))
@@ -154,7 +158,10 @@ def is_worker_of(rank: RankProcess) -> bool:
 
 
 def launch_root(variable: str, value: str) -> str:
-    """Return what names the process that the launcher started: the first of this one's ancestors with a variable."""
+    """Return an identifier of the process that the launcher started.
+
+    That is the topmost of this process and its ancestors in an unbroken chain that has the variable with this value.
+    """
     wanted = f"{variable}={value}".encode("utf-8", "surrogateescape")
     root = os.getpid()
     for pid in _ancestors(root):
@@ -168,7 +175,7 @@ def launch_root(variable: str, value: str) -> str:
 
 
 def _is_of_multiprocessing(pid: int) -> bool:
-    """Return whether multiprocessing made a process, or it was forked: both have a telling command line."""
+    """Return whether multiprocessing or a fork created the process, judged by its command line."""
     words = _words_of(pid)
     return b"multiprocessing" in b" ".join(words[1:6]) or words == _words_of(_parent_of(pid))
 
@@ -182,14 +189,14 @@ def _holder_of(name: str) -> int | None:
         asking.setblocking(False)
         try:
             asking.connect(name)
-        except BlockingIOError:  # somebody holds it, and its queue is full
+        except BlockingIOError:  # a process holds the claim, but its queue is full
             return 0
         return peer_credentials(asking).pid
     return None
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process is more than a zombie; one of another pid namespace, number 0, is taken to be."""
+    """Return whether a process exists and is not a zombie; for pid 0, another pid namespace, return True."""
     return pid == 0 or _stat_of(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -206,13 +213,13 @@ def _parent_of(pid: int) -> int:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, which tells it from a later one of its number; "" where it is gone."""
+    """Return the start time of a process, which distinguishes reused pids; "" if the process has ended."""
     fields = _stat_of(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
 def _stat_of(pid: int) -> list[str]:
-    """Return a process's fields from its state on, as proc(5) numbers them from 3; [] where it is gone."""
+    """Return a process's fields of /proc/PID/stat from field 3, its state, on; [] if the process does not exist."""
     try:
         return (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""How the ranks of a job find each other; it serves `init` and is gone when `init` returns.
+"""Rendezvous: the ranks of a job find each other during `init`. It is closed when `init` returns.
 
-Every rank submits its peer info (a small JSON object) and gets everyone's, in rank order. Rank 0 listens, at an
-abstract Unix socket on one host or at host:port; the others come and go on trying until it is there.
+Every rank sends its peer info (a small JSON object) and gets the peer infos of all ranks, in rank order. Rank 0 listens
+at an abstract Unix socket on one host, or at host:port. The other ranks retry until they reach it.
 """
 
 import secrets
@@ -30,27 +30,29 @@ class _Alone:
         return False
 
     def fail(self, text: str) -> None:
-        """Nobody is there to be told."""
+        """Do nothing: there is no other rank."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
 
 @final
 class Rendezvous:
-    """One rank's end of the meeting: a context manager, to be entered by every rank of the job.
+    """One rank's end of the rendezvous: a context manager that every rank of the job must enter.
 
-    A rank that leaves the block by an exception tells the others, whose `exchange` then raises its text.
-    Rank 0 listens from construction on; the connections are made in the first `exchange`.
+    If a rank leaves the block by an exception, the other ranks' `exchange` raises its text. Rank 0 listens from
+    construction on. The connections are made in the first `exchange`.
 
     Args:
-        timeout_s: rank 0's governs: how long the first exchange waits from construction on, and each later
-            one from its call on. Another rank uses its own only while it looks for rank 0.
-        version: what all ranks must agree on.
+        identity: this rank, and the address of the rendezvous.
+        timeout_s: the time-out of an exchange in seconds. Rank 0's value is used for all ranks; it counts from
+            construction for the first exchange, and from the call for later ones. Another rank uses its own value only
+            while it tries to reach rank 0.
+        version: the version of multiring, which must be the same on all ranks.
 
     Raises:
         RendezvousError: rank 0 cannot listen at `identity.rendezvous`.
-        ArgumentError: `identity.rendezvous` is no address.
+        ArgumentError: `identity.rendezvous` is not a valid address.
     """
 
     def __init__(self, identity: Identity, *, timeout_s: float, version: str = VERSION) -> None:
@@ -75,44 +77,45 @@ class Rendezvous:
             self.close()
 
     def exchange(self, peer_info: Message) -> list[Message]:
-        """Return every rank's peer info, in rank order; may be called again, by all ranks.
+        """Send this rank's peer info and return those of all ranks, in rank order.
 
-        Blocks until every rank has called it. Costs one message to rank 0 and one back. Ctrl-C works.
+        The call blocks until every rank has called it; Ctrl-C interrupts it. It costs one message to rank 0 and one
+        back. All ranks may call it several times.
 
         Args:
-            peer_info: a JSON object below 1 MiB; what comes back went through JSON on every rank alike.
+            peer_info: a JSON object below 1 MiB. All ranks get it after a round trip through JSON.
 
         Raises:
-            RendezvousError: a rank is missing at the time-out, was lost, failed, has another secret, version
-                or size, or came twice. Every rank that can be reached raises the same words.
+            RendezvousError: a rank is missing at the time-out, was lost, failed, has another secret, version or size,
+                or is there twice. Every reachable rank raises the same text.
         """
         return self._end.exchange(peer_info)
 
     def secret(self) -> bytes:
-        """Return the job's secret, the same on all its ranks and never empty.
+        """Return the job's secret, the same on all ranks and never empty.
 
-        Where the launcher gave none, which it may where ranks meet at an abstract Unix socket, rank 0 draws one and
-        hands it over there. Another rank waits until rank 0 is found, and raises what `exchange` does.
+        If the launcher gave no secret, which is allowed with an abstract Unix socket, rank 0 draws one and sends it to
+        the others. Another rank then waits until it has reached rank 0, and raises the same errors as `exchange`.
         """
         return self._end.secret()
 
     def disturbed(self) -> bool:
-        """Return whether the job is known to have failed elsewhere; the next `exchange` or `agree` then says why.
+        """Return, without blocking, whether another rank is known to have failed.
 
-        Never blocks; for a rank that is busy between two exchanges.
+        The next `exchange` or `agree` then raises the reason. The method is for a rank that is busy between exchanges.
         """
         return self._end.disturbed()
 
     def agree(self, error: str | None, began: float) -> None:
-        """Return when every rank is fine.
+        """Wait until every rank has reported success of a step.
 
         Args:
-            error: what went wrong on this rank; None where nothing did.
-            began: by time.monotonic(), when this rank began what it is to be agreed on. Where that went wrong, rank 0
-                has used up its own time for it, too, if it still is there.
+            error: the text of this rank's failure; None if it succeeded.
+            began: the time, by time.monotonic(), at which this rank started the step. After a failure the time-out
+                counts from `began`, because rank 0's own time for the step counts from then, too.
 
         Raises:
-            RendezvousError: something went wrong on some rank; the same words on all, the first one named.
+            RendezvousError: a rank failed; all ranks raise the same text, with every failed rank.
         """
         errors = [
             peer_info["error"] for peer_info in self._end.exchange({"error": error}, None if error is None else began)
@@ -122,11 +125,11 @@ class Rendezvous:
             raise RendezvousError("; ".join(failed))
 
     def close(self) -> None:
-        """Give up the connections and the address; may be called twice."""
+        """Close the connections and release the address. It may be called twice."""
         self._end.close()
 
 
 def meet(identity: Identity, peer_info: Message, *, timeout_s: float, version: str = VERSION) -> list[Message]:
-    """Return every rank's peer info: one exchange, then close; see `Rendezvous`."""
+    """Return every rank's peer info after a rendezvous of a single exchange; see `Rendezvous`."""
     with Rendezvous(identity, timeout_s=timeout_s, version=version) as rendezvous:
         return rendezvous.exchange(peer_info)

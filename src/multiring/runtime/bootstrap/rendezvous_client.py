@@ -1,4 +1,4 @@
-"""Every other rank's end of the rendezvous: find rank 0, prove who we are, then one record about itself a round."""
+"""The rendezvous on ranks other than 0: find rank 0, authenticate, then send one peer info per round."""
 
 import os
 import select
@@ -32,25 +32,25 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _QUIET_S = 1.0
 _DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
-_PROBE_S = 1  # how long a connection over TCP is silent before the kernel asks whether the other end still has it
-_PROBES = 127  # the most there are: who is out of reach is waited for, who says that there is no connection is not
-_GRACE_S = 3.0  # what rank 0 may need beyond its own time-out to say who is missing
+_PROBE_S = 1  # after this many seconds without traffic, the kernel probes a TCP connection
+_PROBES = 127  # the maximum: an unreachable peer is waited for; a peer that answers with a reset is not
+_GRACE_S = 3.0  # rank 0 may need this long after its own time-out to report the missing ranks
 _TABLE_FRAME_BYTES = 1 << 30
 _RECEIVE_BYTES = 1 << 18
 
 
 class _AttemptError(Exception):
-    """This attempt ended before rank 0 said yes or no."""
+    """The attempt to connect ended before rank 0 accepted or refused this rank."""
 
 
 class _Connection:
-    """A connected socket that carries frames, each within a deadline (by time.monotonic())."""
+    """A connected socket for frames. Each read and write must end before the deadline (by time.monotonic())."""
 
     def __init__(self, sock: socket.socket, deadline: float, while_quiet: Callable[[], object]) -> None:
         self.sock = sock
         self.deadline = deadline
         self.reader = FrameReader(UNPROVEN_FRAME_BYTES)
-        self._while_quiet = while_quiet  # called about once a second while nothing comes
+        self._while_quiet = while_quiet  # called about once a second while no data arrives
 
     def write(self, data: bytes) -> None:
         self.sock.settimeout(self._remaining_s())
@@ -77,7 +77,7 @@ class _Connection:
 
 
 class _Talk:
-    """A line both of whose ends are proven."""
+    """A connection whose two ends have authenticated each other."""
 
     def __init__(self, line: _Connection, seal: Seal, peer: str) -> None:
         self.line = line
@@ -88,7 +88,7 @@ class _Talk:
         try:
             self.line.write(self._seal.close(encode(message)))
         except OSError:
-            return  # rank 0 may have said why before it closed; hearing finds that, or the end
+            return  # rank 0 may have sent a reason before it closed; the next `hear` reads it, or finds the end
 
     def hear(self) -> Message:
         try:
@@ -116,19 +116,19 @@ class Client:
         self._deadline = time.monotonic() + timeout_s
         self._talk: _Talk | None = None
         self._secret = identity.secret
-        self._is_first = True  # no round is over
+        self._is_first = True  # whether the first round has not ended yet
         self._waiting = WaitingLines()
-        self._first_until = 0.0  # by time.monotonic(): how long rank 0 waits in the first round
+        self._first_until = 0.0  # the time, by time.monotonic(), until which rank 0 waits in the first round
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
-        """Send this rank's peer info and wait for everyone's; see `Rendezvous.exchange`.
+        """Send this rank's peer info and wait for those of all ranks; see `Rendezvous.exchange`.
 
-        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        The time-out counts from `began`, by time.monotonic(); by default from now.
         """
         talk = self._meet()
         now = time.monotonic()
         until = max(now, (now if began is None else began) + self._timeout_s)
-        if self._is_first:  # rank 0 judges who is late, by its own clock: wait until it can have said so
+        if self._is_first:  # rank 0 decides by its own clock which ranks are late: wait for its decision
             until, self._is_first = self._first_until, False
         talk.line.deadline = until + _GRACE_S
         talk.say({"peer_info": peer_info})
@@ -136,7 +136,7 @@ class Client:
         return peer_infos
 
     def secret(self) -> bytes:
-        """Return the job's secret; where the launcher gave none rank 0's, once rank 0 is found. See `Rendezvous`."""
+        """Return the job's secret; if the launcher gave none, connect to rank 0 and return its. See `Rendezvous`."""
         self._meet()
         return self._secret
 
@@ -147,20 +147,20 @@ class Client:
         return self._talk
 
     def disturbed(self) -> bool:
-        """Return whether rank 0 has spoken, or gone, unasked: then something is wrong."""
+        """Return whether rank 0 has sent a message or closed the connection between rounds, which means an error."""
         if self._talk is None:
             return False
-        spoken = select.poll()  # which takes descriptors of any number
+        spoken = select.poll()  # unlike select(), it accepts descriptors of any number
         spoken.register(self._talk.line.sock, select.POLLIN)
         return bool(spoken.poll(0))
 
     def fail(self, text: str) -> None:
-        """Tell rank 0, if it was found, that this rank gives up."""
+        """Report to rank 0, if this rank is connected to it, that this rank gives up."""
         if self._talk is not None:
             self._talk.say({"failed": text})
 
     def close(self) -> None:
-        """Drop the connection, if there is one."""
+        """Close the connection, if there is one."""
         if self._talk is not None:
             self._talk.line.sock.close()
 
@@ -179,14 +179,17 @@ class Client:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _say_quiet(self) -> None:
-        """Say, now and then, that rank 0's place was reached and nothing answers there. Later rank 0 says who lacks."""
+        """Log from time to time that rank 0's address accepts connections but does not answer.
+
+        Once this rank has joined, rank 0 logs the missing ranks instead.
+        """
         if self._talk is None:
             self._waiting.say(lambda: self._not_found_text("yet", "connected, but no answer came"))
 
     def _not_found_text(self, when: str, reason: str) -> str:
         where = f"rank {self._identity.rank} found no rank 0 at {self._address} {when}"
         hint = (
-            "; such an address is seen on one host only"
+            "; an address that begins with @ is visible on one host only"
             if isinstance(self._address, LocalAddress)
             else led_to(self._address)
         )
@@ -198,12 +201,13 @@ class Client:
             sock = socket.create_connection((self._address.host, self._address.port), min(remaining_s, _DIAL_S))
             try:
                 with_itself = sock.getsockname() == sock.getpeername()
-            except OSError:  # reset in the meantime
+            except OSError:  # the connection was reset
                 sock.close()
                 raise
             if with_itself:
-                # While nobody listens at a port of this host that the kernel also hands out, one may get that very port
-                # and be connected with oneself; keeping it would keep rank 0 from listening there.
+                # If no process listens at the port yet, and the port is in this host's ephemeral range, the kernel may
+                # choose it as the local port and connect the socket to itself. An open socket would then keep rank 0
+                # from listening at the port.
                 sock.close()
                 raise _AttemptError("nobody listens there yet")
             _probe_when_silent(sock)
@@ -223,11 +227,11 @@ class Client:
             raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
 
     def _introduce(self, sock: socket.socket) -> _Talk:
-        """Prove ourselves on `sock` and have rank 0 prove itself; closes it if that fails.
+        """Authenticate this rank and rank 0 to each other on `sock`, which is closed on failure.
 
         Raises:
-            _AttemptError, OSError: the connection ended first.
-            RendezvousError: we are refused, or what listens there is not rank 0 of this job.
+            _AttemptError, OSError: the connection ended before that.
+            RendezvousError: rank 0 refuses this rank, or the listener is not rank 0 of this job.
         """
         line = _Connection(sock, self._deadline, self._say_quiet)
         try:
@@ -260,7 +264,7 @@ class Client:
         return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
 
     def _join(self, talk: _Talk) -> float:
-        """Return how many seconds rank 0 goes on waiting for ranks."""
+        """Join the job at rank 0; return the seconds that rank 0 will still wait for ranks."""
         talk.say(
             {
                 "rank": self._identity.rank,
@@ -278,10 +282,10 @@ class Client:
 
 
 def _probe_when_silent(sock: socket.socket) -> None:
-    """Have the connection reset where the other end does not have it, though nothing is sent.
+    """Enable TCP keepalive, so that a connection without another end is reset even if this rank sends nothing.
 
-    Rank 0 speaks first, and a listener that is closed in the moment in which a connection is made may leave it without
-    its other end (a few in 100,000 on Linux 6.18): it would be waited on in silence while the next rank 0 listens.
+    Rank 0 sends first. If a listener is closed at the moment of a connect, the connection may have no other end (a few
+    in 100,000 on Linux 6.18). Without keepalive this rank would wait on it while the next rank 0 already listens.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)

@@ -1,4 +1,4 @@
-"""One accepted connection of the rendezvous, and telling many of them the same without waiting for the slow ones."""
+"""An accepted connection of the rendezvous, and a broadcast to many of them that does not wait for slow receivers."""
 
 import selectors
 import socket
@@ -10,11 +10,11 @@ from itertools import islice
 from multiring.runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
 
 _PARTS_A_CALL = 16
-LONGEST_WAIT_S = 1e6  # of one call: what the system counts in milliseconds has 31 bits
+LONGEST_WAIT_S = 1e6  # of one call: the system's time-outs are 31-bit milliseconds
 
 
 class Link:
-    """One accepted connection, from one that has proven nothing to a rank's."""
+    """One accepted connection, from a pending handshake to the connection of a rank."""
 
     def __init__(self, sock: socket.socket, origin: str, patience_s: float) -> None:
         self.sock = sock
@@ -24,16 +24,16 @@ class Link:
         self.since = time.monotonic()
         self.outbox: deque[memoryview] = deque()
         self.nonce = new_nonce()
-        self.seal: Seal | None = None  # set once the other end proved that it knows the secret
-        self.rank: int | None = None  # set once it joined and the rank was free
+        self.seal: Seal | None = None  # set once the other end has proven that it knows the secret
+        self.rank: int | None = None  # set once the other end has joined as a rank that was free
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed here."""
+        """Whether this end of the connection is open."""
         return self.sock.fileno() >= 0
 
     def send(self, *parts: bytes) -> bool:
-        """Send these behind what was left, as far as that goes at once; return whether something is left to send."""
+        """Append `parts` to the outbox and send without blocking; return whether data is left in the outbox."""
         self.outbox.extend(map(memoryview, parts))
         try:
             while self.outbox:
@@ -45,15 +45,15 @@ class Link:
         except BlockingIOError:
             return True
         except OSError:
-            self.outbox.clear()  # it is gone; reading will find that out and say so
+            self.outbox.clear()  # the connection is broken; the next read detects and reports that
         return False
 
 
 def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
-    """Send `payload` to all, who share its bytes; return the ranks that did not take it in time."""
+    """Send `payload` to all links without copying it; return the ranks that did not accept it in time."""
     deadline = time.monotonic() + patience_s
     digest = digest_of(payload)
-    with selectors.PollSelector() as writable:  # needs no descriptor, of which there may be none left
+    with selectors.PollSelector() as writable:  # needs no file descriptor of its own; none may be left
         for link in links:
             if not link.is_open or link.seal is None:
                 continue

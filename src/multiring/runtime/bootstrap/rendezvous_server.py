@@ -1,8 +1,8 @@
-"""Rank 0's end of the rendezvous: it serves on the caller's thread, only while rank 0 itself waits there.
+"""Rank 0's end of the rendezvous. It runs on the caller's thread, only while rank 0 itself waits in a call.
 
-Strangers cost a bounded amount (connections, bytes, seconds) and never stop the loop: while there are many, others wait
-in the kernel's queue, and a rank whose connection was dropped before it could prove itself comes again. Whatever goes
-wrong with a rank of the job is told to every rank that came, in the same words.
+Pending handshakes use a bounded number of connections, bytes and seconds, and never stop the loop. If there are too
+many, further connections wait in the kernel's queue. A rank whose connection was dropped before its handshake was
+complete connects again. If a rank of the job fails, all ranks that have come get the same error text.
 """
 
 import errno
@@ -36,32 +36,32 @@ from multiring.runtime.bootstrap.open_files import make_room_for_files
 from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, Link, tell
 from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 
-_MAX_PENDING_HANDSHAKES = 256  # connections that have proven nothing; one more waits, or takes the place of the oldest
-_HANDSHAKE_S = 10.0  # how long a connection may take to prove itself, and then to join
-_YOUNG_S = 0.5  # for so long a stranger keeps its place, however many others come
+_MAX_PENDING_HANDSHAKES = 256  # one more connection waits, or replaces the oldest pending handshake
+_HANDSHAKE_S = 10.0  # the time limit for a connection's proof, and then for its join
+_YOUNG_S = 0.5  # a pending handshake is not replaced before this age
 _FULL_PAUSE_S = 0.005
-_LINGER_S = 1.0  # after trouble: how long ranks that still come are waited for, so that they hear of it too
-_LATE_S = 1.0  # ranks that used up all of their time come at once, more or less
-_FLUSH_S = 1.0  # how long the last words may take to leave
-_ADDRESS_TAKEN_S = 2.0  # a rank 0 that just ended may hold the address for a moment
+_LINGER_S = 1.0  # after a failure, rank 0 waits this long for further ranks, so that they get the error, too
+_LATE_S = 1.0  # ranks whose time-outs have passed arrive at about the same time
+_FLUSH_S = 1.0  # the time limit for sending the last messages
+_ADDRESS_TAKEN_S = 2.0  # the previous rank 0 may hold the address for a moment after its end
 _RECEIVE_BYTES = 16384
 _ACCEPTS_A_TURN = 32
 _NAMED_RANKS = 16  # more are counted, not listed
 
 
 class Server:
-    """Gathers one peer info a rank, round after round, and hands everyone all of them."""
+    """Gathers one peer info per rank in each round, and sends all of them to every rank."""
 
     def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
         self._identity = identity
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
-        self._peer_infos: dict[int, bytes] = {}  # as JSON: a table of thousands is only ever handed on
-        self._pending_handshakes: dict[Link, None] = {}  # have proven nothing yet; oldest first
-        self._guests: dict[Link, None] = {}  # know the secret, and have not joined yet; oldest first
+        self._peer_infos: dict[int, bytes] = {}  # JSON text, which is passed on without being parsed
+        self._pending_handshakes: dict[Link, None] = {}  # links that are not authenticated yet; oldest first
+        self._guests: dict[Link, None] = {}  # authenticated links that have not joined yet; oldest first
         self._members: dict[int, Link] = {}
-        self._extras: list[Link] = []  # know the secret, but fit no place: they are told why the job ended
+        self._extras: list[Link] = []  # authenticated links that cannot be ranks; they get the job's error
         self._lost: set[int] = set()
         self._versions = {0: version}
         self._origins = {0: f"pid {os.getpid()}"}
@@ -77,12 +77,12 @@ class Server:
         self._place = address
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._rests_until: float | None = None  # the listener, while strangers have all places
+        self._rests_until: float | None = None  # while set, the server accepts no connections: too many handshakes
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
-        """Wait for the peer info of every rank, then give all of them to all; see `Rendezvous.exchange`.
+        """Wait for the peer infos of all ranks, then send them to every rank; see `Rendezvous.exchange`.
 
-        The others are waited for from `began` on, by time.monotonic(); by default from now on.
+        The time-out counts from `began`, by time.monotonic(); by default from now.
         """
         self._round += 1
         self._take_peer_info(0, peer_info)
@@ -100,7 +100,7 @@ class Server:
             self._end_in_trouble(linger_s=_LINGER_S)
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
         self._peer_infos = {}
-        # Only writing from here on: a rank that has its table may already be asking for the next init.
+        # From here on rank 0 only writes: a rank that has its table may already connect for the next `init`.
         slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
@@ -109,27 +109,27 @@ class Server:
         return peer_infos
 
     def secret(self) -> bytes:
-        """Return the job's secret, drawn here where the launcher gave none."""
+        """Return the job's secret, which rank 0 has drawn if the launcher gave none."""
         return self._secret
 
     def disturbed(self) -> bool:
-        """Handle what has come in between two rounds; return whether the job has ended in trouble."""
+        """Handle the messages that arrived between two rounds; return whether the job has failed."""
         self._serve(time.monotonic())
         return self._trouble is not None
 
     def fail(self, text: str) -> None:
-        """Tell every rank that rank 0 gives up; ranks that are not here yet get a moment to come."""
+        """Report to all ranks that rank 0 gives up. Ranks that have not connected yet get a moment to do so."""
         self._blame(f"rank 0 failed during init: {text}")
         self._spread_trouble(_LINGER_S)
 
     def close(self) -> None:
-        """Give up the connections and the address."""
+        """Close the connections and release the address."""
         for link in [*self._pending_handshakes, *self._guests, *self._members.values(), *self._extras]:
             link.sock.close()
         self._selector.close()
         self._listener.close()
 
-    # -- what went wrong, and telling it
+    # -- failures, and their report to the ranks
 
     def _blame(self, text: str) -> None:
         self._trouble = self._trouble or text
@@ -138,7 +138,7 @@ class Server:
         raise RendezvousError(self._spread_trouble(linger_s))
 
     def _spread_trouble(self, linger_s: float) -> str:
-        """Return the words that every rank here was told."""
+        """Send the failure to all connected ranks; return its text."""
         until = min(time.monotonic() + linger_s, self._deadline)
         everyone = set(range(self._identity.size))
         while time.monotonic() < until and not everyone <= {0, *self._members, *self._lost}:
@@ -168,13 +168,13 @@ class Server:
     # -- the loop
 
     def _serve(self, until: float) -> None:
-        """Wait for something to happen, until `until` at most, and handle it."""
+        """Wait for events, until `until` at most, and handle them."""
         ends = [next(iter(each)).until for each in (self._pending_handshakes, self._guests) if each]
         wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
         for key, _ in self._selector.select(min(max(0.0, wake - time.monotonic()), LONGEST_WAIT_S)):
             if key.data is None:
                 self._accept()
-            elif key.data.is_open:  # not dropped by what came before it in this turn
+            elif key.data.is_open:  # an earlier event of this turn may have closed it
                 self._receive(key.data)
         now = time.monotonic()
         for link in [link for link in (*self._pending_handshakes, *self._guests) if link.until <= now]:
@@ -204,11 +204,11 @@ class Server:
                 link.send(frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
 
     def _make_room(self) -> bool:
-        """Have the oldest stranger give up its place; False: it is young, and who comes has to wait."""
+        """Drop the oldest pending handshake. Return False, and stop accepting for a moment, if it is too young."""
         oldest = next(iter(self._pending_handshakes), None)
         if oldest is None:
             return False
-        self._receive(oldest)  # a rank may have proven itself while this one had no time to read
+        self._receive(oldest)  # its proof may have arrived, but rank 0 has not read it yet
         if oldest not in self._pending_handshakes:
             return True
         if time.monotonic() >= oldest.since + _YOUNG_S:
@@ -218,13 +218,13 @@ class Server:
         return False
 
     def _rest(self) -> None:
-        """Leave who comes in the kernel's queue for a moment."""
+        """Leave new connections in the kernel's queue for a moment."""
         self._selector.unregister(self._listener)
         self._rests_until = time.monotonic() + _FULL_PAUSE_S
 
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
-            return  # the other end gave up before it was accepted
+            return  # the other end closed the connection before it was accepted
         if not self._pending_handshakes and not self._guests:
             self._blame(f"rank 0 cannot hold more connections ({error.strerror}); raise its limit, see ulimit -n")
         elif not self._make_room() and self._rests_until is None:
@@ -258,12 +258,12 @@ class Server:
         else:
             self._note(link, link.seal.open(payload))
 
-    # -- the three things a connection can say
+    # -- the three kinds of messages of a connection
 
     def _prove(self, link: Link, message: Message) -> None:
         nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
         if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
-            raise FrameError("it misses what a proof is of: a fresh nonce and a rank")
+            raise FrameError("its proof lacks a valid nonce or rank")
         secret = self._identity.secret
         if not is_proof(message.get("proof"), proof(secret, "client", link.nonce, nonce, rank)):
             self._refuse(link, f"wrong secret (it says it is rank {rank})")
@@ -303,13 +303,13 @@ class Server:
         if link.rank is None:
             self._extras.append(link)
         welcome: Message = {"remaining_s": self._deadline - time.monotonic(), "timeout_s": self._timeout_s}
-        if not mine.secret:  # only ranks of this user, on this host, get here
+        if not mine.secret:  # without a secret, only ranks of this user on this host are admitted
             welcome["secret"] = self._secret.hex()
         _answer(link, {"welcome": welcome})
 
     def _note(self, link: Link, message: Message) -> None:
         if link.rank is None:
-            return  # an extra: what it says no longer matters
+            return  # an extra, whose messages are ignored
         if "failed" in message:
             self._forget(link, str(message["failed"]), "failed")
         elif link.rank in self._peer_infos or not isinstance(message.get("peer_info"), dict):
@@ -319,7 +319,7 @@ class Server:
 
     def _take_peer_info(self, rank: int, peer_info: Message) -> None:
         self._peer_infos[rank] = encode(peer_info)
-        # Nobody need wait for the others' peer infos to hear it, and some may be waiting for the one that failed.
+        # The failure is reported before all peer infos have arrived; some ranks may be waiting for the failed rank.
         if peer_info.get("error") is not None:
             self._blame(f"rank {rank}: {peer_info['error']}")
 
@@ -335,7 +335,7 @@ class Server:
         self._drop(link)
 
     def _forget(self, link: Link, reason: str, verb: str = "was lost") -> None:
-        """A connection ended; if it was a rank, so does the job."""
+        """Drop a connection that ended. If it belonged to a rank, the job fails."""
         if link.rank is not None:
             del self._members[link.rank]
             self._lost.add(link.rank)

@@ -1,4 +1,4 @@
-"""What `init` says while it waits: every ten seconds a line of who is missing, and what was tried."""
+"""Warnings while `init` waits: every ten seconds a line with the missing ranks and the attempts so far."""
 
 import logging
 import socket
@@ -11,28 +11,28 @@ from multiring.runtime.bootstrap.launchers import Identity
 _EVERY_S = 10.0
 _log = logging.getLogger("multiring")
 _LEFT_OVER = (
-    "if another launcher, or the shell that it started, left these variables in the environment, unset them; else "
+    "if another launcher, or the shell that it started, left these variables in the environment, unset them; otherwise "
     "start all ranks"
 )
 
 
 class WaitingLines:
-    """Says a line every ten seconds, from now on."""
+    """Logs a line every ten seconds, counted from its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.next_at = self._began + _EVERY_S
 
     def say(self, tell: Callable[[], str]) -> None:
-        """Log what `tell` returns, where a line is due."""
+        """Log the text that `tell` returns, if a line is due."""
         now = time.monotonic()
         if now >= self.next_at:
             self.next_at = now + _EVERY_S
-            _log.warning("init waits since %.0f s: %s", now - self._began, tell())
+            _log.warning("init has waited for %.0f s: %s", now - self._began, tell())
 
 
 def led_to(address: LocalAddress | TcpAddress) -> str:
-    """Return what a name stands for on this host, and which variables choose another place; "" within one host."""
+    """Return the addresses of the host's name here, and the variables to change them; "" for a local address."""
     if isinstance(address, LocalAddress):
         return ""
     try:
@@ -40,13 +40,13 @@ def led_to(address: LocalAddress | TcpAddress) -> str:
     except OSError as error:
         found = [f"no address: {error.strerror}"]
     return (
-        f"; {address.host} stands for {', '.join(found)} here: MULTIRING_RENDEZVOUS says where rank 0 listens, and "
-        "MULTIRING_INTERFACE which interface carries bytes"
+        f"; {address.host} resolves to {', '.join(found)} here: MULTIRING_RENDEZVOUS sets where rank 0 listens, and "
+        "MULTIRING_INTERFACE sets the interface that carries bytes"
     )
 
 
 def who_says_so(identity: Identity) -> str:
-    """Return which variables made this process the rank that it is, and what to do if they should not."""
+    """Return the variables that made this process its rank, and advice in case they are not meant for it."""
     if not identity.told:
         return ""
     hint = "" if identity.source == "multiring" else f"; {_LEFT_OVER}"
