@@ -126,7 +126,7 @@ def try_checkpoints(folder: Path) -> None:
 def try_refusals(here: Here) -> None:
     inputs, targets = batches()[0]
     synchronised = nn.Sequential(nn.Linear(8, 8), mt.SyncBatchNorm(8), nn.Linear(8, 4)).double()
-    with pytest.raises(ArgumentError, match="1 is a SyncBatchNorm, which exchanges"):
+    with pytest.raises(ArgumentError, match="1 is a SyncBatchNorm, which communicates"):
         mt.parallelize(synchronised, inputs)
     made = build(network(), prospect().taken({"data": here.size}), prospect())
     made.module.requires_grad_(requires_grad=False)

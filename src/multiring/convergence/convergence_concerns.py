@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from multiring.convergence.noise_scale import Interval
 
 _FAR = 10.0  # times the critical batch: training then needs 11 times the fewest possible samples
-_OWED = 10.0  # times the gradient's norm: what is sent is then mostly old
+_OWED = 10.0  # times the gradient's norm: mostly old gradients are sent then
 _UNEVEN = 2.0
 _SKIPS = 0.1
 _MANY = 100  # steps before a share of them is significant
@@ -89,8 +89,8 @@ def concerns(facts: Facts) -> list[Concern]:
         found.append(
             Concern(
                 "residual",
-                f"the residual of compression is {facts.owed / facts.gradient:.0f} times a gradient: what is sent is "
-                "mostly old; want a higher rank, or a finer wire type",
+                f"the residual of compression is {facts.owed / facts.gradient:.0f} times a gradient: mostly old "
+                "gradients are sent; want a higher rank, or a finer wire type",
             )
         )
     if facts.shares is not None and facts.shares[0] * _UNEVEN < facts.shares[1]:
@@ -98,7 +98,7 @@ def concerns(facts: Facts) -> list[Concern]:
             Concern(
                 "uneven ranks",
                 f"a rank had {facts.shares[0]} samples, but an even share is {facts.shares[1]}: batch statistics and "
-                "compression see a noisier gradient there; want batches that the ranks divide",
+                "compression see a noisier gradient there; want batches that the ranks divide evenly",
             )
         )
     if facts.steps >= _MANY and facts.skipped > _SKIPS * facts.steps:

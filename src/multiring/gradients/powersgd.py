@@ -228,7 +228,7 @@ class Factored:
     def twin(self) -> "Factored":
         """See `Reduction.twin`; a twin's reduction waits for the previous one, whose residual it needs."""
         found = copy(self)
-        found._take_places()  # noqa: SLF001 -- of this class
+        found._take_places()  # noqa: SLF001 -- an attribute of the same class
         return found
 
     def _shaped(self, member: int, matrix: Floats) -> Floats:

@@ -107,5 +107,5 @@ class Coded:
     def twin(self) -> "Coded":
         """See `Reduction.twin`; the twins share the residual, which is final once a reduction has started."""
         found = copy(self)
-        found._take_places()  # noqa: SLF001 -- of this class
+        found._take_places()  # noqa: SLF001 -- an attribute of the same class
         return found

@@ -108,7 +108,7 @@ def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
     if not groups or not optimizer.param_groups:
         return
     found, wanted = set(groups[0]), set(optimizer.param_groups[0])
-    # Versions of torch sometimes add an option; between two kinds of optimizers, options differ in both directions.
+    # A new version of torch may add an option. Two kinds of optimizers each have options that the other lacks.
     if found - wanted and wanted - found:
         raise ArgumentError(
             f"load: the checkpoint is another optimizer's: it has {', '.join(sorted(found - wanted))}, and "

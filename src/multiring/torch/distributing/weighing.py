@@ -108,7 +108,7 @@ class Weighing:
         return [
             each
             for each in _batches.weighings()
-            if each is self or each._model is self._model or (self._source is not None and each._source is self._source)  # noqa: SLF001 -- of this class
+            if each is self or each._model is self._model or (self._source is not None and each._source is self._source)  # noqa: SLF001 -- an attribute of the same class
         ]
 
 
@@ -239,5 +239,5 @@ def _with_gradient(tensor: Tensor, factor: float) -> Tensor:
     if not tensor.requires_grad:
         return tensor
     seen = tensor.view_as(tensor)
-    seen.register_hook(partial(scaled, factor))  # type: ignore[no-untyped-call] # torch's own
+    seen.register_hook(partial(scaled, factor))  # type: ignore[no-untyped-call] # torch does not annotate it
     return seen

@@ -22,7 +22,7 @@ class ElasticSampler(ElasticOrder, Sampler[int]):
         seed: seed of the shuffling; the same on all ranks.
     """
 
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:  # noqa: FBT001, FBT002 -- Horovod's
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
         super().__init__(dataset, shuffle, seed, _place)
 
     def _follow(self) -> None:

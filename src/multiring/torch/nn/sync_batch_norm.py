@@ -93,7 +93,7 @@ class SyncBatchNorm(_BatchNorm):
         statistics = _Statistics.of_all_ranks(line, values.detach())
         if tracks:
             self._track(statistics)
-        output: Tensor = _Normalise.apply(values, self.weight, self.bias, statistics, self.eps, line)  # type: ignore[no-untyped-call] # torch's own
+        output: Tensor = _Normalise.apply(values, self.weight, self.bias, statistics, self.eps, line)  # type: ignore[no-untyped-call] # torch does not annotate it
         return output
 
     def _share(self) -> float:
@@ -205,7 +205,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 -- torch wants each tensor as an argument
         ctx: Any,
-        input: Tensor,  # noqa: A002 -- as in torch
+        input: Tensor,  # noqa: A002 -- torch's name
         weight: Tensor | None,
         bias: Tensor | None,
         statistics: _Statistics,

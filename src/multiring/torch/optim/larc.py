@@ -79,7 +79,7 @@ class _AroundSteps:
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- the signature of Stage
         for rate, parameters, starts in self._before:
             own = plain(parameters)
-            changes = torch._foreach_sub(own, starts)  # noqa: SLF001 -- torch's name
+            changes = torch._foreach_sub(own, starts)  # noqa: SLF001 -- torch has no public name for it
             norms = norms_of(changes, parameters)
             norms = norms / rate if rate else norms
             ratios = lars_ratios(norms_of(starts, parameters), norms, (), trust=self._trust, eps=self._eps)

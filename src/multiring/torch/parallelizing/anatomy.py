@@ -90,9 +90,9 @@ def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> d
         found["pipeline"] = "the model has one part"
     normed = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
     if normed:
-        found.setdefault("pipeline", f"{normed[0]} would normalise over each microbatch by itself")
+        found.setdefault("pipeline", f"{normed[0]} would normalise over each microbatch separately")
     if not splits:
-        found["tensor"] = "no nn.Linear or nn.Embedding is large enough, and of a size that all ranks divide"
+        found["tensor"] = "no nn.Linear or nn.Embedding is large enough, with a size that the ranks divide evenly"
     drawing = [name for name, module in model.named_modules() if isinstance(module, _DROPOUTS) and _draws(module)]
     if drawing:
         found["tensor"] = f"{drawing[0]} draws random numbers, and each rank would draw its own"
@@ -167,4 +167,4 @@ def _is_plain(module: nn.Embedding) -> bool:
 
 
 def _features(module: nn.Module) -> int:
-    return module.embedding_dim if isinstance(module, nn.Embedding) else int(module.out_features)  # type: ignore[arg-type] # of a Linear
+    return module.embedding_dim if isinstance(module, nn.Embedding) else int(module.out_features)  # type: ignore[arg-type] # an attribute of Linear

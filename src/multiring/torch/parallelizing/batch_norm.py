@@ -44,7 +44,7 @@ class _Synchronised(nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 -- as abov
         """Normalise by the statistics of all ranks' samples; every rank has equally many."""
         if not self.training and self.running_mean is not None:
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call] # torch's own
+        self._check_input_dim(input)  # type: ignore[no-untyped-call] # torch does not annotate it
         dims = [0, *range(2, input.dim())]
         shape = [1, -1, *[1] * (input.dim() - 2)]
         # Two passes, because the difference of two large sums would lose the precision of float32.
@@ -63,7 +63,7 @@ class _Synchronised(nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 -- as abov
         return made.to(input.dtype)
 
     def _mean_of_ranks(self, own: Tensor) -> Tensor:
-        total: Tensor = _Summed.apply(own, self._groups)  # type: ignore[no-untyped-call] # torch's own
+        total: Tensor = _Summed.apply(own, self._groups)  # type: ignore[no-untyped-call] # torch does not annotate it
         return total / self._ranks
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:

@@ -65,8 +65,8 @@ def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
     """Choose a parallelism, print it on rank 0, and build the model.
 
     Raises:
-        ArgumentError: no parallelism fits into memory, or the model runs under none of them, or not under the requested
-            one.
+        ArgumentError: no parallelism fits into memory, the model runs under none, or it does not run under the
+            requested one.
     """
     parallelism, outcomes = settled(model, mesh, prospect)
     difference = outcomes[parallelism].difference
@@ -94,8 +94,8 @@ def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Paralleli
     best one that runs.
 
     Raises:
-        ArgumentError: no parallelism fits into memory, or the model runs under none of them, or not under the requested
-            one.
+        ArgumentError: no parallelism fits into memory, the model runs under none, or it does not run under the
+            requested one.
     """
     outcomes: dict[Parallelism, Outcome] = {}
     fitting = [each.parallelism for each in prospect.forecasts if each.fits]
@@ -163,7 +163,7 @@ def _refuse_synchronised(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm | SyncBatchNorm):
             raise ArgumentError(
-                f"{name or 'the model'} is a SyncBatchNorm, which exchanges with all ranks by itself: want the plain "
+                f"{name or 'the model'} is a SyncBatchNorm, which communicates with all ranks by itself: want a plain "
                 "BatchNorm, which parallelize synchronises over the ranks that have samples of their own"
             )
 

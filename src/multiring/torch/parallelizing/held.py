@@ -71,7 +71,7 @@ def mark_module(module: nn.Module, held: Held) -> None:
     """Record on `module`, its parameters and its state_dict how the model is distributed; copies keep it."""
     mark_held(module.parameters(), held)
     vars(module)[_KEY] = held  # copied modules keep this attribute, copied parameters do not
-    module.register_state_dict_post_hook(partial(_mark_state, held))  # type: ignore[no-untyped-call] # torch's own
+    module.register_state_dict_post_hook(partial(_mark_state, held))  # type: ignore[no-untyped-call] # torch does not annotate it
 
 
 def held_of_module(module: nn.Module) -> Held | None:
@@ -169,9 +169,9 @@ def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     lines: dict[int, tuple[dist.ProcessGroup, list[int]]] = {}
     for number, each in enumerate(tensors):
         if is_dtensor(each):
-            for dim, placement in enumerate(each.placements):  # type: ignore[attr-defined] # of a DTensor
+            for dim, placement in enumerate(each.placements):  # type: ignore[attr-defined] # an attribute of DTensor
                 if placement.is_shard():
-                    group = each.device_mesh.get_group(dim)  # type: ignore[attr-defined] # the same
+                    group = each.device_mesh.get_group(dim)  # type: ignore[attr-defined] # an attribute of DTensor
                     lines.setdefault(id(group), (group, []))[1].append(number)
     for group, numbers in lines.values():
         told = squares[numbers]
@@ -230,7 +230,7 @@ class PartNorm(_Part):
 def as_part(gradient: Tensor, held: Held) -> Tensor:
     """Return `gradient` as a PartGradient of the same memory."""
     found = gradient.as_subclass(PartGradient)
-    found._stages = held.stages  # noqa: SLF001 -- of this module
+    found._stages = held.stages  # noqa: SLF001 -- only this module uses it
     return found
 
 
@@ -243,7 +243,7 @@ def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
     else:
         # DTensor scalars, such as the factor of gradient clipping, are made plain.
         found = func(*(whole(each) if isinstance(each, Tensor) and not each.dim() else each for each in args), **kwargs)
-    if func is torch._foreach_norm:  # noqa: SLF001 -- torch's name
+    if func is torch._foreach_norm:  # noqa: SLF001 -- torch has no public name for it
         return [_as_norm(whole(norm), _stages_of(each)) for norm, each in zip(found, args[0], strict=True)]
     if func in _NORMS:
         return _as_norm(found, _stages_of(args[0]))
@@ -280,7 +280,7 @@ def _as_norm(norm: Any, stages: dist.ProcessGroup | None) -> Any:
     if stages is None or not isinstance(norm, Tensor):
         return norm
     found = norm.as_subclass(PartNorm)
-    found._stages = stages  # noqa: SLF001 -- of this module
+    found._stages = stages  # noqa: SLF001 -- only this module uses it
     return found
 
 

@@ -109,7 +109,7 @@ def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Comp
 
 
 def ascending(found: Sequence[Compute]) -> tuple[Compute, ...]:
-    """Return measurements in the order of samples, without disturbances.
+    """Return measurements sorted by samples, with disturbances removed.
 
     No batch may take longer than a larger one, so each time is at most that of the next larger batch.
     """

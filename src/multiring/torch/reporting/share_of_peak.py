@@ -85,7 +85,7 @@ class _Counter(FlopCounterMode):
         # In a backward, only recomputed operations have gradients enabled.
         if self.is_backward and torch.is_grad_enabled():
             return out
-        return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call] # torch's own
+        return super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call] # torch does not annotate it
 
 
 def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
@@ -95,7 +95,7 @@ def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
         if not loss.requires_grad:
             raise ArgumentError("training_flop: `step` returned no loss; want a function of the model that returns one")
         counter.is_backward = True
-        loss.backward()  # type: ignore[no-untyped-call] # torch's own
+        loss.backward()  # type: ignore[no-untyped-call] # torch does not annotate it
     found = int(counter.get_total_flops())
     if not found:
         raise ArgumentError("training_flop: torch's counter knows none of the operations of this model")

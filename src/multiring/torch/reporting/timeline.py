@@ -86,7 +86,7 @@ class _Hooks:
         self._spans.add(f"forward {type(module).__name__}", "forward", calls.began_ns, time.monotonic_ns())
         for tensor in _tensors(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(self._in_backward)  # type: ignore[no-untyped-call] # torch's own
+                tensor.register_hook(self._in_backward)  # type: ignore[no-untyped-call] # torch does not annotate it
 
     def _in_backward(self, _gradient: Tensor) -> None:
         calls, backward = self._calls, current_backward()
