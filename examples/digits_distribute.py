@@ -1,6 +1,7 @@
-"""Learn handwritten digits: a script for one process, and the line that makes it one for any number of them.
+"""Learn handwritten digits: a script for one process, which one added line runs on any number of ranks.
 
-Alone, or `multiring run -n 3 -- python examples/digits_distribute.py`: the losses are the same, up to rounding.
+Run it alone or by `multiring run -n 3 -- python examples/digits_distribute.py`: the losses are the same, up to
+rounding.
 """
 
 import argparse
@@ -12,15 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
 
-HELD_BACK = 360  # of 1797 images
+HELD_BACK = 360  # test images, a fifth of 1797
 
 
 def main() -> None:
     """Train, and print the loss of each epoch."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits.")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read images, for each rank")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
+    parser.add_argument("--workers", type=int, default=0, help="processes per rank that read images")
     options = parser.parse_args()
 
     torch.manual_seed(1)
@@ -38,7 +39,7 @@ def main() -> None:
         TensorDataset(images[rest], labels[rest]), options.batch, shuffle=True, num_workers=options.workers
     )
 
-    model, optimizer, loader = mt.distribute(model, optimizer, loader)  # the line
+    model, optimizer, loader = mt.distribute(model, optimizer, loader)  # the added line
 
     for epoch in range(1, options.epochs + 1):
         total = 0.0
@@ -47,7 +48,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call] # torch's own
             optimizer.step()
-            total += loader.global_loss(loss).item()  # what the rank computed is the loss of its own part
+            total += loader.global_loss(loss).item()  # `loss` is that of the rank's own part
         if mt.rank() == 0:
             print(f"epoch {epoch}: loss {total / len(loader):.6f}")
     with torch.no_grad():

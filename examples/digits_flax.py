@@ -1,6 +1,6 @@
 """Learn handwritten digits with flax: `multiring run -n 2 -- python examples/digits_flax.py`.
 
-A module of flax' NNX, and an optimizer of optax around which multiring combines the ranks' gradients.
+It trains a module of flax' NNX. multiring wraps an optimizer of optax and combines the ranks' gradients.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from sklearn.datasets import load_digits
 
 import multiring.jax as mj
 
-HELD_BACK = 360  # of 1797 images, a fifth
+HELD_BACK = 360  # test images, a fifth of 1797
 
 
 def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return images of shape (n, 8, 8, 1) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
     bunch = load_digits()
     images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
     order = np.random.default_rng(2026).permutation(len(labels))
@@ -38,7 +38,7 @@ class Network(nnx.Module):
         self.out = nnx.Linear(128, 10, rngs=rngs)
 
     def __call__(self, images: Any) -> Any:
-        """Return 10 numbers for each image."""
+        """Return ten scores for each image."""
         found = images
         for layer, convolution in enumerate(self.convolutions):
             found = nnx.relu(convolution(found))
@@ -54,24 +54,24 @@ def loss_of(network: Network, images: Any, labels: Any, weights: Any) -> Any:
 
 @nnx.jit
 def step(network: Network, optimizer: Any, images: Any, labels: Any, weights: Any) -> None:
-    """Train on one share of a batch."""
+    """Train on one rank's share of a batch."""
     optimizer.update(network, nnx.grad(loss_of)(network, images, labels, weights))
 
 
 def main() -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy and speed."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits with flax on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
     options = parser.parse_args()
     mj.init()
     (images, labels), (test_images, test_labels) = digits()
-    network = Network(nnx.Rngs(mj.rank()))  # others on each rank, until they are broadcast
+    network = Network(nnx.Rngs(mj.rank()))  # weights differ between ranks until they are broadcast
     nnx.update(network, mj.broadcast(nnx.state(network)))
-    # The ranks' losses are their samples' parts of the whole batch's: their gradients add up to its gradient.
+    # A rank's loss is its samples' part of the whole batch's loss, so the ranks' gradients add up to the gradient.
     transformation: Any = mj.distribute(optax.sgd(0.05, momentum=0.9), op=mj.Sum)
     optimizer = nnx.Optimizer(network, transformation, wrt=nnx.Param)
-    share = -(-options.batch // mj.size())  # one shape, and so one program: images too many have no weight
+    share = -(-options.batch // mj.size())  # one shape for one compiled program: padding has weight 0
     random = np.random.default_rng(1)  # the same order on all ranks
     start = time.perf_counter()
     for _ in range(options.epochs):

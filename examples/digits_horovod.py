@@ -1,8 +1,8 @@
-"""Learn handwritten digits, as a program written for Horovod does it: nothing in here says multiring.
+"""Learn handwritten digits in the way of a program written for Horovod, without a word about multiring.
 
     multiring run --horovod -n 2 -- python examples/digits_horovod.py
 
-`--elastic` goes on from the last commit when a rank's collective fails, as such programs do.
+With `--elastic`, it resumes from the last commit when a rank's collective fails, as such programs do.
 """
 
 import argparse
@@ -10,16 +10,16 @@ import argparse
 import horovod.torch as hvd
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 -- as everyone writes it
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-HELD_BACK = 360  # of 1797 images
+HELD_BACK = 360  # test images, a fifth of 1797
 
 
 class Net(nn.Module):
-    """Two convolutions, two layers, and dropout."""
+    """A network of two convolutions, two linear layers, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities, shape (n, 10), of images of shape (n, 1, 8, 8)."""
+        """Return log-probabilities, shape (n, 10), for images of shape (n, 1, 8, 8)."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = self.dropout(F.relu(self.fc1(x.flatten(1))))
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def digits() -> tuple[Dataset[tuple[Tensor, ...]], Dataset[tuple[Tensor, ...]]]:
-    """Return what to train on and what is held back; the same on all ranks."""
+    """Return the training set and the test set; they are the same on all ranks."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1)
     labels = torch.from_numpy(bunch.target)
@@ -48,12 +48,12 @@ def digits() -> tuple[Dataset[tuple[Tensor, ...]], Dataset[tuple[Tensor, ...]]]:
 
 
 def metric_average(value: float, name: str) -> float:
-    """Return the mean of all ranks' values."""
+    """Return the mean of `value` over all ranks."""
     return float(hvd.allreduce(torch.tensor(value), name=name).item())
 
 
 def test(model: nn.Module, held_back: Dataset[tuple[Tensor, ...]]) -> tuple[float, float]:
-    """Return loss and accuracy over all ranks' shares of what is held back."""
+    """Return loss and accuracy on the test set, over all ranks' shares."""
     model.eval()
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
         held_back, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False
@@ -69,7 +69,7 @@ def test(model: nn.Module, held_back: Dataset[tuple[Tensor, ...]]) -> tuple[floa
 
 
 def optimizer_for(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
-    """Return SGD with all ranks' gradients; Adasum needs no larger learning rate with more ranks."""
+    """Return SGD with the gradients of all ranks; Adasum needs no larger learning rate with more ranks."""
     lr_scaler = 1 if options.use_adasum else hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * lr_scaler, momentum=0.5)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -95,7 +95,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor
 
 
 def train(model: nn.Module, train_set: Dataset[tuple[Tensor, ...]], options: argparse.Namespace) -> None:
-    """Train for some epochs, each rank on its share."""
+    """Train for some epochs, each rank on its own share."""
     optimizer = optimizer_for(model, options)
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
         train_set, num_replicas=hvd.size(), rank=hvd.rank()
@@ -111,7 +111,7 @@ def train(model: nn.Module, train_set: Dataset[tuple[Tensor, ...]], options: arg
 
 
 def train_elastic(model: nn.Module, train_set: Dataset[tuple[Tensor, ...]], options: argparse.Namespace) -> None:
-    """Train with commits to go back to."""
+    """Train with commits, and return to the last one after a failure."""
     optimizer = optimizer_for(model, options)
     sampler = hvd.elastic.ElasticSampler(train_set)
     loader = DataLoader(train_set, batch_size=options.batch_size, sampler=sampler)
@@ -135,16 +135,16 @@ def train_elastic(model: nn.Module, train_set: Dataset[tuple[Tensor, ...]], opti
 
 
 def main() -> None:
-    """Train, test, and let rank 0 tell."""
+    """Train and test; rank 0 prints the results."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits, with Horovod's interface.")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step, on each rank")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per step and rank")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in 16 bits")
     parser.add_argument("--use-adasum", action="store_true", help="combine gradients by Adasum")
     parser.add_argument("--gradient-predivide-factor", type=float, default=1.0)
-    parser.add_argument("--elastic", action="store_true", help="commit, and go on from the last commit after a failure")
+    parser.add_argument("--elastic", action="store_true", help="commit, and resume from the last commit on failure")
     options = parser.parse_args()
 
     hvd.init()

@@ -1,6 +1,6 @@
 """Learn handwritten digits with JAX and optax: `multiring run -n 2 -- python examples/digits_jax.py`.
 
-One compiled step: each rank has its share of every batch, and the optimizer takes the gradients of all of them.
+There is one compiled step: each rank has its share of every batch, and the optimizer uses the gradients of all ranks.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import multiring.jax as mj
 
-HELD_BACK = 360  # of 1797 images, a fifth
+HELD_BACK = 360  # test images, a fifth of 1797
 SHAPES = {
     "conv1": (3, 3, 1, 32),
     "conv2": (3, 3, 32, 64),
@@ -26,7 +26,7 @@ SHAPES = {
 
 
 def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return images of shape (n, 8, 8, 1) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
     bunch = load_digits()
     images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
     order = np.random.default_rng(2026).permutation(len(labels))
@@ -35,7 +35,7 @@ def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def first_parameters(seed: int) -> Any:
-    """Return the parameters of a small convolutional network."""
+    """Return the initial parameters of a small convolutional network."""
     random = np.random.default_rng(seed)
     return {
         name: {
@@ -47,7 +47,7 @@ def first_parameters(seed: int) -> Any:
 
 
 def network(parameters: Any, images: Any) -> Any:
-    """Return 10 numbers for each image."""
+    """Return ten scores for each image."""
     found = images
     for layer in ("conv1", "conv2", "conv3"):
         weight, bias = parameters[layer]["weight"], parameters[layer]["bias"]
@@ -67,15 +67,15 @@ def loss_of(parameters: Any, images: Any, labels: Any, weights: Any) -> Any:
 
 
 def main() -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy and speed."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits with JAX on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
     options = parser.parse_args()
     mj.init()
     (images, labels), (test_images, test_labels) = digits()
-    parameters = mj.broadcast(first_parameters(mj.rank()))  # others on each rank, until now
-    # The ranks' losses are their samples' parts of the whole batch's: their gradients add up to its gradient.
+    parameters = mj.broadcast(first_parameters(mj.rank()))  # they differ between ranks until now
+    # A rank's loss is its samples' part of the whole batch's loss, so the ranks' gradients add up to the gradient.
     optimizer = mj.distribute(optax.sgd(0.05, momentum=0.9), op=mj.Sum)
     state = optimizer.init(parameters)
 
@@ -85,7 +85,7 @@ def main() -> None:
         return optax.apply_updates(parameters, updates), state
 
     compiled = jax.jit(step, donate_argnums=(0, 1))
-    share = -(-options.batch // mj.size())  # one shape, and so one program: images too many have no weight
+    share = -(-options.batch // mj.size())  # one shape for one compiled program: padding has weight 0
     random = np.random.default_rng(1)  # the same order on all ranks
     start = time.perf_counter()
     for _ in range(options.epochs):

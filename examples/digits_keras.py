@@ -1,7 +1,7 @@
 """Learn handwritten digits with Keras: `multiring run -n 2 -- python examples/digits_keras.py`.
 
-A script for one process with one line more, `mk.distribute(model)`, on whichever backend KERAS_BACKEND names. One rank
-trains to the same losses.
+It is a script for one process with one added line, `mk.distribute(model)`, on any backend that KERAS_BACKEND names.
+One rank has the same losses.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from sklearn.datasets import load_digits
 
 import multiring.keras as mk
 
-HELD_BACK = 360  # of 1797 images, a fifth
+HELD_BACK = 360  # test images, a fifth of 1797
 
 
 def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return images of shape (n, 8, 8, 1) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
     bunch = load_digits()
     images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
     order = np.random.default_rng(2026).permutation(len(labels))
@@ -40,10 +40,10 @@ def network() -> Any:
 
 
 def main() -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy and speed."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits with Keras on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
     options = parser.parse_args()
     mk.init()
     keras.utils.set_random_seed(1)

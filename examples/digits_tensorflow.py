@@ -1,6 +1,6 @@
 """Learn handwritten digits with TensorFlow: `multiring run -n 2 -- python examples/digits_tensorflow.py`.
 
-A loop of one's own, compiled: each rank has its share of every batch, and the tape gives the gradients of all of them.
+It has its own compiled loop: each rank has its share of every batch, and the tape returns the gradients of all ranks.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from sklearn.datasets import load_digits
 
 import multiring.tensorflow as mt
 
-HELD_BACK = 360  # of 1797 images, a fifth
+HELD_BACK = 360  # test images, a fifth of 1797
 
 
 def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return images of shape (n, 8, 8, 1) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
     bunch = load_digits()
     images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
     order = np.random.default_rng(2026).permutation(len(labels))
@@ -30,7 +30,7 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow has no types
 
     def __init__(self) -> None:
         super().__init__()
-        random = np.random.default_rng(mt.rank())  # others on each rank, until they are broadcast
+        random = np.random.default_rng(mt.rank())  # weights differ between ranks until they are broadcast
         shapes = [(3, 3, 1, 32), (3, 3, 32, 64), (3, 3, 64, 64), (256, 128), (128, 10)]
         self.weights = [
             tf.Variable((random.normal(size=shape) * np.sqrt(2 / np.prod(shape[:-1]))).astype(np.float32))
@@ -39,7 +39,7 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow has no types
         self.biases = [tf.Variable(tf.zeros(shape[-1])) for shape in shapes]
 
     def __call__(self, images: Any) -> Any:
-        """Return 10 numbers for each image."""
+        """Return ten scores for each image."""
         found = images
         for layer in range(3):
             found = tf.nn.relu(tf.nn.conv2d(found, self.weights[layer], 1, "SAME") + self.biases[layer])
@@ -50,10 +50,10 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow has no types
 
 
 def main() -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy and speed."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits with TensorFlow on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
     options = parser.parse_args()
     mt.init()
     (images, labels), (test_images, test_labels) = digits()
@@ -65,7 +65,7 @@ def main() -> None:
         with tf.GradientTape() as tape:
             errors = tf.nn.sparse_softmax_cross_entropy_with_logits(own_labels, network(own_images))
             loss = tf.reduce_sum(errors) / whole
-        # The ranks' losses are their samples' parts of the whole batch's: their gradients add up to its gradient.
+        # A rank's loss is its samples' part of the whole batch's loss, so the ranks' gradients add up to the gradient.
         tape = mt.DistributedGradientTape(tape, op=mt.Sum)
         gradients = tape.gradient(loss, network.trainable_variables)
         for variable, moment, gradient in zip(network.trainable_variables, moments, gradients, strict=True):
@@ -73,7 +73,7 @@ def main() -> None:
             variable.assign_sub(0.05 * moment)
         return loss
 
-    # Shares of two lengths, a batch's and the last one's: one program for both.
+    # Shares have two lengths, for full batches and for the last batch; one compiled program serves both.
     signature = [tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int64), tf.TensorSpec([])]
     compiled = tf.function(step, input_signature=signature)
     random = np.random.default_rng(1)  # the same order on all ranks

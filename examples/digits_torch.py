@@ -1,7 +1,7 @@
 """Learn handwritten digits on any number of ranks: `multiring run -n 2 -- python examples/digits_torch.py`.
 
-Runs as it is alone, under `multiring run`, mpiexec, torchrun and srun. While it trains it checks what data-parallel
-training rests on: no two ranks see one image in the same epoch, and all ranks have the same parameters at every step.
+It runs alone, under `multiring run`, mpiexec, torchrun and srun. It checks two conditions of data-parallel training: no
+two ranks use the same image in one epoch, and all ranks have the same parameters at every step.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 import multiring
 import multiring.torch as mt
 
-HELD_BACK = 360  # of 1797 images, a fifth; the same ones whatever the seed of the training
+HELD_BACK = 360  # test images, a fifth of 1797; independent of the training's seed
 
 
 def digits(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return images of shape (n, 1, 8, 8) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 1, 8, 8), and labels."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images / 16.0).to(dtype).unsqueeze(1)
     labels = torch.from_numpy(bunch.target)
@@ -33,7 +33,7 @@ def digits(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Ten
 
 
 def network() -> nn.Module:
-    """Return a small convolutional network; without batch norm or dropout, N ranks compute what one would."""
+    """Return a small convolutional network; it has no batch norm and no dropout, so N ranks compute what one would."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -43,19 +43,19 @@ def network() -> nn.Module:
 
 
 def epoch_batches(images: int, batch: int, generator: torch.Generator) -> list[Tensor]:
-    """Return the images' indices in batches, newly shuffled: the same on all ranks, as their generators are."""
+    """Return the images' indices in batches, shuffled anew; all ranks have equal generators and so equal batches."""
     return list(torch.split(torch.randperm(images, generator=generator), batch))
 
 
 def check_shards(used: list[Tensor], images: int) -> None:
-    """Exit unless all ranks together used each image once in this epoch, given those that this rank used."""
+    """Exit unless all ranks together used each image once in this epoch; `used` are this rank's images."""
     everyones = np.asarray(multiring.world().all_gather(torch.cat(used)))
     if not np.array_equal(np.sort(everyones), np.arange(images)):
         raise SystemExit("the ranks' shards overlap, or miss images")
 
 
 def check_parameters(model: nn.Module, step: int) -> None:
-    """Exit unless all ranks' parameters are the same, bit for bit."""
+    """Exit unless all ranks have bit-identical parameters."""
     digest = hashlib.blake2b(digest_size=8)
     for parameter in model.parameters():
         digest.update(parameter.detach().view(-1).view(torch.uint8).numpy().data)
@@ -67,13 +67,13 @@ def check_parameters(model: nn.Module, step: int) -> None:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of images told right."""
+    """Return the share of images that are classified correctly."""
     with torch.no_grad():
         return float((model(images).argmax(1) == labels).double().mean())
 
 
 def optimizer_of(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
-    """Return the model's optimizer, whose gradients are those of all ranks."""
+    """Return the model's optimizer, which uses the gradients of all ranks."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     if not options.sharing:
         return optimizer
@@ -81,8 +81,8 @@ def optimizer_of(model: nn.Module, options: argparse.Namespace) -> torch.optim.O
     return mt.DistributedOptimizer(
         optimizer,
         model.named_parameters(),
-        # Each rank's loss is its samples' part of the whole batch's mean, so that the ranks' gradients add up to the
-        # batch's gradient, also where their shards are not equally long.
+        # Each rank's loss is its samples' part of the whole batch's mean. So the ranks' gradients add up to the
+        # batch's gradient, even if shards have different lengths.
         op=mt.Sum,
         compression=compression,
         error_feedback=options.error_feedback,
@@ -96,7 +96,7 @@ def train(
     options: argparse.Namespace,
     progress: Progress,
 ) -> int:
-    """Train, and return how many images all ranks together saw."""
+    """Train, and return the number of images that all ranks together used."""
     images, labels = data
     steps_per_epoch = -(-len(images) // options.batch)
     steps = options.steps or options.epochs * steps_per_epoch
@@ -130,25 +130,25 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--steps", type=int, help="end after this many steps instead")
-    parser.add_argument("--batch", type=int, default=64, help="images a step, of all ranks together")
+    parser.add_argument("--steps", type=int, help="end after this many steps instead of by epochs")
+    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
-    parser.add_argument("--wire", choices=("fp16", "bf16", "int8"), help="what gradients are between hosts")
-    parser.add_argument("--error-feedback", action="store_true", help="make up for what the wire loses")
+    parser.add_argument("--wire", choices=("fp16", "bf16", "int8"), help="the type of gradients between hosts")
+    parser.add_argument("--error-feedback", action="store_true", help="add the wire's error to the next gradient")
     parser.add_argument("--powersgd", type=int, metavar="RANK", help="send gradients as factors of this rank")
     parser.add_argument(
-        "--no-sharing", dest="sharing", action="store_false", help="let each rank train alone, which the checks notice"
+        "--no-sharing", dest="sharing", action="store_false", help="let each rank train alone; the checks then fail"
     )
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy, speed and waiting time."""
     options = options_of(sys.argv[1:])
     mt.init()
-    # mpiexec leaves every rank all cores of the host.
+    # mpiexec lets every rank use all cores of the host.
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // mt.local_size())))
     dtype = getattr(torch, options.dtype)
     data, (test_images, test_labels) = digits(dtype)

@@ -1,4 +1,4 @@
-"""Folders of generated data: known by a file in them, so that nobody's own data are written over."""
+"""Folders of generated data. A file in the folder marks them, so that nobody's own data are overwritten."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 
-GENERATED = "generated.json"  # what a folder's data were generated with
+GENERATED = "generated.json"  # the parameters of the generated data
 
 
 def claim(folder: Path, **told: Any) -> None:
-    """Make a folder for generated data, or take one that has some already.
+    """Make a folder for generated data, or reuse a folder that has generated data.
 
     Args:
-        folder: where the data are to be.
-        told: what they are generated with, for a reader of the folder.
+        folder: the folder for the data.
+        told: the parameters of the data, for readers of the folder.
 
     Raises:
         ArgumentError: the folder has other files.

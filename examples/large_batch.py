@@ -1,11 +1,11 @@
-"""The law of large batches, drawn: epochs to a target over the batch, with its fit and what the noise scale foretold.
+"""Plot the law of large batches: epochs to a target over the batch, its fit, and the noise scale's prediction.
 
-    python examples/large_batch.py                 # large_batch.png, and the table, in half a minute
+    python examples/large_batch.py                 # large_batch.png and the table, in half a minute
     python examples/large_batch.py --quick         # in seconds, with wide errors
 
 A small network learns handwritten digits with batches of 8 to 512, each with the best of several learning rates.
-E = Emin (1 + B/Bc) is fitted; Bc is foretold from the noise scale of a small batch's gradients before that. It needs
-scikit-learn and matplotlib.
+E = Emin (1 + B/Bc) is fitted. Before that, Bc is predicted from the noise scale of a small batch's gradients. The
+program needs scikit-learn and matplotlib.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Row = tuple[int, float, float, list[float]]  # batch, rate, mean of the epochs, 
 TRAINED = 1350
 TARGET = 0.25  # test loss
 LIMIT = 120  # epochs
-SMALL = 16  # the batch at which the noise scale is measured
+SMALL = 16  # the batch for measuring the noise scale
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def network(seed: int) -> nn.Module:
 
 
 def epochs_to_target(batch: int, rate: float, seed: int) -> float:
-    """Return after how many epochs the test loss is `TARGET`; infinity where it is not by `LIMIT`."""
+    """Return the number of epochs until the test loss is `TARGET`; infinity if that takes more than `LIMIT`."""
     images, labels = digits()
     model = network(seed)
     parameters = list(model.parameters())
@@ -76,7 +76,7 @@ def epochs_to_target(batch: int, rate: float, seed: int) -> float:
 
 
 def foretold(seeds: range) -> float:
-    """Return the critical batch by the noise scale of steps with the smallest batch, up to the target."""
+    """Return the critical batch, predicted from the noise scale of steps with a small batch, up to the target."""
     found = []
     for seed in seeds:
         images, labels = digits()
@@ -100,25 +100,25 @@ def foretold(seeds: range) -> float:
 
 
 def best(batch: int, rates: list[float], seeds: range) -> tuple[float, list[float]]:
-    """Return the rate that two other seeds found best, and the epochs of `seeds` with it."""
+    """Return the best rate according to two other seeds, and the epochs of `seeds` with that rate."""
     tried = {rate: statistics.mean(epochs_to_target(batch, rate, 100 + seed) for seed in range(2)) for rate in rates}
     rate = min(rates, key=lambda each: tried[each])
     return rate, [epochs_to_target(batch, rate, seed) for seed in seeds]
 
 
 def main() -> None:
-    """Draw the law."""
+    """Measure, and draw the law."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer batches, rates and seeds")
-    parser.add_argument("--picture", default="large_batch.png", help="where it goes")
+    parser.add_argument("--picture", default="large_batch.png", help="the file for the picture")
     options = parser.parse_args()
     if options.picture and Path(options.picture).exists():
-        parser.error(f"--picture {options.picture}: it is there already; want another name, or remove it")
+        parser.error(f"--picture {options.picture}: the file exists already; give another name, or remove it")
     torch.set_num_threads(1)
     seeds = range(2 if options.quick else 5)
     batches = [16, 64, 256] if options.quick else [8, 16, 32, 64, 128, 256, 512]
     critical = foretold(seeds)
-    print(f"foretold by the noise scale at batch {SMALL}: a critical batch of {critical:,.0f}")
+    print(f"predicted by the noise scale at batch {SMALL}: a critical batch of {critical:,.0f}")
     rows: list[Row] = []
     for batch in batches:
         middle = 1.6 / (1 + 200 / batch)
@@ -131,7 +131,7 @@ def main() -> None:
     print("   batch   rate  epochs  steps   fit")
     for batch, rate, mean, _ in rows:
         print(f"{batch:8} {rate:6.2f} {mean:7.2f} {mean * TRAINED / batch:6.0f} {law.needed(batch):5.2f}")
-    print(f"fit: {law.least:.2f} epochs (1 + B / {law.critical:,.0f}); foretold {critical / law.critical:.2f} of that")
+    print(f"fit: {law.least:.2f} epochs (1 + B / {law.critical:,.0f}); predicted {critical / law.critical:.2f} of that")
     print(advise(critical=law.critical, batch=batches[0], learning_rate=rows[0][1], batches=batches))
     if options.picture:
         draw(options.picture, rows, law, critical)

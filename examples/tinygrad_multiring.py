@@ -20,14 +20,14 @@ from multiring.runtime.arrays import numpy_dtype
 
 
 def to_numpy(tensor: Tensor) -> Any:
-    """Return a tensor's elements; tinygrad would make float32 of bfloat16, which is ml_dtypes' here."""
+    """Return a tensor's elements; bfloat16 becomes the type of ml_dtypes, where tinygrad alone would return float32."""
     if tensor.dtype == dtypes.bfloat16:
         return tensor.bitcast(dtypes.uint16).numpy().view(numpy_dtype("bfloat16"))
     return tensor.numpy()
 
 
 def from_numpy(array: Any, device: Any = None) -> Tensor:
-    """Return a tensor of an array's elements."""
+    """Return a tensor with an array's elements."""
     if array.dtype == numpy_dtype("bfloat16"):
         return Tensor(np.array(array, order="C").view("uint16"), device=device).bitcast(dtypes.bfloat16).realize()
     return Tensor(array, device=device).realize()
@@ -36,21 +36,21 @@ def from_numpy(array: Any, device: Any = None) -> Tensor:
 def all_reduce(
     tensor: Tensor, op: str = "average", *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Return every rank's tensor combined: "sum", "average", "min", "max" or "product"."""
+    """Return the ranks' tensors combined: "sum", "average", "min", "max" or "product"."""
     found = array_collectives.allreduce(to_numpy(tensor), op, name=name, process_set=process_set)
     return from_numpy(found, tensor.device)
 
 
 def broadcast_parameters(parameters: list[Tensor], root: int = 0) -> None:
-    """Give all ranks rank `root`'s parameters."""
+    """Overwrite every rank's parameters with those of rank `root`."""
     for each in parameters:
         each.assign(from_numpy(array_collectives.broadcast(to_numpy(each), root), each.device)).realize()
 
 
 def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> Any:
-    """Return `optimizer`, whose steps take the average of all ranks' gradients."""
+    """Return `optimizer`, changed to use the average of all ranks' gradients in its steps."""
     plain_step = optimizer.step
-    reducers: dict[Any, GradientReducer] = {}  # by membership: the ranks meet anew after a failure
+    reducers: dict[Any, GradientReducer] = {}  # by membership, which changes after a failure
 
     def reducer_now() -> GradientReducer:
         members = members_of(process_set)
@@ -68,7 +68,7 @@ def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> 
     def step() -> None:
         own = [None if each.grad is None else to_numpy(each.grad) for each in optimizer.params]
         for each, shared in zip(optimizer.params, reducer_now().reduce(own), strict=True):
-            # tinygrad's optimizers want a gradient of each parameter; where no rank has one, it is zero.
+            # tinygrad's optimizers need a gradient for each parameter; if no rank has one, use zero.
             gradient = np.zeros(each.shape, np.float32) if shared is None else shared.copy()
             each.grad = from_numpy(gradient, each.device)
         plain_step()
@@ -78,7 +78,7 @@ def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> 
 
 
 class ModelState(ObjectState):
-    """Parameters, and whatever else as attributes, to go on from after a failure."""
+    """Parameters, and any other values as attributes, that a program resumes from after a failure."""
 
     def __init__(self, parameters: list[Tensor], **values: Any) -> None:
         self._parameters = parameters
@@ -88,18 +88,18 @@ class ModelState(ObjectState):
         return [to_numpy(each) for each in self._parameters]
 
     def save(self) -> None:
-        """Keep everything as it is now."""
+        """Store the present state."""
         self.held = self._read()
         super().save()
 
     def restore(self) -> None:
-        """Make everything what it was when it was kept last."""
+        """Return to the stored state."""
         super().restore()
         for each, value in zip(self._parameters, self.held, strict=True):
             each.assign(from_numpy(value.copy(), each.device)).realize()
 
     def sync(self) -> None:
-        """Make everything rank 0's on every rank, and keep it."""
+        """Overwrite the state of every rank with rank 0's, and store it."""
         self.save()
         super().sync()
         self.restore()

@@ -1,12 +1,12 @@
-"""What is reached on climate fields without a network: the figures that one has to beat.
+"""Measure baselines on climate fields without a network; a network has to beat their figures.
 
     python -m examples.climate.baselines fields
 
-Prints the IoU of each class and their mean for background everywhere; for logistic regression on a pixel's channels;
-and for gradient boosting on what lies within 15 x 15 pixels of it (mean, deviation, smallest and largest value of each
-channel) and on its latitude. Both learn from pixels drawn from `train`; how much more often storms are guessed
-than drawn is chosen on fields that are held back there, for the best mean IoU. Writes them beside the fields, too, so
-that the report of a training on these draws them.
+It prints the IoU of each class and their mean for three baselines: background everywhere; logistic regression on a
+pixel's channels; and gradient boosting. Boosting uses the mean, deviation, smallest and largest value of each channel
+within 15 x 15 pixels, and the latitude. Both classifiers learn from pixels drawn from `train`. They guess storms more
+often than storms are drawn, by a factor chosen for the best mean IoU on fields of `train` that are held back. The
+figures are also written beside the fields, so that the report of a training on these fields shows them.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from sklearn.preprocessing import StandardScaler
 
 AROUND = 15  # pixels
 CLASSES = ("background", "cyclone", "river")
-DRAWN = {0: 60, 1: 40, 2: 40}  # pixels of each class, at most, from each field
-HELD_BACK = 20  # fields
+DRAWN = {0: 60, 1: 40, 2: 40}  # the most pixels of each class that are drawn from a field
+HELD_BACK = 20  # the number of fields held back
 BOOSTS = (0.1, 0.2, 0.4, 0.7, 1.0, 1.6)
 
 Features = NDArray[np.float32]
 
 
 def read(path: Path) -> tuple[Features, NDArray[np.int64]]:
-    """Return a file's fields, with the channel's mean where they are missing, and labels."""
+    """Return a file's fields and labels; missing values become the channel's mean."""
     with h5py.File(path) as file:
         data, labels = file["climate/data"][:], file["climate/labels_0"][:].astype(np.int64)
     mean = np.nanmean(data, (0, 1))
@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[Features, NDArray[np.int64]]:
 
 
 def near(data: Features) -> Features:
-    """Return (pixels, features) of (height, width, channels): the channels around each pixel, and its latitude."""
+    """Return the features of the channels around each pixel, and its latitude: (pixels, features)."""
     size = (AROUND, AROUND, 1)
     around = ("nearest", "wrap", "nearest")
     mean = ndimage.uniform_filter(data, size, mode=around)
@@ -53,12 +53,12 @@ def near(data: Features) -> Features:
 
 
 def itself(data: Features) -> Features:
-    """Return (pixels, channels)."""
+    """Return the channels of each pixel: (pixels, channels)."""
     return data.reshape(-1, data.shape[-1])
 
 
 def intersection_over_union(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return each class's, in percent, of a confusion matrix."""
+    """Return each class's IoU in percent, from a confusion matrix."""
     hit = np.diag(counts)
     shares: NDArray[np.float64] = 100 * hit / np.maximum(counts.sum(0) + counts.sum(1) - hit, 1)
     return shares
@@ -71,21 +71,21 @@ def summed(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def confusion(labels: NDArray[np.int64], guesses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many pixels of class i (rows) were taken for class j."""
+    """Return a confusion matrix: how many pixels of class i (rows) were taken for class j."""
     classes = len(CLASSES)
     counts: NDArray[np.int64] = np.bincount(labels.ravel() * classes + guesses.ravel(), minlength=classes**2)
     return counts.reshape(classes, classes)
 
 
 class Baseline:
-    """A classifier of pixels, with the weight of rare classes that suits the mean IoU."""
+    """A classifier of pixels, with a factor for rare classes that is best for the mean IoU."""
 
     def __init__(self, model: object, describe: object) -> None:
         self.model, self.describe = model, describe
         self.boost = 1.0
 
     def learn(self, paths: list[Path]) -> None:
-        """Learn from drawn pixels of all fields but the last, and choose the boost on those."""
+        """Learn from pixels drawn from all fields but the last ones, and choose the factor on those."""
         random = np.random.default_rng(0)
         features, labels = [], []
         for path in paths[:-HELD_BACK]:
@@ -105,18 +105,18 @@ class Baseline:
         self.boost = max(scores, key=scores.__getitem__)
 
     def chances(self, path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return each pixel's chances of the classes, and its class."""
+        """Return each pixel's class probabilities, and its class."""
         data, truth = read(path)
         return self.model.predict_proba(self.describe(data)), truth.ravel()  # type: ignore[attr-defined,operator]
 
     @staticmethod
     def guess(chances: NDArray[np.float64], boost: float) -> NDArray[np.int64]:
-        """Return the likeliest class, where the rare ones' chances count `boost` times."""
+        """Return the likeliest class, with the probabilities of rare classes multiplied by `boost`."""
         guesses: NDArray[np.int64] = (chances * np.array([1, boost, boost])).argmax(1)
         return guesses
 
     def measure(self, paths: list[Path]) -> list[float]:
-        """Return the classes' IoU over all files, in percent."""
+        """Return the IoU of each class over all files, in percent."""
         counts = summed(
             confusion(truth, self.guess(chances, self.boost)) for chances, truth in map(self.chances, paths)
         )
@@ -124,10 +124,10 @@ class Baseline:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print the baselines."""
     parser = argparse.ArgumentParser(description="IoU without a network.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     paths = {split: sorted((options.folder / split).glob("*.h5")) for split in ("train", "val", "shifted")}
     rows: dict[str, dict[str, list[float]]] = {"background": {}}

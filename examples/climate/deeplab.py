@@ -1,7 +1,7 @@
-"""DeepLabv3+ with a decoder of full resolution, for fields of many channels.
+"""DeepLabv3+ with a full-resolution decoder, for fields of many channels.
 
-ResNet-50 with an output stride of 8, atrous spatial pyramid pooling at rates 12, 24 and 36, and a decoder of
-transposed convolutions up to every pixel of the input, in place of bilinear interpolation from a quarter of it.
+It has ResNet-50 with an output stride of 8, atrous spatial pyramid pooling at rates 12, 24 and 36, and a decoder of
+transposed convolutions up to every pixel of the input. The original interpolates bilinearly from a quarter of it.
 
 Sources: Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation", ECCV 2018,
 arXiv:1802.02611; Kurth et al., "Exascale Deep Learning for Climate Analytics", SC18, arXiv:1810.01993.
@@ -24,7 +24,7 @@ def _convolution(inputs: int, outputs: int, size: int = 3, dilation: int = 1) ->
 
 
 def _doubling(inputs: int, outputs: int) -> nn.Sequential:
-    """Return a transposed convolution to twice the resolution."""
+    """Return a transposed convolution that doubles the resolution."""
     return nn.Sequential(
         nn.ConvTranspose2d(inputs, outputs, 3, 2, padding=1, output_padding=1, bias=False),
         nn.BatchNorm2d(outputs),
@@ -33,10 +33,10 @@ def _doubling(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class AtrousPyramid(nn.Module):
-    """What lies around each pixel, near and far: a 1x1 convolution, three dilated ones, and the mean of the image.
+    """Features of each pixel's surroundings: a 1x1 convolution, three dilated ones, and the mean of the image.
 
-    The mean goes through no batch norm, as it would elsewhere: that has one value a sample and channel, which is none
-    to normalise by where a rank has one sample, and few where it has some.
+    Unlike the original, the mean passes no batch norm: it has one value per sample and channel. With one sample per
+    rank a batch norm would have nothing to normalise by, and with a few samples too little.
     """
 
     def __init__(self, inputs: int, width: int) -> None:
@@ -48,19 +48,19 @@ class AtrousPyramid(nn.Module):
         self.project = _convolution(width * (len(RATES) + 2), width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, width, height, width of the field) of (n, inputs, ...)."""
+        """Return features of shape (n, width, h, w) for input of shape (n, inputs, h, w)."""
         mean = self.mean(x).expand(-1, -1, x.shape[2], x.shape[3])
         projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), mean], 1))
         return projected
 
 
 class DeepLabV3Plus(nn.Module):
-    """Logits of every pixel: (n, classes, h, w) of (n, channels, h, w), where h and w divide by 8.
+    """A network that returns logits (n, classes, h, w) for fields (n, channels, h, w); h and w are multiples of 8.
 
     Args:
-        channels: of the fields.
-        classes: of a pixel.
-        width: 64 is the published network; a fourth of it has 1/16 of its arithmetic.
+        channels: the number of channels of a field.
+        classes: the number of classes of a pixel.
+        width: 64 is the published network; a quarter of it needs 1/16 of the arithmetic.
     """
 
     def __init__(self, channels: int = 16, classes: int = 3, width: int = 64) -> None:
@@ -80,7 +80,7 @@ class DeepLabV3Plus(nn.Module):
         self.classify = nn.Conv2d(width * 2, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the classes' logits of every pixel."""
+        """Return the logits of the classes of every pixel."""
         if x.shape[2] % 8 or x.shape[3] % 8:
             raise ValueError(f"fields of {x.shape[2]} x {x.shape[3]} pixels: height and width have to divide by 8")
         early, x = self.encoder.features(x)

@@ -1,8 +1,9 @@
-"""Climate fields as samples: HDF5 files of CAM5's layout, one sample each.
+"""Climate fields as samples: HDF5 files in CAM5's layout, with one sample each.
 
-A file has `climate/data` (height, width, channels) and `climate/labels_0` (height, width); the statistics file has
-`climate/minval` and `climate/maxval`, (channels,), by which channels are brought to -1 ... 1. Missing values become 0,
-the middle. Written for files as published (Kurth et al. 2018); tried on generated ones only.
+A file has `climate/data` (height, width, channels) and `climate/labels_0` (height, width). The statistics file has
+`climate/minval` and `climate/maxval`, (channels,), by which each channel is scaled to -1 ... 1. Missing values become
+0, the middle of this range. The layout is that of the published files (Kurth et al. 2018), but only generated files
+were tried.
 """
 
 import hashlib
@@ -25,19 +26,19 @@ class Fields:
     """The files of a folder, as samples of a loader.
 
     Args:
-        folder: of the files, *.h5.
+        folder: the folder of the files, *.h5.
         statistics: the file with the channels' extremes.
-        seed: of the order.
-        shuffle: whether there is one; else the files come as they are sorted.
-        turns: whether each sample is turned around the globe by a random angle, as training wants.
+        seed: the seed of the order.
+        shuffle: whether the order is random; otherwise files are sorted by name.
+        turns: whether each sample is rotated around the globe by a random angle, for training.
 
     Attributes:
-        digest: of what a state of a loader belongs to: the files' names and sizes, their fields' shape, the channels'
-            extremes, and whether samples are turned. What is in a file of the same size it does not cover: reading
-            all files costs as much as an epoch.
+        digest: identifies the data that a loader's state belongs to: names and sizes of files, the shape of fields, the
+            channels' extremes, and `turns`. It does not cover the contents of files: reading all files would take as
+            long as an epoch.
 
     Raises:
-        DataError: there are no files; or, from `sample`, one lacks a variable, or is of another shape than the first.
+        DataError: there are no files; or, from `sample`, a file lacks a variable or has another shape than the first.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Fields:
         self.digest = hashlib.blake2b(told, digest_size=8).hexdigest()
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> dict[str, Any]:
-        """Return {"fields": float32 (channels, height, width), "labels": int64 (height, width), "name": the file's}."""
+        """Return {"fields": float32 (channels, height, width), "labels": int64 (height, width), "name": file name}."""
         path = self.paths[number]
         with _opened(path, DATA, LABELS) as file:
             data, labels = file[DATA][:], file[LABELS][:].astype(np.int64)
@@ -79,7 +80,7 @@ class Fields:
         return {"fields": np.ascontiguousarray(scaled.transpose(2, 0, 1)), "labels": labels, "name": path.name}
 
     def frequencies(self, most: int = 200) -> NDArray[np.float64]:
-        """Return each class's share of the pixels, of the first files.
+        """Return each class's share of the pixels in the first files.
 
         Raises:
             DataError: a class has no pixel.
@@ -91,14 +92,14 @@ class Fields:
         if not counts.all():
             raise DataError(
                 f"{self.paths[0].parent}: class {CLASSES[int(counts.argmin())]!r} has no pixel in the first "
-                f"{min(most, len(self.paths))} files; it cannot be weighted, or learnt"
+                f"{min(most, len(self.paths))} files; it cannot be weighted or learnt"
             )
         shares: NDArray[np.float64] = counts / counts.sum()
         return shares
 
 
 def _opened(path: Path, *names: str) -> Any:
-    """Open a file that has to have these variables."""
+    """Open a file, and check that it has the variables `names`."""
     try:
         file = h5py.File(path)
     except OSError as error:

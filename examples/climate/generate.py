@@ -2,16 +2,17 @@
 
     python -m examples.climate.generate fields --train 400 --val 60 --height 96 --width 144
 
-writes fields/train/data-*.h5, fields/val, fields/shifted (warmer, noisier, with more missing values) and
+It writes fields/train/data-*.h5, fields/val, fields/shifted (warmer, noisier, with more missing values) and
 fields/stats.h5. A file has `climate/data` (height, width, 16), float32, and `climate/labels_0` (height, width), int:
-0 background, 1 tropical cyclone, 2 atmospheric river; the statistics file `climate/minval` and `climate/maxval`, (16,).
+0 background, 1 tropical cyclone, 2 atmospheric river. The statistics file has `climate/minval` and `climate/maxval`,
+(16,).
 
-Fields are sums of a climatology, vortices and filaments. Labels are found on them before noise is added, by rules of
-the kind that label simulations: a cyclone is a connected region of strong wind around a deep and warm core; a
-river is a connected region of strong moisture transport that is at least 2,000 km long and twice as long as wide. Cold
-lows, weak lows and short plumes look alike and are background.
+Fields are sums of a climatology, vortices and filaments. Labels are computed before noise is added, by rules like
+those for simulations. A cyclone is a connected region of strong wind around a deep and warm core. A river is a
+connected region of strong moisture transport that is at least 2,000 km long and twice as long as wide. Cold lows, weak
+lows and short plumes look similar and are background.
 
-These are generated fields. Files of a simulation (Kurth et al. 2018) have this layout; none has been tried.
+These are generated fields. Files of a simulation (Kurth et al. 2018) have the same layout, but none was tried.
 """
 
 import argparse
@@ -29,14 +30,14 @@ from scipy import ndimage
 
 Field = NDArray[np.float64]
 SPLITS = ("train", "val", "shifted")
-# Moisture, wind at two heights, humidity, pressure, temperatures, rain, heights: the 16 of the published data.
+# Moisture, wind at two heights, humidity, pressure, temperatures, rain, heights: the 16 channels of the published data.
 CHANNELS = (
     *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),
     *("T200", "T500", "PRECT", "TS", "TREFHT", "Z1000", "Z200", "ZBOT"),
 )
 BACKGROUND, CYCLONE, RIVER = 0, 1, 2
 KM_A_DEGREE = 111.2
-RIVER_TRANSPORT = 250.0  # kg / (m s), about, as moisture x wind of 850 hPa x RIVER_SCALE
+RIVER_TRANSPORT = 250.0  # about kg / (m s), computed as moisture x wind of 850 hPa x RIVER_SCALE
 RIVER_SCALE = 0.75
 RIVER_KM, RIVER_RATIO = 2000.0, 2.0
 STORM_WIND, STORM_DEPTH, STORM_WARMTH = 12.0, 6.0, 1.0  # m/s, hPa, K
@@ -44,12 +45,12 @@ STORM_WIND, STORM_DEPTH, STORM_WARMTH = 12.0, 6.0, 1.0  # m/s, hPa, K
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weather:
-    """How a split's fields are drawn."""
+    """Parameters of a split's fields."""
 
     warmth: float = 0.0  # K, everywhere
-    smooth: float = 1.0  # large-scale variability, of a channel's usual one
-    white: float = 0.35  # noise of each pixel, of a channel's usual variability
-    missing: float = 0.15  # share of channels with a patch of NaN
+    smooth: float = 1.0  # large-scale variability, relative to the channel's usual one
+    white: float = 0.35  # noise of each pixel, relative to the channel's usual variability
+    missing: float = 0.15  # the share of channels with a patch of NaN
 
 
 WEATHER = {"train": Weather(), "val": Weather(), "shifted": Weather(warmth=2.0, smooth=1.3, white=0.6, missing=0.4)}
@@ -57,12 +58,12 @@ WEATHER = {"train": Weather(), "val": Weather(), "shifted": Weather(warmth=2.0, 
 
 @dataclass(slots=True)
 class Fields:
-    """The noise-free fields, by channel, and what storms alone add to wind, pressure and temperature."""
+    """The noise-free fields by channel, and the storms' own contributions to wind, pressure and temperature."""
 
     lat: Field
     lon: Field
     by_name: dict[str, Field]
-    wind: Field = field(init=False)  # of vortices
+    wind: Field = field(init=False)  # m/s, of vortices only
     depth: Field = field(init=False)  # hPa
     warmth: Field = field(init=False)  # K, at 500 hPa
 
@@ -70,7 +71,7 @@ class Fields:
         self.wind, self.depth, self.warmth = (np.zeros_like(self.lat) for _ in range(3))
 
     def distance(self, lat: float, lon: float) -> tuple[Field, Field, Field]:
-        """Return degrees north, degrees east (both as on the ground) and their length, from a place."""
+        """Return each pixel's distance from a place, in degrees on the ground: north, east, and total."""
         north = self.lat - lat
         east = ((self.lon - lon + 180) % 360 - 180) * np.cos(np.radians(lat))
         return north, east, np.hypot(north, east)
@@ -110,10 +111,10 @@ def _climatology(height: int, width: int, warmth: float) -> Fields:
 
 
 def _vortex(fields: Fields, random: np.random.Generator, kind: str) -> None:
-    """Add a low: a `cyclone`, warm and strong; or `weak`, or `cold`, which are none."""
+    """Add a low: a `cyclone`, warm and strong; or `weak` or `cold`, which do not count as cyclones."""
     south = -1 if random.random() < 0.5 else 1
     latitude = south * (random.uniform(8, 32) if kind != "cold" else random.uniform(14, 62))
-    radius = random.uniform(3.0, 6.0) * (1.3 if kind == "cold" else 1.0)  # degrees, of the strongest wind
+    radius = random.uniform(3.0, 6.0) * (1.3 if kind == "cold" else 1.0)  # degrees, where the wind is strongest
     strongest = random.uniform(5, 11) if kind == "weak" else random.uniform(18, 45)
     warmth = {"cyclone": random.uniform(2.5, 6), "weak": random.uniform(0.5, 3), "cold": -random.uniform(0, 4)}[kind]
     north, east, distance = fields.distance(latitude, random.uniform(0, 360))
@@ -136,11 +137,11 @@ def _vortex(fields: Fields, random: np.random.Generator, kind: str) -> None:
 
 
 def _filament(fields: Fields, random: np.random.Generator, *, long: bool) -> Field:
-    """Add a moist stream from the tropics polewards; return the transport of moisture that it has by itself."""
+    """Add a moist stream from the tropics towards a pole; return its own transport of moisture."""
     south = -1 if random.random() < 0.5 else 1
     degrees = random.uniform(24, 50) if long else random.uniform(5, 11)
     wide, steps = random.uniform(2.2, 4.0), 48
-    heading, curve = random.uniform(0.35, 1.1), random.uniform(-0.35, 0.35)  # radians from east, and per path
+    heading, curve = random.uniform(0.35, 1.1), random.uniform(-0.35, 0.35)  # radians from east, and along the path
     latitude, longitude = random.uniform(16, 26) if long else random.uniform(18, 45), random.uniform(0, 360)
     profile, u, v = (np.zeros_like(fields.lat) for _ in range(3))
     for step in range(steps):
@@ -168,7 +169,7 @@ def _filament(fields: Fields, random: np.random.Generator, *, long: bool) -> Fie
 def _labels(fields: Fields, transport: Field) -> NDArray[np.int64]:
     """Return the class of every pixel, by rules on connected regions of the noise-free fields."""
     labels = np.zeros(fields.lat.shape, np.int64)
-    # Regions across the date line are one: labelled on three turns of the globe, and taken from the one in the middle.
+    # Regions may cross the date line. So label three copies of the globe side by side, and take the middle one.
     width = fields.lat.shape[1]
     masks: list[tuple[int, Any]] = [(RIVER, transport > RIVER_TRANSPORT * 0.5), (CYCLONE, fields.wind > STORM_WIND)]
     for mark, mask in masks:
@@ -181,7 +182,7 @@ def _labels(fields: Fields, transport: Field) -> NDArray[np.int64]:
             holds = _is_river if mark == RIVER else _is_cyclone
             if holds(fields, rows, columns):
                 labels[rows[middle], columns[middle] - width] = mark
-    # The eye is calm, and of the storm.
+        # The eye is calm, but belongs to the storm.
     storm = ndimage.binary_fill_holes(labels == CYCLONE)
     labels[storm] = CYCLONE
     return labels
@@ -193,7 +194,7 @@ def _is_river(fields: Fields, rows: NDArray[np.int64], columns: NDArray[np.int64
     east = columns * (360.0 / width) * KM_A_DEGREE * np.cos(np.radians(fields.lat[rows, 0].mean()))
     if len(rows) < 4:
         return False
-    # Standard deviations along the main axes; a bar's length is the root of 12 of them.
+    # Standard deviations along the main axes; the length of a bar is sqrt(12) deviations.
     wide, long = np.sqrt(np.maximum(np.linalg.eigvalsh(np.cov(north, east)), (180 / height) ** 2))
     return bool(np.sqrt(12) * long >= RIVER_KM and long >= RIVER_RATIO * wide)
 
@@ -208,7 +209,7 @@ def _is_cyclone(fields: Fields, rows: NDArray[np.int64], columns: NDArray[np.int
 
 
 def _smooth_noise(random: np.random.Generator, height: int, width: int) -> Field:
-    """Return noise of mean 0 and deviation 1, with less of it the finer it is; it closes around the globe."""
+    """Return noise of mean 0 and deviation 1, weaker at finer scales; it is periodic around the globe."""
     up, across = np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width
     power = (4.0**2 + up**2 + across**2) ** -1.1
     noise = np.fft.irfft2(np.fft.rfft2(random.normal(size=(height, width))) * power, (height, width))
@@ -222,7 +223,7 @@ SPREAD = dict(
 
 
 def draw(split: str, number: int, height: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return fields (height, width, 16), some of them NaN where they are missing, and labels (height, width)."""
+    """Return fields (height, width, 16), with NaN for missing values, and labels (height, width)."""
     random = np.random.default_rng([SPLITS.index(split), number])
     weather = WEATHER[split]
     fields = _climatology(height, width, weather.warmth)
@@ -274,11 +275,11 @@ def generate(folder: Path, counts: dict[str, int], height: int, width: int, *, p
 
 
 def main() -> None:
-    """Generate."""
+    """Generate the files that the command line asks for."""
     parser = argparse.ArgumentParser(description="Generate climate fields in CAM5's file layout.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=400, help="files")
-    parser.add_argument("--val", type=int, default=60, help="files; as many with the shift")
+    parser.add_argument("--val", type=int, default=60, help="files; as many again in the shifted split")
     parser.add_argument("--height", type=int, default=96)
     parser.add_argument("--width", type=int, default=144)
     parser.add_argument("--processes", type=int, default=2)

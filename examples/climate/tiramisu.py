@@ -1,7 +1,7 @@
 """Tiramisu: a fully convolutional DenseNet, with fewer and wider layers than the published one.
 
-Blocks of 2, 2, 2, 4 and 5 layers of 5x5 convolutions that each add 32 channels, as Kurth et al. changed it for climate
-fields, to have fewer layers with more arithmetic in each.
+It has blocks of 2, 2, 2, 4 and 5 layers of 5x5 convolutions, each of which adds 32 channels. Kurth et al. changed it
+this way for climate fields, to have fewer layers with more arithmetic in each.
 
 Sources: Jegou et al., "The One Hundred Layers Tiramisu", CVPR workshops 2017, arXiv:1611.09326;
 Kurth et al., "Exascale Deep Learning for Climate Analytics", SC18, arXiv:1810.01993.
@@ -16,7 +16,7 @@ BLOCKS = (2, 2, 2, 4, 5)
 
 
 class DenseBlock(nn.Module):
-    """Layers that each see what all before them made; returns what they made, and its input with it if `keeps`."""
+    """Layers that each read the outputs of all earlier ones. It returns their outputs, and its input if `keeps`."""
 
     def __init__(self, inputs: int, layers: int, growth: int, size: int, *, keeps: bool) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class DenseBlock(nn.Module):
         self.outputs = growth * layers + inputs * keeps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, outputs, h, w) of (n, inputs, h, w)."""
+        """Return (n, outputs, h, w) for (n, inputs, h, w)."""
         made = [x]
         for layer in self.layers:
             made.append(layer(torch.cat(made, 1)))
@@ -40,15 +40,15 @@ class DenseBlock(nn.Module):
 
 
 class Tiramisu(nn.Module):
-    """Logits of every pixel: (n, classes, h, w) of (n, channels, h, w), where h and w divide by 16.
+    """A network that returns logits (n, classes, h, w) for fields (n, channels, h, w); h and w are multiples of 16.
 
     Args:
-        channels: of the fields.
-        classes: of a pixel.
-        growth: channels that a layer adds.
-        size: of its convolutions.
-        first: channels of the first convolution.
-        blocks: layers of each block, down to the lowest resolution; the way up has the same in turn.
+        channels: the number of channels of a field.
+        classes: the number of classes of a pixel.
+        growth: the number of channels that a layer adds.
+        size: the size of the layers' convolutions.
+        first: the number of channels of the first convolution.
+        blocks: the number of layers of each block, down to the lowest resolution; the way up mirrors it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Tiramisu(nn.Module):
         self._divisor = 2 ** (len(blocks) - 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the classes' logits of every pixel."""
+        """Return the logits of the classes of every pixel."""
         if x.shape[2] % self._divisor or x.shape[3] % self._divisor:
             raise ValueError(
                 f"fields of {x.shape[2]} x {x.shape[3]} pixels: height and width have to divide by {self._divisor}"

@@ -1,10 +1,10 @@
-"""Tropical cyclones and atmospheric rivers in climate fields, pixel by pixel, on any number of ranks.
+"""Find tropical cyclones and atmospheric rivers in climate fields, pixel by pixel, on any number of ranks.
 
     python -m examples.climate.generate fields
     multiring run -n 2 -- python -m examples.climate.train --data fields --options examples/climate/small.toml
 
-`data` holds train/ and val/ with HDF5 files of CAM5's layout, and stats.h5 (fields.py says what is in them).
-Interrupted by SIGTERM it saves and ends; started again it goes on.
+`data` holds train/ and val/ with HDF5 files in CAM5's layout, and stats.h5 (fields.py describes them).
+When SIGTERM interrupts it, it saves and ends; when started again, it resumes.
 """
 
 import sys
@@ -32,24 +32,24 @@ import multiring.torch as mt
 
 SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")
-COLOURS = np.array([[232, 238, 243], [178, 24, 43], [33, 102, 172]], np.uint8)  # of the classes, in pictures
-HATCH = 4  # pixels between the lines by which rivers are told from cyclones without colour
+COLOURS = np.array([[232, 238, 243], [178, 24, 43], [33, 102, 172]], np.uint8)  # one per class, for pictures
+HATCH = 4  # pixels between hatching lines, which distinguish rivers from cyclones without colour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldOptions(Options):
-    """What this program can be told besides."""
+    """The additional options of this program."""
 
     model: str = "deeplabv3+"  # or tiramisu
     width: int = 64  # channels of DeepLab's first stage
     growth: int = 32  # channels that a layer of Tiramisu adds
     sync_norm: bool = False  # batch norms over all ranks' samples
-    balance: float = 0.5  # classes weigh 1 / frequency ** balance in the loss; 0 for all alike
-    pictures: int = 4  # of the validation set, for the report
+    balance: float = 0.5  # classes weigh 1 / frequency ** balance in the loss; 0: all equal
+    pictures: int = 4  # how many pictures of the validation set the report shows
 
 
 class ClimateFields:
-    """Segmentation, as the loop wants it."""
+    """The segmentation task for the training loop."""
 
     name = "Climate"
 
@@ -66,13 +66,13 @@ class ClimateFields:
         for split, fields in self.evaluations.items():
             if fields.shape != self.training.shape:
                 raise ValueError(f"{root / split}: fields of shape {fields.shape}, training ones {self.training.shape}")
-        # 1 / sqrt(frequency), as the program of Kurth et al. 2018: 1 / frequency would let rare classes rule. Less
-        # than that suits IoU, by which a pixel that is taken for a storm wrongly costs as much as one that is missed.
+        # 1 / sqrt(frequency), as in the program of Kurth et al. 2018: with 1 / frequency rare classes would dominate.
+        # A smaller exponent is better for IoU, where a false storm pixel costs as much as a missed one.
         weights = self.training.frequencies() ** -options.balance
         self._weights = torch.tensor(weights / weights.mean(), dtype=torch.float32)
         self.about = (
             f"{len(self.training.paths)} fields of {self.training.shape[0]} x {self.training.shape[1]} pixels and "
-            f"{self.training.shape[2]} channels in {root}. Where they are generated, nothing here says anything "
+            f"{self.training.shape[2]} channels in {root}. If the fields are generated, the results say nothing "
             "about climate."
         )
 
@@ -90,16 +90,16 @@ class ClimateFields:
         return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return each field's weighted cross-entropy, the mean over its pixels."""
+        """Return each field's weighted cross-entropy, averaged over its pixels."""
         return self._losses(_logits(model, batch), torch.as_tensor(batch["labels"]))
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, self._weights.to(logits.dtype), reduction="none").mean((1, 2))
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the fields' losses as training has them, and a confusion matrix of the pixels of each group of fields.
+        """Return the training loss of each field, and a confusion matrix of the pixels of each group of fields.
 
-        A field's group is drawn by its name, so that it is the same on any number of ranks.
+        A field's group follows from its name, so that it is the same on any number of ranks.
         """
         labels, logits = torch.as_tensor(batch["labels"]), _logits(model, batch)
         counts = torch.zeros(GROUPS, len(CLASSES) ** 2, dtype=torch.int64)
@@ -108,22 +108,22 @@ class ClimateFields:
         return self._losses(logits, labels), counts.flatten()
 
     def scores(self, counts: Tensor) -> dict[str, float]:
-        """Return the mean IoU, and each class's, in percent."""
+        """Return the mean IoU, and each class's IoU, in percent."""
         return dict(zip(SCORES, _shares(_groups(counts).sum(0)).tolist(), strict=True))
 
     def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
-        """Return the jackknife's intervals over the fields: pixels of one field are not independent."""
+        """Return the jackknife's intervals over fields, because pixels of one field are not independent."""
         return dict(zip(SCORES, by_jackknife(_groups(counts), _shares), strict=True))
 
     def chance(self, counts: Tensor) -> dict[str, float]:
-        """Return the scores of background everywhere."""
+        """Return the scores of predicting background everywhere."""
         matrix = _groups(counts).sum(0).reshape(len(CLASSES), -1)
         everywhere = np.zeros_like(matrix)
         everywhere[:, 0] = matrix.sum(1)
         return dict(zip(SCORES, _shares(everywhere.ravel()).tolist(), strict=True))
 
     def pictures(self, model: nn.Module) -> Iterator[tuple[str, Image.Image]]:
-        """Yield moisture, truth and prediction beside each other, for some fields that were not trained on."""
+        """Yield pictures of moisture, truth and prediction side by side, for some fields not used in training."""
         fields = next(iter(self.evaluations.values()), None)
         if fields is None:
             return
@@ -157,7 +157,7 @@ def _groups(counts: Tensor) -> NDArray[np.int64]:
 
 
 def _shares(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean IoU and each class's, in percent, of a flat confusion matrix; of a class that is nowhere 0."""
+    """Return the mean IoU and each class's IoU, in percent, of a flat confusion matrix; an absent class has 0."""
     square = matrix.reshape(len(CLASSES), -1)
     hit = square.diagonal()
     each = 100 * hit / np.maximum(square.sum(0) + square.sum(1) - hit, 1)
@@ -165,13 +165,13 @@ def _shares(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _confusion(labels: Tensor, guesses: Tensor) -> Tensor:
-    """Return how many pixels of class i (rows) were taken for class j, int64."""
+    """Return a confusion matrix: how many pixels of class i (rows) were taken for class j, int64."""
     count = len(CLASSES)
     return torch.bincount((labels * count + guesses).flatten(), minlength=count**2).reshape(count, count)
 
 
 def _painted(labels: Any) -> Any:
-    """Return labels in colours; rivers hatched, so that they are told from cyclones in grey, too."""
+    """Return labels in colours; rivers are hatched, so that they differ from cyclones in grey, too."""
     painted = COLOURS[labels]
     rows, columns = np.indices(labels.shape)
     painted[(labels == 2) & ((rows + columns) % HATCH == 0)] = 255
@@ -179,7 +179,7 @@ def _painted(labels: Any) -> Any:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Train, and write the report."""
+    """Train, and write the results for the report."""
     options = parsed(FieldOptions, words, "Find storms in climate fields.")
     task = ClimateFields(options)
     run = Run(task, options)

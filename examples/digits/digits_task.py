@@ -1,7 +1,7 @@
-"""One task for every framework: handwritten digits, a network of two layers, and where it begins.
+"""One task for every framework: handwritten digits, a network of two layers, and its initial weights.
 
-The examples beside this one make a `Model` of it, each in its framework, and call `main`. Data, weights and batches are
-the same for all of them, so that their losses are comparable, step by step.
+Each example beside this file implements `Model` in its framework, and calls `main`. All use the same data, weights
+and batches, so that their losses are comparable step by step.
 """
 
 import argparse
@@ -17,27 +17,27 @@ import multiring
 
 Array = NDArray[Any]
 
-HELD_BACK = 360  # of 1797 images, a fifth
-BATCH = 96  # images a step, of all ranks together: 1, 2, 3 and 4 ranks have equal shares
+HELD_BACK = 360  # test images, a fifth of 1797
+BATCH = 96  # images per step, of all ranks together: 1, 2, 3 and 4 ranks get equal shares
 RATE, MOMENTUM = 0.1, 0.9
 EPOCHS = 20
 
 
 class Model(Protocol):
-    """What an example makes: a network with weights as `weights` gives them, and descent with momentum.
+    """The interface of an example: a network that starts with `weights`, and gradient descent with momentum.
 
     velocity = MOMENTUM * velocity + gradient; weight = weight - RATE * velocity
     """
 
     def step(self, images: Array, labels: Array) -> float:
-        """Step with the average of all ranks' gradients of the mean loss; return this rank's mean loss before it."""
+        """Take a step with the average of all ranks' gradients; return this rank's mean loss before the step."""
 
     def scores(self, images: Array) -> Array:
-        """Return ten numbers for each image."""
+        """Return ten scores for each image."""
 
 
 def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return images of shape (n, 64) and labels: to train on, and held back."""
+    """Return the training set and the test set: images of shape (n, 64), and labels."""
     bunch = load_digits()
     images, labels = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64)
     order = np.random.default_rng(2026).permutation(len(labels))
@@ -46,7 +46,7 @@ def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
 
 
 def weights() -> dict[str, Array]:
-    """Return what the network begins with: scores = relu(images @ a + b) @ c + d."""
+    """Return the network's initial weights: scores = relu(images @ a + b) @ c + d."""
     random = np.random.default_rng(1)
     return {
         "a": (random.standard_normal((64, 128)) * np.sqrt(2 / 64)).astype(np.float32),
@@ -57,7 +57,7 @@ def weights() -> dict[str, Array]:
 
 
 def train(model: Model, epochs: int = EPOCHS, steps: int | None = None) -> list[float]:
-    """Train on this rank's share of each batch, and return the losses of the whole batches; `steps` ends it early."""
+    """Train on this rank's share of each batch; return the losses of whole batches. `steps` limits their number."""
     (images, labels), _ = digits()
     random = np.random.default_rng(3)  # the same order on all ranks
     group = multiring.world()
@@ -75,13 +75,13 @@ def train(model: Model, epochs: int = EPOCHS, steps: int | None = None) -> list[
 
 
 def accuracy(model: Model) -> float:
-    """Return which part of the images that were held back the model knows."""
+    """Return the share of test images that the model classifies correctly."""
     _, (images, labels) = digits()
     return float((np.asarray(model.scores(images)).argmax(1) == labels).mean())
 
 
 def main(framework: str, init: Callable[[], object], make: Callable[[Mapping[str, Array]], Model]) -> None:
-    """Train, and print how it went."""
+    """Train, and print the accuracy and speed."""
     parser = argparse.ArgumentParser(description=f"Learn handwritten digits with {framework} on any number of ranks.")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     options = parser.parse_args()

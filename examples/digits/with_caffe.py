@@ -23,7 +23,7 @@ SOLVER = 'net: "{net}"\nbase_lr: {rate}\nmomentum: {momentum}\nlr_policy: "fixed
 
 
 class Model:
-    """The network, trained by a solver whose gradients are those of all ranks."""
+    """The network, trained by a solver with the gradients of all ranks."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:

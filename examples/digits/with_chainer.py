@@ -1,4 +1,4 @@
-"""Digits with Chainer: `multiring run -n 2 -- python examples/digits/with_chainer.py`, as with ChainerMN."""
+"""Digits with Chainer, by ChainerMN's interface: `multiring run -n 2 -- python examples/digits/with_chainer.py`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ class Network(chainer.Chain):  # type: ignore[misc] # Chainer has no types
             self.last = chainer.links.Linear(128, 10, initialW=weights["c"].T, initial_bias=weights["d"])
 
     def forward(self, images: Any) -> Any:
-        """Return ten numbers for each image."""
+        """Return ten scores for each image."""
         return self.last(chainer.functions.relu(self.first(images)))
 
 
@@ -28,11 +28,11 @@ class Model:
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self._net = Network(weights)
-        # ChainerMN's rule is v = momentum * v - rate * gradient; weight += v: the same.
+        # ChainerMN's rule is equivalent: v = momentum * v - rate * gradient; weight += v.
         plain = chainer.optimizers.MomentumSGD(RATE, MOMENTUM)
         self._optimizer = chainermn.create_multi_node_optimizer(plain, chainermn.create_communicator("flat"))
         self._optimizer.setup(self._net)
-        self._optimizer.update()  # the first one gives all ranks rank 0's weights
+        self._optimizer.update()  # the first update broadcasts rank 0's weights
 
     def step(self, images: Any, labels: Any) -> float:
         """See digits_task.Model."""

@@ -12,7 +12,7 @@ import multiring.jax as mj
 
 
 def scores_of(weights: Any, images: Any) -> Any:
-    """Return ten numbers for each image."""
+    """Return ten scores for each image."""
     return jax.nn.relu(images @ weights["a"] + weights["b"]) @ weights["c"] + weights["d"]
 
 
@@ -24,9 +24,9 @@ def loss_of(weights: Any, images: Any, labels: Any) -> Any:
 
 @jax.jit
 def stepped(weights: Any, velocity: Any, images: Any, labels: Any) -> Any:
-    """Return weights and velocity after a step with all ranks' gradients, and this rank's loss before it."""
+    """Return weights and velocity after a step with all ranks' gradients, and this rank's loss before the step."""
     loss, own = jax.value_and_grad(loss_of)(weights, images, labels)
-    shared = mj.all_reduce(own)  # all of them at once
+    shared = mj.all_reduce(own)  # all gradients at once
     velocity = jax.tree.map(lambda v, gradient: MOMENTUM * v + gradient, velocity, shared)
     return jax.tree.map(lambda weight, v: weight - RATE * v, weights, velocity), velocity, loss
 

@@ -1,4 +1,4 @@
-"""Digits with Keras: `multiring run -n 2 -- python examples/digits/with_keras.py`; KERAS_BACKEND says on what."""
+"""Digits with Keras: `multiring run -n 2 -- python examples/digits/with_keras.py`; KERAS_BACKEND names its backend."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class Model:
 
     def step(self, images: Any, labels: Any) -> float:
         """See digits_task.Model."""
-        self._net.reset_metrics()  # or the loss is a mean over steps
+        self._net.reset_metrics()  # otherwise the loss is a mean over steps
         return float(self._net.train_on_batch(images, labels))
 
     def scores(self, images: Any) -> Any:

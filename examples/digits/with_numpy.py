@@ -1,7 +1,7 @@
 """Digits with NumPy and scikit-learn, by `Group` alone: `multiring run -n 2 -- python examples/digits/with_numpy.py`.
 
-No framework: gradients are written down, and the ranks average them in memory that they share. Then scikit-learn has
-its turn: a classifier that learns batch by batch, whose coefficients the ranks average.
+It uses no framework: the gradients are written out, and the ranks average them in memory that they share. Then
+scikit-learn trains a classifier batch by batch, and the ranks average its coefficients.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ import multiring
 
 
 class Model:
-    """The network, its gradients, and descent with momentum."""
+    """The network, its gradients, and gradient descent with momentum."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self._group = multiring.world()
         self._weights = {name: value.copy() for name, value in weights.items()}
-        # All gradients in one array, which the ranks of a host read in place: one collective a step.
+        # All gradients are in one array, which the ranks of a host reduce in place: one collective per step.
         flat = self._group.allocate(sum(value.size for value in weights.values()), np.float32)
         ends = np.cumsum([value.size for value in weights.values()])[:-1]
         parts = zip(weights.items(), np.split(flat, ends), strict=True)
@@ -56,7 +56,7 @@ class Model:
 
 
 def linear(epochs: int = 10) -> float:
-    """Train scikit-learn's linear classifier on each rank's share, averaging after each epoch; return its accuracy."""
+    """Train scikit-learn's linear classifier on each rank's share; average after each epoch; return its accuracy."""
     (images, labels), (test_images, test_labels) = digits()
     group = multiring.world()
     classifier = SGDClassifier(loss="log_loss", random_state=group.rank)

@@ -15,7 +15,7 @@ import tinygrad_multiring as tm  # type: ignore[import-not-found] # in the folde
 
 
 class Model:
-    """The network, trained by an optimizer that shares its gradients."""
+    """The network, trained by an optimizer that averages gradients over ranks."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self._weights = {name: Tensor(value).realize() for name, value in weights.items()}
@@ -37,7 +37,7 @@ class Model:
         with Context(TRAINING=1):
             loss, *gradients = self._computed(Tensor(images).realize(), Tensor(labels).realize())
             for weight, gradient in zip(self._weights.values(), gradients, strict=True):
-                weight.grad = gradient  # of the program that was captured, which sets none when it runs again
+                weight.grad = gradient  # a replayed JIT program does not set it
             self._optimizer.step()
         return float(loss.item())
 

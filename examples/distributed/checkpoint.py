@@ -1,4 +1,4 @@
-"""Distributed checkpoint: save with some ranks, go on with more or fewer of them.
+"""Distributed checkpoint: save on some ranks, resume on more or fewer ranks.
 
 torchrun --nproc-per-node 2 examples/distributed/checkpoint.py --backend multiring --folder here --steps 10
 torchrun --nproc-per-node 3 examples/distributed/checkpoint.py --backend multiring --folder here --resume
@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-BATCH, FEATURES, CLASSES = 12, 16, 4  # the batch is that of all ranks together
+BATCH, FEATURES, CLASSES = 12, 16, 4  # BATCH: samples of all ranks together
 
 
 def main() -> None:
-    """Train, print the losses, and save; or load, train and print."""
+    """Train, print the losses, and save; with --resume load, train and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--steps", type=int, default=10)

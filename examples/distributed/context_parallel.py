@@ -1,8 +1,8 @@
 """Context parallel: `torchrun --nproc-per-node 2 examples/distributed/context_parallel.py --backend multiring`.
 
-Each rank has a part of every sequence; torch gathers the keys and values for its attention, and scatters their
-gradients. That is what torch does for flex attention, which has no backward on CPU: plain attention stands in for it
-here. Its other way, `context_parallel()` around scaled_dot_product_attention, has kernels for CUDA only.
+Each rank has a part of every sequence. torch gathers the keys and values for its attention, and scatters their
+gradients. torch does this for flex attention, which has no backward on CPU, so this example uses plain attention
+instead. torch's other way, `context_parallel()` around scaled_dot_product_attention, has kernels for CUDA only.
 """
 
 import argparse
@@ -20,14 +20,14 @@ BATCH, SEQUENCE, FEATURES, HEADS, CLASSES = 2, 24, 16, 2, 4
 
 
 class Attention(nn.Module):
-    """Causal attention among positions of which the first query is number `start`."""
+    """Causal attention; the first query is at position `start`."""
 
     def __init__(self, start: int) -> None:
         super().__init__()
         self.start = start
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return what the queries, of shape (batch, heads, own positions, features), attend to."""
+        """Return the attention's output, of the shape of `query`: (batch, heads, own positions, features)."""
         rows = torch.arange(query.shape[2]) + self.start
         mask = rows[:, None] >= torch.arange(key.shape[2])
         return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -62,7 +62,7 @@ def main() -> None:
     torch.manual_seed(0)
     block = Block(rank * SEQUENCE // ranks)
     parallelize_module(block.attention, mesh, _ContextParallel(2, _ContextParallel.AttentionType.FLEX))
-    model = DistributedDataParallel(block)  # its parameters are the same everywhere, its gradients are not
+    model = DistributedDataParallel(block)  # parameters are the same on all ranks, gradients differ
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(options.steps):

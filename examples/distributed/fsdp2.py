@@ -1,7 +1,7 @@
 """FSDP2 and HSDP: `torchrun --nproc-per-node 2 examples/distributed/fsdp2.py --backend multiring`.
 
-With `--replicas 2` the ranks are two replicas of shards (HSDP). FSDP2 asks its backend for averages; `--sum`
-has it ask for sums and divide by itself.
+With `--replicas 2` the ranks form two replicas of shards (HSDP). FSDP2 asks its backend for averages; with `--sum`
+it asks for sums, and divides by itself.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-BATCH, FEATURES, CLASSES = 12, 16, 4  # the batch is that of all ranks together
+BATCH, FEATURES, CLASSES = 12, 16, 4  # BATCH: samples of all ranks together
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def main() -> None:
         inputs = torch.randn(BATCH, FEATURES)
         wanted = inputs.roll(1, 1).tanh()
         optimizer.zero_grad()
-        parts: list[torch.Tensor] = []  # of the loss, by microbatch
+        parts: list[torch.Tensor] = []  # losses of the microbatches
         if rank == 0:
             schedule.step(inputs)
         elif rank == ranks - 1:

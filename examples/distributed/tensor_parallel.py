@@ -1,7 +1,7 @@
 """Tensor parallel: `torchrun --nproc-per-node 2 examples/distributed/tensor_parallel.py --backend multiring`.
 
-Two ranks hold a block together, and each has a part of the sequences between its layers; with four ranks there are two
-such pairs, whose parameters FSDP2 shards.
+Two ranks share a block, and between its layers each of them has a part of the sequences. With four ranks there are two
+such pairs, and FSDP2 shards the parameters over the pairs.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-BATCH, SEQUENCE, FEATURES, CLASSES = 4, 8, 16, 4  # the batch is that of all ranks together
-TENSOR = 2  # ranks that hold a block together
+BATCH, SEQUENCE, FEATURES, CLASSES = 4, 8, 16, 4  # BATCH: samples of all ranks together
+TENSOR = 2  # the number of ranks that share a block
 
 
 class Block(nn.Module):
-    """A transformer's feed-forward block, with a layer before and one behind it."""
+    """A transformer's feed-forward block, with one layer before it and one after it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Accelerate: `torchrun --nproc-per-node 2 examples/distributed/with_accelerate.py --backend multiring`.
 
-Accelerate takes the process group that is there, and makes one of a name of its own only where there is none.
+Accelerate uses an existing process group. Only if there is none, it makes one with a backend of its own choice.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH, FEATURES, CLASSES = 4, 16, 4  # the batch is a rank's
+BATCH, FEATURES, CLASSES = 4, 16, 4  # BATCH: samples of one rank
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Lightning: `torchrun --nproc-per-node 2 examples/distributed/with_lightning.py --backend multiring`.
 
-DDPStrategy has a parameter for the backend.
+DDPStrategy takes the backend as an argument.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH, FEATURES, CLASSES = 4, 16, 4  # the batch is a rank's
+BATCH, FEATURES, CLASSES = 4, 16, 4  # BATCH: samples of one rank
 
 
 class Classifier(LightningModule):  # type: ignore[misc] # of Any, see pyproject.toml
-    """A small network that keeps the losses of all steps."""
+    """A small network that stores the losses of all steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Classifier(LightningModule):  # type: ignore[misc] # of Any, see pyproject
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return what the trainer steps."""
+        """Return the optimizer for the trainer."""
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: `torchrun --nproc-per-node 2 examples/distributed/with_trainer.py --backend multiring`.
 
-The Trainer stands on Accelerate, which takes the process group that is there. TrainingArguments(ddp_backend=...) is not
-for this: on CPU it is compared with the name that Accelerate chose, and refused where it is another one.
+The Trainer uses Accelerate, which uses an existing process group. TrainingArguments(ddp_backend=...) does not help: on
+CPU the Trainer compares it with the backend that Accelerate chose, and rejects a different one.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-BATCH, SEQUENCE, WORDS = 2, 16, 32  # the batch is a rank's
+BATCH, SEQUENCE, WORDS = 2, 16, 32  # BATCH: samples of one rank
 
 
 class Recording(Trainer):  # type: ignore[misc] # of Any, see pyproject.toml
-    """A Trainer that keeps the losses of all steps; its own log rounds them."""
+    """A Trainer that stores the losses of all steps without rounding; its own log rounds them."""
 
     losses: list[float]
 

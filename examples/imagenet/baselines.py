@@ -1,11 +1,11 @@
-"""What is reached on images in ImageNet's layout without a network: the figures that one has to beat.
+"""Measure baselines on images in ImageNet's layout without a network; a network has to beat their figures.
 
     python -m examples.imagenet.baselines images
 
-Prints top-1 of the largest class, of logistic regression on pixels, and of logistic regression on histograms of
-oriented gradients (Dalal, Triggs, CVPR 2005) and of colours; each learns from `train`, with its strength of
-regularisation chosen on a tenth of that, and is measured on `val` and `shifted`. Writes them beside the images, too,
-so that the report of a training on these draws them.
+It prints top-1 accuracy for three baselines: the largest class; logistic regression on pixels; and logistic regression
+on histograms of oriented gradients (Dalal, Triggs, CVPR 2005) and of colours. The regressions learn from `train`, with
+the regularisation that is best on a tenth of it, and are measured on `val` and `shifted`. The figures are also written
+beside the images, so that the report of a training on these images shows them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 CELL, ORIENTATIONS, COLOURS = 8, 9, 4  # pixels; bins of half a turn; bins of each colour
-PIXELS = 32  # of a side, for the regression on pixels
+PIXELS = 32  # pixels along a side, for the regression on pixels
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
 SPLITS = ("train", "val", "shifted")
 
@@ -39,7 +39,7 @@ def read(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def pixels(images: NDArray[np.uint8]) -> Features:
-    """Return the images at PIXELS a side, flat."""
+    """Return the images resized to PIXELS along a side, as flat vectors."""
     factor = images.shape[1] // PIXELS
     small = images.reshape(len(images), PIXELS, factor, PIXELS, factor, 3).mean((2, 4), dtype=np.float32)
     flat: Features = small.reshape(len(images), -1) / np.float32(255)
@@ -47,7 +47,7 @@ def pixels(images: NDArray[np.uint8]) -> Features:
 
 
 def descriptors(images: NDArray[np.uint8]) -> Features:
-    """Return histograms of gradients' orientations by cell, over blocks of 2 x 2 cells, and of colours."""
+    """Return histograms of gradient orientations by cell, over blocks of 2 x 2 cells, and of colours."""
     return np.stack([np.concatenate([_gradients(each), _colours(each)]) for each in images]).astype(np.float32)
 
 
@@ -75,7 +75,7 @@ def _colours(image: NDArray[np.uint8]) -> Features:
 
 
 def regression(features: dict[str, Features], labels: dict[str, NDArray[np.int64]]) -> dict[str, float]:
-    """Return top-1 on the splits other than train, in percent."""
+    """Return top-1 accuracy on the splits other than train, in percent."""
     scaler = StandardScaler().fit(features["train"])
     scaled = {split: scaler.transform(each) for split, each in features.items()}
     x, y = scaled["train"], labels["train"]
@@ -89,10 +89,10 @@ def regression(features: dict[str, Features], labels: dict[str, NDArray[np.int64
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print the baselines."""
     parser = argparse.ArgumentParser(description="Top-1 without a network.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     read_splits = {split: read(options.folder / split) for split in SPLITS}
     labels = {split: each for split, (_, each) in read_splits.items()}

@@ -1,13 +1,13 @@
-"""Generate images in ImageNet's layout: procedural classes, each a shape with a surface, under nuisances.
+"""Generate images in ImageNet's layout. Each class is a shape with a surface pattern, drawn with random variations.
 
     python -m examples.imagenet.generate images --classes 40 --train 400 --val 50
 
-writes images/train/<class>/<number>.JPEG, images/val/... and images/shifted/..., where the lighting, the backgrounds
-and the sharpness are others than in training. A class is one of 8 shapes with one of 5 surfaces; pose, size,
-colours, light, occlusion and background are drawn anew for every image, so that none of them says anything about the
-class. Image i of a split is the same in every run, on any number of processes.
+It writes images/train/<class>/<number>.JPEG, images/val/... and images/shifted/..., where lighting, backgrounds and
+sharpness differ from training. A class is one of 8 shapes with one of 5 surfaces. Pose, size, colours, light, occlusion
+and background are drawn anew for every image, so none of them reveals the class. Image i of a split is the same in
+every run, on any number of processes.
 
-These are generated images. No figure got on them says anything about photographs.
+These are generated images. Figures measured on them say nothing about photographs.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from PIL import Image
 
 Field = NDArray[np.float64]
 SPLITS = ("train", "val", "shifted")
-QUALITY = 92  # of the JPEGs
+QUALITY = 92  # the JPEG quality
 
 
 def _polygon(x: Field, y: Field, corners: int, inner: float) -> Field:
-    """Return how far outside a star each point is; `inner` is the radius between its points, 1 for none."""
+    """Return how far outside a star each point is; `inner` is the radius between its points, 1 for a polygon."""
     angle = np.arctan2(y, x) % (2 * np.pi / corners)
     folded = np.abs(angle - np.pi / corners) / (np.pi / corners)  # 1 at a corner, 0 between two
     edge = np.cos(np.pi / corners) if inner == 1 else inner
@@ -75,14 +75,14 @@ CLASSES = [f"{shape}-{surface}" for shape in SHAPES for surface in SURFACES]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nuisances:
-    """How far apart images of one class are."""
+    """The variation among images of one class."""
 
-    contrast: float  # of a surface's two colours, at the least
+    contrast: float  # the least contrast of a surface's two colours
     light: float  # how much darker one side may be
-    occlusion: float  # share of images with a bar across
-    blur: float  # pixels, at the most
-    noise: float  # standard deviation of a pixel, of 1
-    clutter: int  # shapes without a surface in the background, at the most
+    occlusion: float  # the share of images with a bar across
+    blur: float  # the most blur, in pixels
+    noise: float  # the standard deviation of a pixel, whose range is 1
+    clutter: int  # the most shapes without a surface in the background
 
 
 NUISANCES = {
@@ -93,11 +93,11 @@ NUISANCES = {
 
 
 def draw(label: int, split: str, number: int, size: int) -> NDArray[np.uint8]:
-    """Return image `number` of a class, (size, size, 3)."""
+    """Return image `number` of a class: (size, size, 3)."""
     random = np.random.default_rng([SPLITS.index(split), label, number])
     nuisances = NUISANCES[split]
     shape, surface = CLASSES[label % len(CLASSES)].split("-")
-    # Twice as many points as pixels in each direction; edges are smooth after the mean of four.
+    # Draw twice as many points as pixels in each direction; averaging four points smooths the edges.
     axis = (np.arange(size * 2) + 0.5) / size - 1
     x, y = np.meshgrid(axis, axis)
     image = _background(random, x, y, nuisances)
@@ -127,14 +127,14 @@ def _two_colours(random: np.random.Generator, contrast: float) -> tuple[Field, F
 
 
 def _background(random: np.random.Generator, x: Field, y: Field, nuisances: Nuisances) -> Field:
-    """Return a colour that changes over the image, with waves, and parts of other shapes."""
+    """Return a background whose colour changes over the image, with waves and parts of other shapes."""
     one, other = random.uniform(0.1, 0.9, (2, 3))
     turn, length = random.uniform(0, 2 * np.pi), random.uniform(0.5, 9)
     waves = np.sin((x * np.cos(turn) + y * np.sin(turn)) * length + random.uniform(0, 6)) * random.uniform(0.1, 0.5)
     image: Field = one + (other - one) * (0.5 + waves)[..., None]
     for _ in range(random.integers(0, nuisances.clutter + 1)):
         shape = list(SHAPES.values())[random.integers(len(SHAPES))]
-        # At the rim, and smaller than what the image is of.
+        # Place other shapes at the rim, and smaller than the image's own shape.
         around, far, scale = random.uniform(0, 2 * np.pi), random.uniform(0.8, 1.2), random.uniform(0.1, 0.3)
         inside = shape((x - far * np.cos(around)) / scale, (y - far * np.sin(around)) / scale) < 0
         image = np.where(inside[..., None], random.uniform(0, 1, 3), image)
@@ -150,7 +150,7 @@ def _photographed(
     size = image.shape[0] // 2
     image = image.reshape(size, 2, size, 2, 3).mean((1, 3))
     blur = random.uniform(0, nuisances.blur)
-    for axis in (0, 1):  # three taps, of about that standard deviation
+    for axis in (0, 1):  # three taps, with about this standard deviation
         side = min(0.32, blur**2 / 2)
         image = (1 - 2 * side) * image + side * (np.roll(image, 1, axis) + np.roll(image, -1, axis))
     image = image + random.normal(0, nuisances.noise, image.shape)
@@ -169,7 +169,7 @@ def _write_class(folder: Path, counts: dict[str, int], size: int, label: int) ->
 
 
 def generate(folder: Path, classes: int, counts: dict[str, int], *, size: int = 64, processes: int = 2) -> None:
-    """Write `counts` images of each class and split; more than 40 classes repeat the 40 under other numbers.
+    """Write `counts` images of each class and split; more than 40 classes repeat the 40 under new numbers.
 
     Raises:
         ArgumentError: the folder has files that were not generated.
@@ -185,14 +185,14 @@ def generate(folder: Path, classes: int, counts: dict[str, int], *, size: int = 
 
 
 def main() -> None:
-    """Generate."""
+    """Generate the images that the command line asks for."""
     parser = argparse.ArgumentParser(description="Generate images in ImageNet's layout.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--classes", type=int, default=40, help="how many (40); beyond 40 they repeat")
+    parser.add_argument("--classes", type=int, default=40, help="number of classes (40); beyond 40 they repeat")
     parser.add_argument("--train", type=int, default=400, help="images of each class (400)")
-    parser.add_argument("--val", type=int, default=50, help="images of each class (50); as many with the shift")
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side (64)")
-    parser.add_argument("--processes", type=int, default=2, help="that draw (2)")
+    parser.add_argument("--val", type=int, default=50, help="images of each class (50), also in the shifted split")
+    parser.add_argument("--size", type=int, default=64, help="pixels along a side (64)")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes that draw (2)")
     options = parser.parse_args()
     counts = {"train": options.train, "val": options.val, "shifted": options.val}
     generate(options.folder, options.classes, counts, size=options.size, processes=options.processes)

@@ -1,4 +1,4 @@
-"""Images for training and evaluation: crops, mirrors, and what a network is given of them."""
+"""Prepare images for training and evaluation: crops, mirror images, and a network's input."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as torchvision's models want
-AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # of a training crop (Szegedy et al. 2015, arXiv:1409.4842)
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as in torchvision's models
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # ranges for a training crop (Szegedy et al. 2015, arXiv:1409.4842)
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCrop:
-    """A part of an image, of any size and place, at `size` pixels a side, mirrored by chance."""
+    """A random part of an image, scaled to `size` pixels along a side, and mirrored at random."""
 
     size: int
     least_area: float = AREA[0]
@@ -45,12 +45,12 @@ class TrainingCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationCrop:
-    """The middle of an image: its shorter side at `size` / `share` pixels, and `size` of each side."""
+    """The middle of an image: the shorter side is scaled to `size` / `share` pixels, then `size` x `size` are cut."""
 
     size: int
     share: float = 0.875
 
-    def __call__(self, record: Record, generator: np.random.Generator) -> Record:  # noqa: ARG002 -- a transform's form
+    def __call__(self, record: Record, generator: np.random.Generator) -> Record:  # noqa: ARG002 -- a transform's signature
         """Crop the record's image."""
         image = record["image"]
         height, width = image.shape[:2]
@@ -61,7 +61,7 @@ class EvaluationCrop:
 
 
 def resized(image: Any, height: int, width: int) -> Any:
-    """Return an image, uint8 (h, w, 3) or grey (h, w), at this size, in three channels."""
+    """Return a uint8 image, (h, w, 3) or grey (h, w), resized to (height, width, 3)."""
     if image.ndim == 2 or image.shape[2] == 1:
         image = np.repeat(image.reshape(*image.shape[:2], 1), 3, 2)
     if image.shape[:2] == (height, width):
@@ -70,6 +70,6 @@ def resized(image: Any, height: int, width: int) -> Any:
 
 
 def as_input(images: Any, dtype: torch.dtype) -> Tensor:
-    """Return images, uint8 (n, h, w, 3), as a network's input: (n, 3, h, w), normalised, channels last."""
+    """Return uint8 images (n, h, w, 3) as a network's input: (n, 3, h, w), normalised, channels last."""
     mean, deviation = torch.tensor(MEAN, dtype=dtype) * 255, torch.tensor(DEVIATION, dtype=dtype) * 255
     return ((torch.as_tensor(images).to(dtype) - mean) / deviation).permute(0, 3, 1, 2)

@@ -1,10 +1,10 @@
-"""ResNet on images in ImageNet's layout, on any number of ranks.
+"""Train a ResNet on images in ImageNet's layout, on any number of ranks.
 
     python -m examples.imagenet.generate images
     multiring run -n 2 -- python -m examples.imagenet.train --data images --options examples/imagenet/small.toml
 
-`data` holds train/ and val/ with a folder for each class, of 1,000, 22,000 or any other number, or packs of them
-(multiring data pack). Interrupted by SIGTERM it saves and ends; started again it goes on.
+`data` holds train/ and val/ with a folder for each class (1,000, 22,000 or any other number), or packs of them
+(multiring data pack). When SIGTERM interrupts it, it saves and ends; when started again, it resumes.
 """
 
 import sys
@@ -25,24 +25,24 @@ from torch.nn.functional import cross_entropy
 from multiring.data import Dataset
 
 TOP = 5
-MOST_CONFUSED = 100  # classes, up to which guesses are counted by class
+MOST_CONFUSED = 100  # with more classes, guesses are not counted by class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOptions(Options):
-    """What this program can be told besides."""
+    """The additional options of this program."""
 
     model: str = "resnet50"  # resnet26, resnet50 or resnet101
-    width: int = 64  # channels of its first stage
-    size: int = 224  # pixels of a side
-    small: bool = False  # for images of 64 pixels and less: a stem that keeps more of them
-    least_area: float = 0.08  # of an image, that a training crop is of
-    smoothing: float = 0.1  # of the labels
-    skip_bad: bool = False  # leave out images that cannot be read, and count them; else they are an error
+    width: int = 64  # channels of the network's first stage
+    size: int = 224  # pixels along a side
+    small: bool = False  # use a stem that keeps more of the pixels, for images of at most 64 pixels
+    least_area: float = 0.08  # the least share of an image that a training crop covers
+    smoothing: float = 0.1  # label smoothing
+    skip_bad: bool = False  # leave out and count images that cannot be read; otherwise they are an error
 
 
 class Images:
-    """Classification, as the loop wants it."""
+    """The classification task for the training loop."""
 
     name = "ImageNet"
 
@@ -65,17 +65,17 @@ class Images:
                 raise ValueError(f"{root / split} has other classes than {root / 'train'}")
         self.about = f"{len(self.training)} images of {len(self.classes)} classes in {root}"
         if (root / "classes.txt").exists():
-            self.about += ", generated: nothing here says anything about photographs"
+            self.about += ", generated: the results say nothing about photographs"
 
     def model(self) -> nn.Module:
-        """Return the network; each block begins as the identity."""
+        """Return the network; each block is initially the identity."""
         options = self._options
         made = ResNet(LAYERS[options.model], len(self.classes), 3, options.width, small=options.small)
         zero_last_gammas(made)
         return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the images' cross-entropies, with smoothed labels."""
+        """Return each image's cross-entropy, with smoothed labels."""
         labels = torch.as_tensor(batch["label"])
         return self._losses(self._logits(model, batch), labels)
 
@@ -87,9 +87,9 @@ class Images:
         return cross_entropy(logits, labels, reduction="none", label_smoothing=self._options.smoothing)
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the images' losses as training has them, and three counts: images, first guesses right, among five.
+        """Return the training loss of each image, and counts: images, first guesses right, among the first five.
 
-        With few classes there follows, by their class and then by the guess, how many there are of each.
+        With few classes, the counts of images by class and guess follow.
         """
         labels = torch.as_tensor(batch["label"])
         logits = self._logits(model, batch)
@@ -107,23 +107,23 @@ class Images:
         return {"top-1": 100 * first / total, "top-5": 100 * among / total}
 
     def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
-        """Return Wilson's intervals of top-1 and top-5, over the images."""
+        """Return Wilson's intervals of top-1 and top-5 over the images."""
         total, first, among = counts[:3].tolist()
         return {"top-1": of_a_share(first, total), "top-5": of_a_share(among, total)}
 
-    def chance(self, counts: Tensor) -> dict[str, float]:  # noqa: ARG002 -- alike for any counts
-        """Return how often a guess at random is right."""
+    def chance(self, counts: Tensor) -> dict[str, float]:  # noqa: ARG002 -- the same for all counts
+        """Return the scores of guessing at random."""
         classes = len(self.classes)
         return {"top-1": 100 / classes, "top-5": 100 * min(TOP, classes) / classes}
 
     def confusion(self, counts: Tensor) -> list[list[int]]:
-        """Return how many images of each class (rows) were taken for each; nothing where there are too many classes."""
+        """Return how many images of each class (rows) were taken for each class; empty if there are too many."""
         found: list[list[int]] = counts[3:].reshape(-1, len(self.classes)).tolist()
         return found
 
 
 def main(words: list[str] | None = None) -> None:
-    """Train, and write the report."""
+    """Train, and write the results for the report."""
     options = parsed(ImageOptions, words, "Train a ResNet on images in ImageNet's layout.")
     task = Images(options)
     run = Run(task, options)

@@ -1,4 +1,4 @@
-"""A transformer learns which of two topics a sentence has more words of: many ranks, by Accelerate.
+"""A transformer learns which of two topics most words of a sentence belong to: on many ranks, by Accelerate.
 
     torchrun --nproc-per-node 2 examples/text/accelerated.py
 
@@ -25,8 +25,8 @@ LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
 def sentences(count: int, seed: int) -> Any:
-    """Return sentences as numbers of words, each with the topic that it has more words of."""
-    draw = random.Random(seed)  # noqa: S311 -- the same everywhere
+    """Return sentences as word numbers, each with the topic of most of its words."""
+    draw = random.Random(seed)  # noqa: S311 -- the same on all ranks
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
     more = [sum(word in TOPICS[1] for word in each) > sum(word in TOPICS[0] for word in each) for each in words]
     numbers = [torch.tensor([VOCABULARY[word] for word in each]) for each in words]
@@ -34,7 +34,7 @@ def sentences(count: int, seed: int) -> Any:
 
 
 class Classifier(nn.Module):
-    """Words and places into vectors, two layers of attention, their mean into two scores."""
+    """A network of embeddings of words and positions, two layers of attention, and two scores from their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def evaluate(model: nn.Module, held_back: DataLoader[tuple[Tensor, int]], accelerator: Accelerator) -> float:
-    """Return the mean loss over all sentences that were held back."""
+    """Return the mean loss over all test sentences."""
     with torch.no_grad():
         losses = [cross_entropy(model(x), y, reduction="none") for x, y in held_back]
     return float(torch.cat([accelerator.gather_for_metrics(each) for each in losses]).mean())
@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--until", type=int, help="end after this epoch, to be resumed")
+    parser.add_argument("--until", type=int, help="end after this epoch; resume later")
     parser.add_argument("--sentences", type=int, default=1200)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--checkpoint", type=Path, default=Path("build/text.pt"))
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, evaluate and save once an epoch."""
+    """Train; evaluate after each epoch, and save every few epochs."""
     options = arguments()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, split_batches=True)
     torch.manual_seed(0)

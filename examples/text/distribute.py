@@ -1,4 +1,4 @@
-"""A transformer learns which of two topics a sentence has more words of: many ranks, by `distribute`.
+"""A transformer learns which of two topics most words of a sentence belong to: on many ranks, by `distribute`.
 
     multiring run -n 2 examples/text/distribute.py
 
@@ -26,8 +26,8 @@ LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
 def sentences(count: int, seed: int) -> Any:
-    """Return sentences as numbers of words, each with the topic that it has more words of."""
-    draw = random.Random(seed)  # noqa: S311 -- the same everywhere
+    """Return sentences as word numbers, each with the topic of most of its words."""
+    draw = random.Random(seed)  # noqa: S311 -- the same on all ranks
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
     more = [sum(word in TOPICS[1] for word in each) > sum(word in TOPICS[0] for word in each) for each in words]
     numbers = [torch.tensor([VOCABULARY[word] for word in each]) for each in words]
@@ -35,7 +35,7 @@ def sentences(count: int, seed: int) -> Any:
 
 
 class Classifier(nn.Module):
-    """Words and places into vectors, two layers of attention, their mean into two scores."""
+    """A network of embeddings of words and positions, two layers of attention, and two scores from their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Classifier(nn.Module):
 
 
 def evaluate(model: nn.Module, held_back: Any) -> float:
-    """Return the mean loss over all sentences that were held back."""
+    """Return the mean loss over all test sentences."""
     with torch.no_grad():
         losses = [cross_entropy(model(x), y, reduction="sum").item() for x, y in DataLoader(held_back, BATCH)]
     return sum(losses) / len(held_back)
@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--until", type=int, help="end after this epoch, to be resumed")
+    parser.add_argument("--until", type=int, help="end after this epoch; resume later")
     parser.add_argument("--sentences", type=int, default=1200)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--checkpoint", type=Path, default=Path("build/text.pt"))
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, evaluate and save once an epoch."""
+    """Train; evaluate after each epoch, and save every few epochs."""
     options = arguments()
     torch.manual_seed(0)
     train, held_back = sentences(options.sentences, seed=1), sentences(301, seed=2)

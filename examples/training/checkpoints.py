@@ -1,4 +1,4 @@
-"""A run's checkpoints: the last few, and the best one; found again by whoever resumes it."""
+"""A run's checkpoints: the last few and the best one, from which a later process resumes."""
 
 import json
 import shutil
@@ -15,11 +15,11 @@ FOLDER, BEST = "checkpoints", "best"
 
 
 class Checkpoints:
-    """Where a run saves itself; every rank makes one, and every rank calls it.
+    """Saves and resumes a run. Every rank makes one, and every rank calls its methods.
 
-    What is equal on all ranks, weights, the optimizer's state, the gradient that waits, how far the data are, is
-    saved once, and loads on any number of ranks. A rank's random numbers, its batch norms' statistics, and what its
-    compression owes are its own: on another number of ranks they are dropped, which the log says.
+    State that is equal on all ranks (weights, the optimizer's state, a delayed gradient, the position in the data) is
+    saved once, and loads on any number of ranks. Each rank also saves its own random numbers, statistics of batch
+    norms, and compression error. On another number of ranks these are dropped, and the log says so.
     """
 
     def __init__(self, run: Path, keep: int) -> None:
@@ -27,7 +27,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, **values: Any) -> None:
-        """Save, and remove what is older than the last few."""
+        """Save a checkpoint, and remove all but the last few."""
         self._save(f"step-{step:08d}", step, model, recipe, loader, values)
         if mt.rank() == 0:
             for path in self._kept()[: -self._keep]:
@@ -35,14 +35,14 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
 
     def save_best(self, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, **values: Any) -> None:
-        """Save besides, in place of the best one so far."""
+        """Save a checkpoint as the best one, in place of the former best."""
         self._save(BEST, step, model, recipe, loader, values)
 
     def resume(self, model: torch.nn.Module, recipe: Recipe, loader: Loader) -> dict[str, Any]:
-        """Load the last complete one; return the values that were saved with it, or nothing where there is none.
+        """Load the last complete checkpoint; return its additional values, or {} if there is no checkpoint.
 
         Raises:
-            ArgumentError: it is of another model or data set, or damaged.
+            ArgumentError: the checkpoint is of another model or data set, or damaged.
         """
         names = mt.broadcast_object([path.name for path in self._kept()] if mt.rank() == 0 else None, name="kept")
         for name in reversed(names):
@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def _is_a_save_alone(path: Path) -> bool:
-    """Return whether a folder has a checkpoint, and nothing that somebody else put beside it."""
+    """Return whether a folder has a checkpoint and nothing else."""
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         names = {each.name for each in path.iterdir()}

@@ -1,4 +1,4 @@
-"""When, where and by what a run was made: what the report says so that somebody else can repeat it."""
+"""Record when, where and with which versions a run was made, so that others can repeat it."""
 
 import platform
 import shutil
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def circumstances(ranks: int) -> dict[str, str]:
-    """Return the end's date, the command of a rank, the commit, the versions and the processor of this host."""
+    """Return the end date, the command of a rank, the commit, the versions and the processor of this host."""
     versions = {
         "multiring": multiring.__version__,
         "PyTorch": torch.__version__,
@@ -36,7 +36,7 @@ def circumstances(ranks: int) -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, marked where files differ from it; "unknown" outside a git checkout."""
+    """Return the commit of this checkout, marked "-dirty" if files differ; "unknown" outside a git checkout."""
     git = shutil.which("git")
     if git is None:
         return "unknown"

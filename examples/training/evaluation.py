@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: integers, summed, in which every sample is counted exactly once."""
+"""Evaluate over all ranks: every sample is counted exactly once, and the counts are summed as integers."""
 
 import math
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from multiring.data import Loader
 from multiring.data.dataset import Samples
 from multiring.torch.step.after_step import MovingAverage
 
-# A sample's loss is summed as a whole number of these parts of one, so that the sum does not depend on its order.
+# A sample's loss is summed as an integer multiple of this fraction, so that the sum does not depend on the order.
 LOSS_PARTS = 2**20
 LARGEST_LOSS = 2.0**40 / LOSS_PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What an evaluation found.
+    """The result of an evaluation.
 
-    loss: the mean over all samples; not a number where any sample's loss is not finite.
-    counts: the sum over all samples of what the task counts, int64.
+    loss: the mean over all samples; NaN if any sample's loss is not finite.
+    counts: the sum over all samples of the task's counts, int64.
     """
 
     loss: float
     counts: Tensor
 
 
-def counted(  # noqa: PLR0913 -- what is counted of what, by whom
+def counted(  # noqa: PLR0913 -- all are needed
     model: nn.Module,
     samples: Samples,
     measure: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor]],
@@ -42,15 +42,15 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
     recipe: Recipe | None = None,
     workers: int = 1,
 ) -> Counted:
-    """Return what `measure` finds over all samples, on every rank; the same numbers whatever the number of ranks is.
+    """Return the result of `measure` over all samples, on every rank; it is the same for any number of ranks.
 
     Args:
-        model: as it is on all ranks.
-        samples: in an order, of which each rank takes its part.
-        measure: returns each sample's loss, (n,), and int64 counts of one shape, of the model and a batch.
-        batch: samples that all ranks look at together.
-        place: this rank, and how many there are.
-        recipe: whose average of the weights, and arithmetic, is used.
+        model: the model; it is the same on all ranks.
+        samples: the samples in their order; each rank takes a part of each batch.
+        measure: returns each sample's loss, (n,), and int64 counts of one shape, for the model and a batch.
+        batch: the number of samples per batch, of all ranks together.
+        place: this rank, and the number of ranks.
+        recipe: its averaged weights and its precision are used.
         workers: threads that read and decode.
     """
     rank, ranks = place
@@ -63,7 +63,7 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
         for each in loader:
             with recipe.precision.autocast() if recipe is not None else nullcontext():
                 found = _with_losses(*measure(model, each))
-            # A rank whose part is empty was given another's sample, for its shape.
+            # A rank with an empty part got another rank's sample, to learn the counts' shape.
             found = found * bool(loader.share.samples)
             total = found if not total.numel() else total + found
     loader.close()
@@ -76,7 +76,7 @@ def counted(  # noqa: PLR0913 -- what is counted of what, by whom
 
 
 def _with_losses(losses: Tensor, counts: Tensor) -> Tensor:
-    """Return [samples, losses that are not finite or too large, sum of the other losses in parts], then `counts`."""
+    """Return [samples, losses that are not finite or too large, sum of the other losses in fractions], then counts."""
     losses = losses.double()
     fit = losses.isfinite() & (losses.abs() <= LARGEST_LOSS)
     parts = (losses[fit] * LOSS_PARTS).round().to(torch.int64).sum()
@@ -84,10 +84,11 @@ def _with_losses(losses: Tensor, counts: Tensor) -> Tensor:
 
 
 def combine_statistics(model: nn.Module, ranks: int, average: MovingAverage | None = None) -> None:
-    """Give every rank's batch norms the statistics of all ranks' samples: the mean of means, and the whole variance.
+    """Set the statistics of every rank's batch norms to those of all ranks' samples.
 
-    Those of the average of the weights, where there is one, too. Exact where every rank has seen as many samples; a
-    rank's mean moves with its own. Every rank calls it.
+    The mean becomes the mean of the ranks' means, and the variance includes the spread of these means. The same is done
+    for the averaged weights, if there are any. The result is exact if every rank has seen equally many samples; a
+    rank's running mean follows its own samples. Every rank calls this function.
     """
     if ranks == 1:
         return

@@ -1,4 +1,4 @@
-"""Confidence intervals of scores, over the samples of the data set that they were measured on."""
+"""Confidence intervals of scores, over the samples of the data set on which they were measured."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ def of_a_share(hits: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share, in percent.
 
     Args:
-        hits: samples that count.
-        total: all samples, at least one; they are taken to be independent.
+        hits: the number of samples in the share.
+        total: the number of all samples, at least one; they are assumed to be independent.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
     """
@@ -29,11 +29,11 @@ def of_a_share(hits: int, total: int) -> tuple[float, float]:
 def by_jackknife(
     groups: NDArray[np.int64], score: Callable[[NDArray[np.int64]], NDArray[np.float64]]
 ) -> list[tuple[float, float]]:
-    """Return 95 % intervals of scores that are no shares of independent samples, by the delete-a-group jackknife.
+    """Return 95 % intervals of scores by the delete-a-group jackknife, for scores that are not shares.
 
     Args:
-        groups: (GROUPS, n) counts, of groups of samples that were drawn at random and are of about the same size.
-        score: makes the scores (m,) of the sum of some groups' counts.
+        groups: (GROUPS, n) counts of random groups of samples with about equal sizes.
+        score: computes the scores (m,) from the sum of some groups' counts.
 
     Returns:
         m intervals, in the scores' unit.

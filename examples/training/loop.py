@@ -1,9 +1,9 @@
 """The training loop that both programs share, from the options to the last checkpoint.
 
-One step, on every rank: its part of a batch, in micro-batches; the loss of each is a sum divided by the samples of all
-ranks, so that the sum of all ranks' gradients is the batch's gradient, however unevenly it was dealt; the optimizer's
-step, around which the recipe's stages unscale, clip, delay and average; and one small sum, in flight until the next
-step, by which ranks agree on the loss, on whether it is a number, and on whether somebody asked them to stop.
+In each step, a rank computes its part of a batch in micro-batches. The loss of each micro-batch is a sum divided by the
+number of samples of all ranks. So the sum of all ranks' gradients is the batch's gradient, even for uneven parts. Then
+the optimizer takes its step, and the recipe's stages around it unscale, clip, delay and average. One small sum stays
+in flight until the next step. By it ranks agree on the loss, on whether it is finite, and on requests to stop.
 """
 
 import json
@@ -37,19 +37,19 @@ Callback = Callable[[dict[str, Any]], None]
 
 
 class Task(Protocol):
-    """What a program is about."""
+    """The interface of a program's task."""
 
     name: str
-    about: str  # a sentence: which data, and what is not to be concluded from them
+    about: str  # a sentence on the data, and on conclusions that they do not allow
 
     @property
     def training(self) -> Samples:
-        """What is trained on."""
+        """The training set."""
         ...
 
     @property
     def evaluations(self) -> Mapping[str, Samples]:
-        """What is measured on, by name, if anything; the first decides which checkpoint is best."""
+        """The evaluation sets by name; the first one decides which checkpoint is best. It may be empty."""
         ...
 
     def model(self) -> nn.Module:
@@ -61,44 +61,44 @@ class Task(Protocol):
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss of each sample, (n,), and int64 counts that add up over samples, from one forward."""
+        """Return from one forward the loss of each sample, (n,), and int64 counts that add up over samples."""
         ...
 
     def scores(self, counts: Tensor) -> dict[str, float]:
-        """Return what the counts of a whole data set say, in percent; the first figure is the one to be high."""
+        """Return the scores of a data set's counts, in percent; the first score decides which checkpoint is best."""
         ...
 
     def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
-        """Return the 95 % interval of some scores, in percent, over the samples of the data set."""
+        """Return the 95 % intervals of some scores over the samples of the data set, in percent."""
         ...
 
     def chance(self, counts: Tensor) -> dict[str, float]:
-        """Return what some scores are without having learnt anything, in percent."""
+        """Return some scores of a guess without learning, in percent."""
         ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is, and what it has seen."""
+    """The progress and the latest results of a run."""
 
     step: int = 0
     best: float = -math.inf
     trained_s: float = 0.0  # without evaluation and checkpoints
-    waited_s: float = 0.0  # of that, for data
-    wall_s: float = 0.0  # with evaluation and checkpoints; of all processes of this run
+    waited_s: float = 0.0  # the part of trained_s that was spent waiting for data
+    wall_s: float = 0.0  # with evaluation and checkpoints, over all processes of this run
     samples: int = 0  # of all ranks, since this process began
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)  # of each data set that is evaluated
-    counts: dict[str, Tensor] = field(default_factory=dict)  # that the scores are of
+    losses: dict[str, float] = field(default_factory=dict)  # by evaluation set
+    counts: dict[str, Tensor] = field(default_factory=dict)  # from which scores are computed
 
 
 class Run:
     """A training, from its options to its end.
 
     Args:
-        task: what is trained.
-        options: how.
-        callbacks: are given each record of the metrics, on rank 0: for a tracker of experiments.
+        task: the task to train.
+        options: the options of the run.
+        callbacks: called on rank 0 with each record of the metrics, for example by a tracker of experiments.
     """
 
     def __init__(self, task: Task, options: Options, callbacks: Sequence[Callback] = ()) -> None:
@@ -107,7 +107,7 @@ class Run:
         if not options.plain:
             mt.init()
         self.rank, self.ranks = (0, 1) if options.plain else (mt.rank(), mt.size())
-        torch.manual_seed(options.seed)  # alike on all ranks: models begin alike
+        torch.manual_seed(options.seed)  # equal on all ranks, so that initial models are equal
         if options.deterministic:
             torch.use_deterministic_algorithms(mode=True)
         self.model = task.model()
@@ -126,14 +126,14 @@ class Run:
         self._report: Any = None
         self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
-        self._began = time.monotonic()  # as if all of this run's processes had followed each other without a break
+        self._began = time.monotonic()  # excludes breaks between this run's processes
 
     def train(self) -> Progress:
-        """Train until the epochs, or the minutes, are over; resume where the folder holds a checkpoint.
+        """Train to the last epoch or minute; resume if the folder holds a checkpoint.
 
         Raises:
-            StateError: on every rank: the loss is not a number, at which step and on which rank; the last checkpoint is
-                as it was.
+            StateError: on every rank: the loss is not finite. The message names the step and the rank. The last
+                checkpoint is unchanged.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
         if self.rank == 0:
@@ -164,7 +164,7 @@ class Run:
         return self.progress
 
     def _epochs(self, checkpoints: Checkpoints | None) -> bool:
-        """Train the steps that are left; return whether it was asked to stop before the end."""
+        """Train the remaining steps; return whether the run was asked to stop before the end."""
         progress, options = self.progress, self.options
         while progress.step < self.total_steps:
             batches = iter(self.loader)
@@ -205,7 +205,7 @@ class Run:
         return whole
 
     def _agree(self, own_loss: float) -> str:
-        """Sum the loss over the ranks while the next step runs; return why to stop after the step before, if so."""
+        """Sum the loss over ranks while the next step runs; return a reason to stop after the step before, or ""."""
         minutes = self.options.minutes
         is_over = bool(minutes) and self.progress.trained_s > minutes * 60
         own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over)], dtype=torch.float64)
@@ -216,7 +216,7 @@ class Run:
         return "" if before is None else self._agreed(before[0], self.progress.step - 1, before[1])
 
     def _settled(self) -> str:
-        """Wait for the sum in flight, so that what is saved has all its metrics; return why to stop, if so."""
+        """Wait for the sum in flight, so that a checkpoint has all metrics; return a reason to stop, or ""."""
         if self._in_flight is None:
             return ""
         handle, own = self._in_flight
@@ -252,7 +252,7 @@ class Run:
         )
 
     def _evaluate(self, checkpoints: Checkpoints | None) -> None:
-        """Score every data set of the task on all ranks, and keep the checkpoint if it is the best one so far."""
+        """Score every evaluation set on all ranks; save the checkpoint as the best one if it is."""
         if self.task.evaluations:
             with self._paused():
                 self._score(checkpoints)
@@ -295,7 +295,7 @@ class Run:
             checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
     def _paused(self) -> AbstractContextManager[Any]:
-        """Return a context whose time is none of the training's."""
+        """Return a context whose time does not count as training."""
         paused = ExitStack()
         for each in (self._report, self._balance):
             if each is not None:
@@ -303,7 +303,7 @@ class Run:
         return paused
 
     def reached(self) -> dict[str, Any]:
-        """Return what the report says of speed, of the share of peak, and of the batch; every rank calls it."""
+        """Return the report's figures on speed, share of peak, and batch size; every rank calls it."""
         progress, noise = self.progress, self.recipe.noise
         seconds = max(progress.trained_s, 1e-9)
         found: dict[str, Any] = {
@@ -324,7 +324,7 @@ class Run:
         return found
 
     def result(self) -> dict[str, Any]:
-        """Return what the report says of where the run was made, and of what its scores are held against."""
+        """Return the report's facts on where the run was made, and the scores to compare with."""
         chance = {name: self.task.chance(counts) for name, counts in self.progress.counts.items()}
         return {
             "circumstances": circumstances(self.ranks),
@@ -347,7 +347,7 @@ class Run:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Take note of SIGTERM, so that all ranks save after the same step, and end."""
+        """Handle SIGTERM, so that all ranks save after the same step and end."""
 
         def ask(_number: int, _frame: object) -> None:
             self._asked_to_stop = True
@@ -370,25 +370,25 @@ class Run:
 
 
 def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
-    """Yield a batch in micro-batches of like size; of a rank that has no sample none."""
+    """Yield a batch in micro-batches of similar size; nothing if the rank has no samples."""
     for number in range(min(passes, samples)):
         chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
         yield {name: value[chosen] for name, value in batch.items()}
 
 
 def _by_name(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of each data set's row under "DATA SET KEY"."""
+    """Flatten the rows of data sets: the key of a value becomes "DATA SET KEY"."""
     return {f"{name} {key}": value for name, row in rows.items() for key, value in row.items()}
 
 
 def baselines_in(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the scores of each method without a network, which `baselines` has written beside the data, if it has."""
+    """Return the scores that `baselines` wrote beside the data, by method; {} if there are none."""
     path = folder / BASELINES
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _collated(records: Sequence[dict[str, Any]]) -> Batch:
-    """Return records as a batch, without what is no number."""
+    """Return records as a batch, without fields that are not numbers."""
     return {
         name: np.stack([record[name] for record in records])
         for name, value in records[0].items()
@@ -397,7 +397,7 @@ def _collated(records: Sequence[dict[str, Any]]) -> Batch:
 
 
 def _forget_after(step: int, metrics: Path) -> None:
-    """Leave out of the metrics what a run that was killed wrote after its last checkpoint, and will write again."""
+    """Remove the metrics after `step`: a killed run wrote them after its last checkpoint, and will write them again."""
     if not metrics.exists():
         return
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -408,10 +408,10 @@ def _forget_after(step: int, metrics: Path) -> None:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the type of a network's weights, which its input is to have."""
+    """Return the type of a network's weights, which its input must have."""
     return next(model.parameters()).dtype
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Write what the report shows beside the curves."""
+    """Write the results that the report shows beside the curves."""
     (folder / RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")

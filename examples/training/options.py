@@ -1,6 +1,6 @@
-"""A run's options: from a TOML file, or as flags, or both; what is not said has the default that is written down here.
+"""A run's options, from a TOML file or from flags or both; options that are not given have the defaults below.
 
-A program adds its own by deriving from `Options`. Every key and flag is a field's name; an unknown one is an error.
+A program adds options by deriving from `Options`. Every key and flag is a field's name; an unknown one is an error.
 """
 
 import argparse
@@ -23,42 +23,42 @@ else:
     import tomli as tomllib
 
 FILE = "options.toml"
-_WRITTEN = (FILE, "metrics.jsonl", "result.json", "report.html")  # by name, in the run's folder
+_WRITTEN = (FILE, "metrics.jsonl", "result.json", "report.html")  # the files of a run's folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What both programs can be told. Batch sizes are of all ranks together."""
+    """The options of both programs. Batch sizes are totals of all ranks."""
 
     data: str = "data"  # the folder of the data set
     run: str = "run"  # the folder that the run is written to, and resumed from
-    epochs: int = 5  # times that every sample is trained on
-    minutes: float = 0.0  # training ends after so many, evaluation apart; 0 for no limit
-    batch: int = 64  # samples a step
-    micro_batch: int = 0  # samples that a rank computes at once; 0 for its whole part of the batch
+    epochs: int = 5  # passes over all samples
+    minutes: float = 0.0  # training ends after this many minutes, evaluation excluded; 0: no limit
+    batch: int = 64  # samples per step
+    micro_batch: int = 0  # samples that a rank computes at once; 0: its whole part of the batch
     optimizer: str = "sgd"  # sgd, lars, larc, larc-adam, adamw or lamb
-    rate: float = 0.1  # the learning rate at its highest
-    momentum: float = 0.9  # of sgd, lars and larc
-    weight_decay: float = 5e-5  # not on biases and norms
+    rate: float = 0.1  # the highest learning rate
+    momentum: float = 0.9  # momentum of sgd, lars and larc
+    weight_decay: float = 5e-5  # weight decay, except of biases and norms
     trust: float = 0.001  # eta of LARS and LARC
     warmup: float = 0.5  # epochs in which the rate grows linearly
     decay: str = "cosine"  # cosine, or poly for a polynomial of power 2
     end_rate: float = 0.0  # the learning rate at the end
     lag: int = 0  # steps by which gradients are applied late: 0 or 1
-    clip: float = 0.0  # the gradient's norm, at most; 0 for no limit
-    ema: float = 0.0  # of the weights, for evaluation; 0 for none
+    clip: float = 0.0  # the largest norm of a gradient; 0: no limit
+    ema: float = 0.0  # decay of the moving average of weights, for evaluation; 0: no average
     precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
-    wire: str = ""  # the gradients' type between hosts: bf16, fp16, int8; as they are if empty
-    workers: int = 1  # threads that read and decode, for each rank
-    seed: int = 0  # of the first weights, and of the data's order and augmentation
-    deterministic: bool = False  # the same bits in every run, for some speed
+    wire: str = ""  # the wire type of gradients between hosts: bf16, fp16, int8; empty: exact
+    workers: int = 1  # threads per rank that read and decode
+    seed: int = 0  # seed of the initial weights, and of the data's order and augmentation
+    deterministic: bool = False  # the same bits in every run, at some cost of speed
     evaluate_every: float = 1.0  # epochs between two evaluations
     save_every: int = 200  # steps between two checkpoints
-    keep: int = 2  # so many of the last checkpoints; the best one besides
+    keep: int = 2  # how many of the last checkpoints to keep, besides the best one
     log_every: int = 10  # steps between two lines of the log
     noise: bool = True  # measure the gradient noise scale, and say which batch still pays
     peak: bool = True  # measure what share of this machine's peak the training reaches
-    plain: bool = False  # without multiring, on one process, for comparison
+    plain: bool = False  # train without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -83,7 +83,7 @@ Chosen = TypeVar("Chosen", bound=Options)
 
 
 def meanings(kind: type[Options]) -> dict[str, str]:
-    """Return what each option means: the comment behind it."""
+    """Return the meaning of each option: the comment after its field."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         found |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.*)$", inspect.getsource(each), re.MULTILINE))
@@ -91,9 +91,9 @@ def meanings(kind: type[Options]) -> dict[str, str]:
 
 
 def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
-    """Return the options of a command line; ends the program with a message where they are wrong."""
+    """Return the options of a command line; if they are wrong, end the program with a message."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    parser.add_argument("--options", type=Path, help="a TOML file of these options; what the command line says wins")
+    parser.add_argument("--options", type=Path, help="a TOML file of these options; the command line overrides it")
     meant = meanings(kind)
     for field in dataclasses.fields(kind):
         flag, default = "--" + field.name.replace("_", "-"), field.default
@@ -113,17 +113,17 @@ def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: 
 
 
 def read(path: Path, kind: type[Options]) -> dict[str, Any]:
-    """Return what a file says, each value in its option's type.
+    """Return the options in a TOML file, each value in its option's type.
 
     Raises:
-        ValueError: a key is no option's, or a value is not of its type; the options are listed.
+        ValueError: a key is not an option (the message lists the options), or a value has the wrong type.
     """
     with path.open("rb") as file:
         said = tomllib.load(file)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for name, value in said.items():
         if name not in defaults:
-            raise ValueError(f"{path}: {name!r} is no option; there are {', '.join(sorted(defaults))}")
+            raise ValueError(f"{path}: {name!r} is not an option; want one of {', '.join(sorted(defaults))}")
         wanted = type(defaults[name])
         if wanted is float and type(value) is int:
             said[name] = float(value)
@@ -133,10 +133,10 @@ def read(path: Path, kind: type[Options]) -> dict[str, Any]:
 
 
 def write(options: Options, folder: Path) -> None:
-    """Write every option, the defaults too, into the run's folder.
+    """Write every option, including defaults, into the run's folder.
 
     Raises:
-        ArgumentError: the folder is no run's, and has files that a run would write over.
+        ArgumentError: the folder is not a run's, and has files that a run would overwrite.
     """
     there = [name for name in _WRITTEN if (folder / name).exists()]
     if there and not _is_options(folder / FILE):

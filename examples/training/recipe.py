@@ -1,4 +1,4 @@
-"""How a run's options become an optimizer, its schedule, and what goes on around its steps."""
+"""Turn a run's options into an optimizer, its schedule, and the stages around its steps."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ from multiring.torch.step.noise import NoiseWatch
 from multiring.torch.step.precision import MixedPrecision
 
 OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
-NOISE_EVERY = 20  # steps
+NOISE_EVERY = 20  # steps between two measurements of the noise scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What the loop steps with."""
+    """The optimizer, and everything else that the loop steps with."""
 
     optimizer: torch.optim.Optimizer
     precision: MixedPrecision
@@ -30,13 +30,13 @@ class Recipe:
 
 
 def steps_of_an_epoch(samples: int, batch: int) -> int:
-    """Return how many steps an epoch has; the last one may have fewer samples."""
+    """Return the number of steps of an epoch; the last step may have fewer samples."""
     return -(-samples // batch)
 
 
 @dataclass(frozen=True)
 class WarmThen(Schedule):
-    """From 0 to 1 along a line, in `steps` steps; then another schedule, from its beginning."""
+    """A schedule that rises linearly from 0 to 1 in `steps` steps, and then follows another schedule."""
 
     steps: int
     then: Schedule
@@ -47,11 +47,11 @@ class WarmThen(Schedule):
 
 
 def schedule_of(options: Options, steps: int) -> Schedule:
-    """Return the learning rate over the run, as a factor of its highest: linear warm-up, then the decay.
+    """Return the learning rate over the run, relative to the highest rate: linear warm-up, then the decay.
 
     Args:
-        options: of the run.
-        steps: of an epoch.
+        options: the options of the run.
+        steps: the number of steps of an epoch.
     """
     warm = round(options.warmup * steps)
     left = max(1, options.epochs * steps - warm)
@@ -61,10 +61,10 @@ def schedule_of(options: Options, steps: int) -> Schedule:
 
 
 def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer: no weight decay, and no trust ratio, on biases and norms.
+    """Return the optimizer; biases and norms have no weight decay and no trust ratio.
 
     Raises:
-        ValueError: there is none of that name; those that there are are listed.
+        ValueError: the optimizer is unknown; the message lists the known ones.
     """
     name, rate, decay = options.optimizer, options.rate, options.weight_decay
     has_ratio = name in {"lars", "larc", "larc-adam", "lamb"}
@@ -78,26 +78,26 @@ def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
     elif name == "lamb":
         made = mt.LAMB(groups, lr=rate)
     else:
-        raise ValueError(f"optimizer={name!r}; there are {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"optimizer={name!r}; want one of {', '.join(OPTIMIZERS)}")
     return mt.LARC(made, trust_coefficient=options.trust) if name.startswith("larc") else made
 
 
 def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Recipe:
-    """Return all that the loop steps with, over all ranks unless the options say `plain`.
+    """Return everything that the loop steps with, over all ranks unless `options.plain` is set.
 
     Args:
-        options: of the run.
-        model: on every rank alike.
-        steps: of an epoch.
-        passes: backwards that make a step.
+        options: the options of the run.
+        model: the model; it is the same on every rank.
+        steps: the number of steps of an epoch.
+        passes: the number of backward passes in a step.
     """
     optimizer = optimizer_of(options, model)
     if not options.plain:
         wires = {"": mt.Compression.none, "bf16": mt.Compression.bf16, "fp16": mt.Compression.fp16}
         wires["int8"] = mt.Compression.int8
         if options.wire not in wires:
-            raise ValueError(f"wire={options.wire!r}; there are {', '.join(filter(None, wires))}, or nothing")
-        # Each rank's loss is a sum over its samples, divided by those of all ranks: their sum is the batch's mean.
+            raise ValueError(f"wire={options.wire!r}; want one of {', '.join(filter(None, wires))}, or nothing")
+        # Each rank's loss is a sum over its samples, divided by the number of all ranks' samples: together, the mean.
         optimizer = mt.DistributedOptimizer(
             optimizer,
             model.named_parameters(),
@@ -106,7 +106,7 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
             backward_passes_per_step=passes,
             op=mt.Sum,
         )
-    # The stages put themselves in their order: unscale, check, measure the noise, clip, wait, step, average, schedule.
+    # The stages sort themselves: unscale, check, measure the noise, clip, delay, step, average, schedule.
     precision = mt.mixed_precision(optimizer, "bf16" if options.precision == "bf16" else "float32")
     if options.clip:
         mt.clip_gradients(optimizer, options.clip)

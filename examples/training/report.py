@@ -1,9 +1,9 @@
-"""The report of a run: one HTML page that needs no other file, made from what the run's folder holds.
+"""Write the report of a run: one self-contained HTML page, made from the run's folder.
 
     python -m examples.training.report run
 
-Curves are drawn as SVG with a line style each, and every figure stands in a table besides, so that the page reads
-without colour and without a picture.
+Curves are SVG with a line style each, and every figure is also in a table. So the page is readable without colours and
+without pictures.
 """
 
 import argparse
@@ -32,13 +32,13 @@ else:
 METRICS, RESULT, PAGE, PICTURES = "metrics.jsonl", "result.json", "report.html", "pictures"
 BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
 MOST_IN_A_TABLE = 5  # columns, so that a table fits a phone
-_HEAD = "<!doctype html><html lang=en><head><meta charset=utf-8>"  # by which a report is known
+_HEAD = "<!doctype html><html lang=en><head><meta charset=utf-8>"  # marks a report
 LINES = ("-", "--", ":", "-.")
 SHADES = ("0.35", "0.5", "0.65", "0.75")
-UNITS = {"step": "step", "seconds": "seconds", "wall_s": "s since the start"}  # of what is no score
+UNITS = {"step": "step", "seconds": "seconds", "wall_s": "s since the start"}  # of columns that are not scores
 CURVES = (
-    "Scores are of the whole data set that is named. Shaded, and as bars: their 95 % intervals. Dotted and grey: "
-    "chance, and methods without a network, where they were measured."
+    "Scores are of the whole data set that is named. Shaded areas and bars: their 95 % intervals. Dotted grey lines: "
+    "chance, and methods without a network, if they were measured."
 )
 INTERVALS = (
     "The intervals are over the samples of the data set. They do not say how much the result of another seed would "
@@ -69,20 +69,20 @@ thead th { color: var(--soft); font-weight: 600; } .named td:last-child { text-a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a run's folder holds."""
+    """The contents of a run's folder."""
 
     options: dict[str, Any]
-    steps: list[dict[str, Any]]  # what was logged of training, by step
+    steps: list[dict[str, Any]]  # the log of training, by step
     evaluations: list[dict[str, Any]]
     result: dict[str, Any]
     pictures: list[tuple[str, bytes]]  # caption, PNG
 
 
 def read(folder: Path) -> Run:
-    """Read a run.
+    """Read a run's folder.
 
     Raises:
-        FileNotFoundError: the folder holds none.
+        FileNotFoundError: the folder holds no run.
     """
     lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
     result = folder / RESULT
@@ -128,7 +128,7 @@ def page(run: Run) -> str:
     head = (
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"<title>{_text(title)}</title><style>{STYLE}</style>"
-        "<link rel=icon href='data:,'>"  # or a browser asks the server for one
+        "<link rel=icon href='data:,'>"  # otherwise a browser asks the server for an icon
     )
     return f"{_HEAD}{head}</head><body>{''.join(parts)}</body></html>"
 
@@ -144,10 +144,10 @@ def write(folder: Path) -> Path:
 
 
 def write_baselines(folder: Path, named: dict[str, dict[str, float]]) -> None:
-    """Write scores without a network beside the data, in place of such scores.
+    """Write scores without a network beside the data, in place of earlier scores.
 
     Raises:
-        ArgumentError: something else is there.
+        ArgumentError: the path has another file.
     """
     path = folder / BASELINES
     try:
@@ -179,12 +179,12 @@ def _figures(named: dict[str, object], intervals: dict[str, list[float]]) -> str
 
 
 def _named(values: dict[str, Any]) -> str:
-    """Return a table of names and values, which are texts."""
+    """Return a table of names and values, as text."""
     return _table(["", ""], [[name, str(value)] for name, value in values.items()], kind="named")
 
 
 def _evaluations(run: Run) -> list[str]:
-    """Return tables of all evaluations, each with as many columns as fit a phone."""
+    """Return tables of all evaluations, each with as many columns as fit a phone's screen."""
     names = [name for name in run.evaluations[-1] if name not in {"kind", "step", "intervals"}]
     tables = []
     for first in range(0, len(names), MOST_IN_A_TABLE - 1):
@@ -195,12 +195,12 @@ def _evaluations(run: Run) -> list[str]:
 
 
 def _with_unit(name: str) -> str:
-    """Return what a record calls a value, with its unit."""
+    """Return a record's name of a value, with its unit."""
     return UNITS.get(name) or f"{name}, {'nats' if name.endswith(' loss') else '%'}"
 
 
 def _said(value: object) -> str:
-    """Return a dict as a table, a list as paragraphs."""
+    """Return a dict as a table, or a list as paragraphs."""
     if isinstance(value, dict):
         return _table(["", "value"], [[name, _number(each)] for name, each in value.items()], kind="named")
     lines = value if isinstance(value, list) else [value]
@@ -218,7 +218,7 @@ def _class_rows(run: Run) -> list[list[str]]:
 
 
 def _confusion(counts: list[list[int]]) -> str:
-    """Return a confusion matrix: as a table, or as a picture where that would not fit a phone."""
+    """Return a confusion matrix as a table, or as a picture if the table would not fit a phone's screen."""
     if len(counts) < MOST_IN_A_TABLE:
         names = [str(each) for each in range(len(counts))]
         rows = ([name, *map(str, row)] for name, row in zip(names, counts, strict=True))
@@ -232,12 +232,12 @@ def _confusion(counts: list[list[int]]) -> str:
 
 
 def _curves(run: Run) -> list[str]:
-    """Return a figure of the losses, of each data set's scores, and of the learning rate."""
-    # In the order of a task's scores: the first one of a data set is the one that counts.
+    """Return figures of the losses, of each data set's scores, and of the learning rate."""
+    # Scores keep the task's order: the first score of a data set is the main one.
     found = dict.fromkeys(name for line in run.evaluations for name in line)
     names = [name for name in found if name not in {*UNITS, "kind", "intervals"}]
     losses = [name for name in names if name.endswith(" loss")]
-    # A figure for each data set, by the first word of its scores: few lines, each of a style of its own.
+    # One figure per data set (the first word of its scores) keeps the lines few, each with its own style.
     sets: dict[str, list[str]] = {}
     for name in names:
         if name not in losses:
@@ -254,7 +254,7 @@ def _curves(run: Run) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a figure: values by step, and their intervals if they have any."""
+    """One line of a figure: values by step, with intervals if there are any."""
 
     label: str
     points: list[tuple[int, float]]
@@ -262,7 +262,7 @@ class Curve:
 
 
 def _curve(run: Run, key: str, label: str) -> Curve:
-    """Return what all evaluations found of one score."""
+    """Return the curve of one score over all evaluations."""
     lines = [line for line in run.evaluations if key in line]
     found = [line.get("intervals", {}).get(key) for line in lines]
     intervals = [(low, high) for low, high in filter(None, found)]
@@ -271,7 +271,7 @@ def _curve(run: Run, key: str, label: str) -> Curve:
 
 
 def _levels(run: Run, key: str) -> dict[str, float]:
-    """Return what a score is held against: chance, and the methods without a network that were measured."""
+    """Return the levels to compare a score with: chance, and the measured methods without a network."""
     rows = {"chance": run.result.get("chance", {}), **run.result.get("baselines", {})}
     return {f"{key.partition(' ')[2]}, {name}": row[key] for name, row in rows.items() if key in row}
 
@@ -279,7 +279,7 @@ def _levels(run: Run, key: str) -> dict[str, float]:
 def _drawn(
     run: Run, heading: str, unit: str, curves: Sequence[Curve], levels: Mapping[str, float] | None = None
 ) -> str:
-    """Return a figure by step, with a second axis of the time that the run took up to each step."""
+    """Return a figure over steps, with a second axis for the time of the run up to each step."""
     figure = Figure((5.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for style, curve in zip(LINES * len(curves), curves, strict=False):
@@ -309,7 +309,7 @@ def _add_clock(axes: Axes, run: Run) -> None:
     if not timed or max(timed.values()) <= 0:
         return
     last = max(timed)
-    # The axis ends a little after the last step: the clock goes on at the run's mean speed there.
+    # The axis ends a little after the last step; extrapolate the time there at the run's mean speed.
     timed[2 * last] = 2 * timed[last]
     steps = np.array([0, *sorted(timed)])
     minutes = np.maximum.accumulate([0.0, *(timed[step] for step in sorted(timed))]) + 1e-9 * np.arange(len(steps))
@@ -336,7 +336,7 @@ def _picture(named: tuple[str, bytes]) -> str:
 
 
 def main() -> None:
-    """Write the report."""
+    """Write the report of the run that the command line names."""
     parser = argparse.ArgumentParser(description="Write a run's report.")
     parser.add_argument("folder", type=Path)
     print(write(parser.parse_args().folder))

@@ -1,7 +1,7 @@
-"""ResNets of bottlenecks, v1.5: of any number of channels and classes, and as the encoder of a segmentation network.
+"""ResNets of bottlenecks, v1.5, with any number of channels and classes, also as encoders of segmentation networks.
 
-v1.5 halves the resolution in a block's 3x3 convolution, not in its first 1x1. Parameters have the names that
-torchvision's ResNet gives them, so that its weights load.
+v1.5 halves the resolution in a block's 3x3 convolution, not in its first 1x1 convolution. Parameters have the names of
+torchvision's ResNet, so that its weights load.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385.
 """
@@ -16,7 +16,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution beside an identity: a block of EXPANSION x width channels."""
+    """A block of 1x1, 3x3 and 1x1 convolutions beside a shortcut, with EXPANSION x width channels."""
 
     def __init__(self, inputs: int, width: int, stride: int, dilation: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
+        """Return the block's output: (n, EXPANSION * width, h / stride, w / stride)."""
         shortcut = x if self.downsample is None else self.downsample(x)
         x = torch.relu_(self.bn1(self.conv1(x)))
         x = torch.relu_(self.bn2(self.conv2(x)))
@@ -40,16 +40,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet of bottlenecks.
+    """A ResNet of bottlenecks.
 
     Args:
-        layers: blocks of each of the four stages, as in LAYERS.
-        classes: outputs.
-        channels: of the input.
+        layers: the number of blocks of each of the four stages, as in LAYERS.
+        classes: the number of outputs.
+        channels: the number of channels of the input.
         width: channels of the first stage's 3x3 convolutions; 64 is the published network.
-        small: for images of 64 pixels and less: a 3x3 stem, and no pooling after it.
-        output_stride: pixels of the input for one of the last stage; with 16 or 8 its convolutions, and those of the
-            stage before, are dilated in place of halving the resolution.
+        small: use a 3x3 stem without pooling, for images of at most 64 pixels.
+        output_stride: pixels of the input per pixel of the last stage. With 16 or 8 the last stages dilate their
+            convolutions instead of halving the resolution.
     """
 
     def __init__(
@@ -85,26 +85,26 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def _stage(self, blocks: int, width: int, stride: int, dilation: int) -> nn.Sequential:
-        """Return a stage; where its dilation is more than that of the one before, it keeps the resolution."""
+        """Return a stage; if its dilation is larger than the stage before's, it keeps the resolution."""
         first = Bottleneck(self._inputs, width, 1 if dilation > 1 else stride, max(1, dilation // 2))
         self._inputs = width * EXPANSION
         return nn.Sequential(first, *(Bottleneck(self._inputs, width, 1, dilation) for _ in range(blocks - 1)))
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first stage's output, at a quarter of the resolution, and the last one's."""
+        """Return the outputs of the first stage, at a quarter of the resolution, and of the last stage."""
         x = self.maxpool(torch.relu_(self.bn1(self.conv1(x))))
         early = self.layer1(x)
         return early, self.layer4(self.layer3(self.layer2(early)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the classes' logits, (n, classes), of images (n, channels, height, width)."""
+        """Return the logits of the classes, (n, classes), for images (n, channels, height, width)."""
         _, x = self.features(x)
         logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
         return logits
 
 
 def zero_last_gammas(model: nn.Module) -> None:
-    """Let each residual block begin as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1)."""
+    """Initialize each residual block as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1)."""
     for module in model.modules():
         if isinstance(module, Bottleneck):
             nn.init.zeros_(module.bn3.weight)

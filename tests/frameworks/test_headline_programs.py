@@ -127,7 +127,7 @@ def test_options_come_from_a_file_and_flags_and_unknown_ones_are_refused(
     assert (found.epochs, found.rate, found.optimizer) == (4, 1.0, "lars")
     options_file.write(found, tmp_path)
     assert Options(**options_file.read(tmp_path / options_file.FILE, Options)) == found
-    for text, told in (("epoch = 3", "'epoch' is no option"), ('epochs = "x"', "epochs is a int")):
+    for text, told in (("epoch = 3", "'epoch' is not an option"), ('epochs = "x"', "epochs is a int")):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit):
             parsed(Options, ["--options", str(path)])
