@@ -128,7 +128,7 @@ def refuse_expanded(here: Here, whole: Any) -> None:
         lambda: whole.recv([wide], 0),
     ]
     for call in calls:
-        with pytest.raises((ValueError, RuntimeError), match="are one in memory"):
+        with pytest.raises((ValueError, RuntimeError), match="at one memory address"):
             call()
     whole.barrier().wait()
 

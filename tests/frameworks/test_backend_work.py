@@ -89,7 +89,7 @@ def wait_no_longer(here: Here) -> None:
     tensor = torch.ones(2)
     if here.rank == 0:
         work = started(tensor)
-        with pytest.raises(DistBackendError, match=r"all_reduce is still in flight after 0.05 s; it goes on"):
+        with pytest.raises(DistBackendError, match=r"all_reduce is still in flight after 0.05 s; it continues"):
             work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()
         with pytest.raises(RuntimeError, match="work needs to be completed before calling result"):

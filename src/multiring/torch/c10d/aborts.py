@@ -1,8 +1,8 @@
-"""Aborts: how a rank that aborts a process group has the others stop waiting for it there.
+"""Aborts: a rank that aborts a process group informs the other ranks, so that they do not wait for it.
 
-What it has in flight fails on all ranks by itself. Others may wait for it in operations that it has not come to, or in
-messages: so they are told, outside any operation, and each passes it on, as two ranks that never had to do with each
-other have no connection.
+The aborting rank's operations in flight fail on all ranks by themselves. Other ranks may wait for it in operations that
+it has not started, or in messages. It therefore sends them control messages outside any operation. Each rank forwards
+the message, because two ranks that never communicated have no connection.
 """
 
 import struct
@@ -18,12 +18,12 @@ _RANK = struct.Struct("<q")
 
 
 class Aborts:
-    """The aborts of one group on this rank.
+    """Send and receive abort messages of one group on this rank.
 
     Args:
-        group: the ranks; every one of them makes its own Aborts.
-        on_abort: a bound method, held weakly: called once on the control thread with the rank of the world that has
-            aborted.
+        group: the ranks; every rank creates an Aborts for the group.
+        on_abort: a bound method, kept as a weak reference. The control thread calls it once, with the world rank of
+            the aborting rank.
     """
 
     def __init__(self, group: Group, on_abort: Callable[[int], None]) -> None:
@@ -38,11 +38,11 @@ class Aborts:
             self._control.add(self._id, self)
 
     def tell(self) -> None:
-        """Tell the other ranks that this one aborts."""
+        """Inform the other ranks that this rank aborts."""
         self._pass_on(self._own)
 
     def close(self) -> None:
-        """Hear of no more."""
+        """Stop receiving abort messages."""
         if self._control is not None:
             self._control.remove(self._id)
 
@@ -51,13 +51,13 @@ class Aborts:
             return
         self._has_told = True
         for other in self._others:
-            with suppress(StateError):  # it takes nothing, or this rank has left: the end of which they hear
+            with suppress(StateError):  # the other rank accepts no messages, or this rank has left
                 self._control.send(other, self._id, 0, _RANK.pack(rank))
 
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Pass on that a rank has aborted, and act on it."""
+        """Forward the message that a rank has aborted, and call `on_abort`."""
         if notice.kind is not ControlMessageKind.MESSAGE or self._has_told:
             return
         (rank,) = _RANK.unpack(notice.payload)
@@ -66,12 +66,12 @@ class Aborts:
         if call is not None:
             call(rank)
 
-    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
-        """Return False: there are no named operations here."""
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
+        """Return False: abort messages have no named operations."""
         return False
 
     def lose(self, rank: int, *, died: bool, why: str) -> None:
-        """Do nothing: operations fail by themselves."""
+        """Do nothing: the operations in flight fail by themselves."""
 
     def end(self) -> None:
-        """Do nothing: operations fail by themselves."""
+        """Do nothing: the operations in flight fail by themselves."""

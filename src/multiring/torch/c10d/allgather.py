@@ -1,4 +1,4 @@
-"""broadcast and all_gather of a process group, in every form, and barrier."""
+"""broadcast, all_gather and barrier of a process group, in all their variants."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,7 +33,7 @@ Settle = Callable[[], None] | None
 def broadcast(
     state: GroupState, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
 ) -> Any:
-    """Overwrite every rank's tensor, or all of its several, with one of one rank, in place."""
+    """Overwrite the tensor, or all tensors, of every rank with one tensor of the root, in place."""
     if isinstance(opts, int):
         opts, root = None, opts
     several = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -41,7 +41,7 @@ def broadcast(
     alike("broadcast", several)
     require_rank("broadcast", "root", source, state.group.size)
     if not 0 <= chosen < max(1, len(several)):
-        raise RefusedError(f"broadcast: invalid root tensor {chosen}; want 0 to {len(several) - 1}, one of this rank's")
+        raise RefusedError(f"broadcast: invalid root tensor {chosen}; want an index from 0 to {len(several) - 1}")
     tensor = several[chosen] if len(several) > 1 else one_of("broadcast", several)
     settle: Settle = None
     if state.group.rank == source:
@@ -61,7 +61,7 @@ def broadcast(
 
 
 def allgather(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-    """Put every rank's tensor into the list of outputs; their sizes say what each rank brings."""
+    """Gather every rank's tensor into the list of outputs; output r must have the size of rank r's tensor."""
     if not isinstance(inputs, Tensor) and len(inputs) > 1:
         return _allgather_several(state, outputs, inputs, state.options_of(opts, timeout))
     tensor = one_of("all_gather", inputs)
@@ -73,7 +73,10 @@ def allgather(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, ti
 def _allgather_several(
     state: GroupState, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: CallOptions
 ) -> Any:
-    """Put all ranks' tensors, of which each has as many, into each list of outputs, by rank."""
+    """Gather several tensors of each rank into each list of outputs, in rank order.
+
+    All ranks must pass the same number of tensors.
+    """
     what = "all_gather"
     require_as_many(what, outputs, inputs)
     lists = [blocks_of(what, [each], state.group.size * len(inputs)) for each in outputs]
@@ -94,7 +97,7 @@ def _allgather_several(
 def allgather_coalesced(
     state: GroupState, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
 ) -> Any:
-    """As `allgather`, of many tensors: `outputs[rank]` has as many as `inputs`, for what that rank brings."""
+    """Gather many tensors as `allgather` does; `outputs[r]` lists the outputs for the tensors of rank r."""
     what = "all_gather_coalesced"
     for of_rank in outputs or [[]]:
         require_as_many(what, of_rank, inputs)
@@ -109,7 +112,7 @@ def allgather_coalesced(
 
 
 def all_gather_single(state: GroupState, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-    """Put every rank's tensor into the output, one after the other."""
+    """Gather every rank's tensor into one output tensor, in rank order."""
     ready = _into_one(state, "all_gather_single", output, source)
     return state.issue("all_gather_single", ready, state.options_of(opts), (output,))
 
@@ -117,7 +120,7 @@ def all_gather_single(state: GroupState, output: Tensor, source: Tensor, opts: A
 def all_gather_single_coalesced(
     state: GroupState, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
 ) -> Any:
-    """As `all_gather_single`, of many tensors."""
+    """Gather many tensors, each as `all_gather_single` does."""
     what = "all_gather_single_coalesced"
     require_as_many(what, outputs, sources)
     for tensor in (*outputs, *sources):
@@ -129,7 +132,7 @@ def all_gather_single_coalesced(
 
 
 def barrier(state: GroupState, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
-    """Return once every rank has called it."""
+    """Wait until every rank has called this function."""
 
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
         return start_barrier(state.calls, "", waits=waits)
@@ -165,11 +168,11 @@ def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, a
 
 
 def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:
-    """Have `place`, in one piece, filled with `counts[r]` elements of each rank r."""
+    """Return the operation that fills the contiguous `place` with `counts[r]` elements of each rank r."""
     own, out = as_bytes(contents(tensor)), as_bytes(place)
     itemsize = tensor.element_size()
     start_at = out.address + itemsize * sum(counts[: state.group.rank])
-    if own.address != start_at and bytes_in(own, out):  # others read this rank's part while it is overwritten
+    if own.address != start_at and bytes_in(own, out):  # other ranks would read `own` while it is overwritten
         own = as_bytes(contents(tensor).clone())
     sizes = tuple(count * itemsize for count in counts)
     each = f"{len(counts)} times {counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))

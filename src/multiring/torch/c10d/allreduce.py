@@ -1,4 +1,4 @@
-"""all_reduce, reduce and reduce_scatter of a process group, in every form."""
+"""all_reduce, reduce and reduce_scatter of a process group, in all their variants."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ Settle = Callable[[], None] | None
 def allreduce(
     state: GroupState, tensors: Any, opts: Any = None, *, op: Any = None, timeout: timedelta | None = None
 ) -> Any:
-    """Combine every rank's tensor into all of them, in place; a sparse one may be summed, or averaged.
+    """Combine the tensors of all ranks, in place; sparse tensors can be summed or averaged.
 
-    Of several tensors on each rank, of one type and size, all of all ranks are combined into each.
+    A rank may pass several tensors of one type and size. All tensors of all ranks are then combined into each of them.
     """
     opts, op = _options(opts, op)
     if not isinstance(tensors, Tensor) and len(tensors) > 1:
@@ -56,7 +56,7 @@ def allreduce(
 
 
 def allreduce_coalesced(state: GroupState, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-    """As `allreduce`, of many tensors."""
+    """Combine many tensors, each as `allreduce` does."""
     opts, op = _options(opts, None)
     reduction = reduction_of(op)
     for tensor in tensors:
@@ -77,7 +77,7 @@ def reduce(
     op: Any = None,
     timeout: timedelta | None = None,
 ) -> Any:
-    """Combine every rank's tensor into that of one; those of the others stay as they are."""
+    """Combine the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged."""
     if isinstance(opts, int):
         opts, root = None, opts
     opts, op = _options(opts, op)
@@ -97,7 +97,7 @@ def reduce_scatter(
     op: Any = None,
     timeout: timedelta | None = None,
 ) -> Any:
-    """Combine every rank's list of tensors, and put the one that is this rank's into the output."""
+    """Combine the lists of tensors of all ranks, and write tensor r of the result to the output of rank r."""
     opts, op = _options(opts, op)
     output = one_of("reduce_scatter", outputs)
     blocks = blocks_of("reduce_scatter", inputs, state.group.size)
@@ -111,7 +111,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(state: GroupState, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-    """Combine every rank's tensor, and put the part of it that is this rank's into the output."""
+    """Combine the tensors of all ranks, and write part r of the result to the output of rank r."""
     opts, op = _options(opts, None)
     ready = _equal_parts(state, "reduce_scatter_single", output, source, reduction_of(op))
     return state.issue("reduce_scatter_single", ready, state.options_of(opts), (output,))
@@ -120,7 +120,7 @@ def reduce_scatter_single(state: GroupState, output: Tensor, source: Tensor, opt
 def reduce_scatter_single_coalesced(
     state: GroupState, outputs: Sequence[Tensor], sources: Sequence[Tensor], opts: Any = None
 ) -> Any:
-    """As `reduce_scatter_single`, of many tensors."""
+    """Reduce and scatter many tensors, each as `reduce_scatter_single` does."""
     opts, op = _options(opts, None)
     what, reduction = "reduce_scatter_single_coalesced", reduction_of(op)
     require_as_many(what, outputs, sources)
@@ -147,13 +147,13 @@ def _equal_parts(
 
 
 def _options(opts: Any, op: Any) -> tuple[Any, Any]:
-    """Return torch's options, or None, and the ReduceOp; some callers give that in place of options, or nothing."""
+    """Return torch's options or None, and the ReduceOp; `opts` may be options, a ReduceOp, or None."""
     if opts is None or hasattr(opts, "reduceOp"):
         return opts, (torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp) if op is None else op
     return None, opts
 
 
-# ---- what is to be started, and what is left to do when it has ended ----
+# ---- operations that are ready to start, each with the work after its end ----
 
 
 def _all_reduce(
@@ -176,7 +176,7 @@ def _all_reduce(
 
 
 def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
-    """An all_reduce of what this rank's tensors make together, which all of them get."""
+    """Return an all_reduce of the combination of this rank's tensors; all of them receive the result."""
     count = len(tensors)
     name = f"all_reduce of {count} tensors a rank,"
     reduction.check(name, tensors[0].dtype)
@@ -202,7 +202,7 @@ def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Redu
 
 
 def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Ready:
-    """An all_reduce whose result only the root keeps: one pass over the ranks' memory where they share a host."""
+    """Return an all_reduce whose result only the root keeps. On one host, it passes over the memory only once."""
     if group.rank == root:
         work = tensor
     else:
@@ -215,7 +215,7 @@ def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Re
 def _reduce_scatter(
     group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction, *, apart: bool = False
 ) -> Ready:
-    """Combine `whole`, in one piece, of which rank r gets `counts[r]` elements."""
+    """Return the operation that combines the contiguous `whole`, and gives `counts[r]` elements to rank r."""
     reduction.check("reduce_scatter", whole.dtype)
     if reduction.fold is not None:
         return _folded_parts(group, output, whole, counts, (reduction.name, reduction.fold))
@@ -234,7 +234,7 @@ def _reduce_scatter(
 
 
 def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
-    """Every rank gets all contributions, and combines them itself."""
+    """Return an operation in which every rank gathers all contributions and combines them itself."""
     require_places(tensor)
     own = contents(tensor).detach()
     everyone = new_memory(group, (group.size, own.numel()), own.dtype)
@@ -248,7 +248,7 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
 
 
 def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]) -> Ready:
-    """Every rank gets all contributions to its part, and combines them itself."""
+    """Return an operation in which every rank receives all contributions to its part and combines them itself."""
     require_places(output)
     everyone = new_memory(group, (group.size, output.numel()), output.dtype)
     source, target = as_bytes(whole.detach()), as_bytes(everyone)
@@ -272,12 +272,12 @@ def _multiplied(group: Group, tensor: Tensor, factor: Any) -> Tensor:
 
 
 def _combined(place: Tensor) -> Buffer:
-    """Return memory in one piece as a type that a Group combines: complex numbers are pairs."""
+    """Return contiguous memory as a buffer that a Group combines, with complex numbers as pairs of real ones."""
     return flat(torch.view_as_real(place.detach()) if place.dtype.is_complex else place)
 
 
 def _parts(counts: tuple[int, ...]) -> str:
-    """Return how many elements each rank gets, in words that do not grow with the ranks where all get as many."""
+    """Return the counts of elements by rank as a text; it is short if all counts are equal."""
     if len(set(counts)) == 1:
         return f"{len(counts)} times {counts[0]}"
     return "+".join(map(str, counts))

@@ -1,4 +1,4 @@
-"""all_to_all of a process group, in every form."""
+"""all_to_all of a process group, in all its variants."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,9 +38,9 @@ def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
     opts: Any = None,
     timeout: timedelta | None = None,
 ) -> Any:
-    """Send each rank its rows of `source`, and put the rows that they send here into `output`, by sender.
+    """Send rows of `source` to each rank, and write the received rows to `output` in the senders' rank order.
 
-    Without splits the rows are cut evenly.
+    Without splits, each rank gets an equal number of rows.
     """
     what = "all_to_all_single"
     require_host(what, source)
@@ -62,7 +62,7 @@ def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
 
 
 def alltoall(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-    """Send each rank its tensor of the inputs, and put what they send here into the outputs, by sender."""
+    """Send input r to rank r, and write the tensor received from rank r to output r."""
     what = "all_to_all"
     sources, targets = (blocks_of(what, each, state.group.size) for each in (inputs, outputs))
     if sources[0].dtype is not targets[0].dtype:
@@ -85,7 +85,15 @@ def alltoall(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, tim
 def _exchange(
     state: GroupState, source: Tensor, place: Tensor, rows: tuple[Sequence[int], Sequence[int]], kind: tuple[str, int]
 ) -> Callable[[bool], Handle]:
-    """Return what starts it; `place` is in one piece, `kind` is the type of the rows and their elements."""
+    """Return a function that starts the exchange.
+
+    Args:
+        state: the process group.
+        source: the rows to send.
+        place: contiguous memory for the received rows.
+        rows: the numbers of rows sent to, and received from, each rank.
+        kind: the name of the rows' type, and the number of elements of a row.
+    """
     width = kind[1] * source.element_size()
     sent, out = as_bytes(contents(source)), as_bytes(place)
     if bytes_in(sent, out):
@@ -114,6 +122,6 @@ def _rows(state: GroupState, what: str, name: str, tensor: Tensor, splits: Seque
     found = list(splits)
     if len(found) != ranks or min(found) < 0 or sum(found) != rows:
         raise RefusedError(
-            f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 that add up to them"
+            f"{what}: split sizes {found} of the {name} of {rows} rows; want {ranks} numbers >= 0 whose sum is {rows}"
         )
     return found

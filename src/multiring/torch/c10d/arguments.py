@@ -1,4 +1,4 @@
-"""What callers of a process group may hand over: one tensor or a list of one, and lists of a tensor for each rank."""
+"""Check the arguments of a process group's operations: single tensors, and lists with a tensor for each rank."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from multiring.torch.interop import described, dtype_name
 
 
 def one_of(what: str, tensors: Any) -> Tensor:
-    """Return the one tensor that `tensors` is, or has.
+    """Return the tensor if `tensors` is a tensor or a list of one tensor.
 
     Raises:
-        RefusedError: it has none, or several.
+        RefusedError: the list is empty, or has several tensors.
     """
     if isinstance(tensors, Tensor):
         return tensors
@@ -26,10 +26,10 @@ def one_of(what: str, tensors: Any) -> Tensor:
 
 
 def timeout_of(what: str, options: Any) -> float | None:
-    """Return the timeout, in seconds, of torch's options of a process group; None: there are none.
+    """Return the timeout in seconds of torch's options of a process group; None without options.
 
     Raises:
-        RefusedError: they are another backend's.
+        RefusedError: the options are of another backend.
     """
     if options is None:
         return None
@@ -43,7 +43,7 @@ def timeout_of(what: str, options: Any) -> float | None:
 
 
 def alike(what: str, tensors: Sequence[Tensor]) -> None:
-    """Raise RefusedError unless the tensors of one rank, which stand for one another, have one type and size."""
+    """Raise RefusedError unless the tensors that one rank passes to one operation have the same type and size."""
     for each in tensors:
         require_host(what, each)
         if each.dtype is not tensors[0].dtype:
@@ -59,10 +59,12 @@ def alike(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def blocks_of(what: str, tensors: Any, ranks: int) -> Sequence[Tensor]:
-    """Return the list of a tensor for each rank that `tensors` is, or has; they may differ in size only.
+    """Return a list with a tensor for each rank; `tensors` may be this list, or a list of it.
+
+    The tensors may differ in size only.
 
     Raises:
-        RefusedError: too many or too few, or of different types.
+        RefusedError: the number of tensors is wrong, or their types differ.
     """
     blocks = tensors[0] if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors
     if len(blocks) != ranks:
@@ -78,12 +80,12 @@ def blocks_of(what: str, tensors: Any, ranks: int) -> Sequence[Tensor]:
 
 
 def require_like(what: str, one: Tensor, other: Tensor) -> None:
-    """Raise RefusedError unless two tensors of this rank have one type and as many elements."""
+    """Raise RefusedError unless two tensors of this rank have the same type and number of elements."""
     require_host(what, one)
     if one.dtype is not other.dtype or one.numel() != other.numel():
         raise RefusedError(
             f"{what}: this rank's tensor is {described(one)}, its place in the list {described(other)}; want the same "
-            "type and as many elements"
+            "type and number of elements"
         )
 
 
@@ -96,8 +98,8 @@ def require_rank(what: str, name: str, value: int, ranks: int) -> None:
 
 
 def require_as_many(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Raise RefusedError unless there are as many outputs as inputs, and at least one."""
+    """Raise RefusedError unless the numbers of outputs and inputs are equal, and at least one."""
     if not outputs or len(outputs) != len(inputs):
         raise RefusedError(
-            f"{what}: got {len(outputs)} outputs for {len(inputs)} inputs; want as many, and at least one"
+            f"{what}: got {len(outputs)} outputs for {len(inputs)} inputs; want equal numbers, and at least one"
         )

@@ -1,4 +1,4 @@
-"""Tensors as the memory that operations work on, and copies of those that are not in one piece."""
+"""Memory of tensors for operations, and contiguous copies of tensors that are not contiguous."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ class ElsewhereError(RefusedError):
     """A tensor is in the memory of another device than the host."""
 
     def __init__(self, what: str, device: torch.device) -> None:
-        """Say that `what` got a tensor on `device`."""
+        """Create the error of operation `what` for a tensor on `device`."""
         super().__init__(
             f"{what}: a tensor is on {device}. No backend type associated with device type {device.type}: multiring "
             f'moves host memory only; use .cpu(), or name a backend for it, as in "cpu:multiring,cuda:nccl"'
@@ -24,17 +24,17 @@ class ElsewhereError(RefusedError):
 
 
 def require_host(what: str, tensor: object, *, is_dense: bool = True) -> None:
-    """Raise unless `tensor` is a tensor in host memory, and a dense one where that is wanted.
+    """Raise an error unless `tensor` is a tensor in host memory, and dense if `is_dense`.
 
     Args:
         what: the operation, for the error.
-        tensor: what it was given.
-        is_dense: whether that is wanted.
+        tensor: the operation's argument.
+        is_dense: whether the tensor must be dense.
 
     Raises:
-        TypeError: no tensor.
-        ElsewhereError: in another device's memory.
-        RefusedError: sparse.
+        TypeError: `tensor` is not a tensor.
+        ElsewhereError: the tensor is in another device's memory.
+        RefusedError: the tensor is sparse, and `is_dense` is set.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{what}: got a {type(tensor).__name__}; want a torch.Tensor")
@@ -45,32 +45,36 @@ def require_host(what: str, tensor: object, *, is_dense: bool = True) -> None:
 
 
 def flat(tensor: Tensor) -> Buffer:
-    """Return the elements of a tensor in one piece, in a row."""
+    """Return the memory of a contiguous tensor as a flat buffer of its elements."""
     return Buffer(tensor.data_ptr(), (tensor.numel(),), (1,), dtype_name(tensor.dtype), tensor)
 
 
 def as_bytes(tensor: Tensor) -> Buffer:
-    """Return the memory of a tensor in one piece, of any type, as bytes."""
+    """Return the memory of a contiguous tensor of any type as a buffer of bytes."""
     return Buffer(tensor.data_ptr(), (tensor.numel() * tensor.element_size(),), (1,), "uint8", tensor)
 
 
 def contents(tensor: Tensor) -> Tensor:
-    """Return `tensor`, or a copy of it in one piece."""
+    """Return `tensor` if it is contiguous, else a contiguous copy."""
     if is_one_piece(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Tensor, Callable[[], None] | None]:
-    """Return memory in one piece for what is to be in `tensor`, and what puts it there; None: it is there already.
+    """Return contiguous memory for the result of an operation that overwrites `tensor`.
 
     Args:
-        group: the ranks, which may share that memory.
-        tensor: of any strides.
-        apart: whether nothing may be written into the memory of `tensor` before it is put there.
+        group: the ranks, which may share the memory.
+        tensor: a tensor of any strides.
+        apart: whether the memory must be separate from the memory of `tensor`.
+
+    Returns:
+        The memory, and a function that copies the result to `tensor`; None instead of the function if the memory is
+        the tensor's own.
 
     Raises:
-        RefusedError: several elements of `tensor` are one in memory, as of an expanded one: there is no place for each.
+        RefusedError: several elements of `tensor` share a memory address, as in an expanded tensor.
     """
     if is_one_piece(tensor) and not apart:
         return tensor, None
@@ -80,23 +84,23 @@ def place_for(group: Group, tensor: Tensor, *, apart: bool = False) -> tuple[Ten
 
 
 def require_places(*tensors: Tensor) -> None:
-    """Raise RefusedError where several elements of one of `tensors`, which are to be overwritten, are one in memory."""
+    """Raise RefusedError if elements of a tensor that an operation overwrites share a memory address."""
     for tensor in tensors:
         if overlaps_itself(tensor):
             raise RefusedError(
-                f"several elements of a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, which is "
-                "to be overwritten, are one in memory, as of an expanded one; want a place for each: use .contiguous()"
+                f"an output tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has several elements "
+                "at one memory address, as an expanded tensor has; want a separate address for each: use .contiguous()"
             )
 
 
 def put(tensor: Tensor, found: Tensor) -> None:
-    """Copy `found`, of as many elements, into `tensor`."""
+    """Copy `found`, which has the same number of elements, into `tensor`."""
     with torch.no_grad():
         tensor.detach().copy_(found.view(tensor.shape))
 
 
 def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the memory of `tensors` as one flat tensor, where each is in one piece and begins where the last ends."""
+    """Return `tensors` as one flat tensor if they are contiguous and adjacent in memory, else None."""
     first = tensors[0]
     start = end = first.data_ptr()
     for each in tensors:
@@ -118,7 +122,7 @@ def put_in_all(tensors: Sequence[Tensor], found: Tensor) -> None:
 
 
 def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:
-    """Copy `found`, flat, into `tensors`, one after the other."""
+    """Copy consecutive pieces of the flat tensor `found` into `tensors`."""
     at = 0
     for each in tensors:
         put(each, found[at : at + each.numel()])
@@ -126,10 +130,10 @@ def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:
 
 
 def touching(calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> list[bool]:
-    """Return, for each of several operations, whether what one of them overwrites may be memory of another's, too.
+    """Return for each operation whether its memory may overlap another operation's, and one of them overwrites it.
 
     Args:
-        calls: of each operation, the tensors that it overwrites, and those that it reads.
+        calls: for each operation, the tensors that it overwrites, and the tensors that it reads.
     """
     pieces = sorted(
         (*_extent(tensor), number, is_overwritten)
@@ -139,7 +143,7 @@ def touching(calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> list
         if tensor.numel()
     )
     found = [False] * len(calls)
-    row: list[int] = []  # the operations of pieces that touch, from one to the next
+    row: list[int] = []  # the operations of a run of overlapping pieces
     end, overwrites = 0, False
 
     def settle_row() -> None:
@@ -158,11 +162,11 @@ def touching(calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> list
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where the memory of `tensor`, which has elements, begins and ends; others' may lie in between."""
+    """Return the start and end address of a tensor that is not empty; gaps may hold other tensors' memory."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
 
 
 def bytes_in(one: Buffer, other: Buffer) -> bool:
-    """Return whether two pieces of memory have any byte in common."""
+    """Return whether two pieces of memory overlap."""
     return one.address < other.address + other.size_bytes and other.address < one.address + one.size_bytes

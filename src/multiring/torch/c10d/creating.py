@@ -1,4 +1,4 @@
-"""What torch.distributed calls to make a process group of the backend "multiring"."""
+"""Create process groups of the backend "multiring"; torch.distributed calls `create`."""
 
 import sys
 import warnings
@@ -18,20 +18,22 @@ from multiring.torch.c10d.errors import RefusedError, torch_error
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.c10d.store_rendezvous import Met, meet
 
-# torch's C++ holds a Work that Python has made from this release on (PyWorkHolder in torch/csrc/distributed/c10d/
-# PyProcessGroup.hpp); before, DDP waits for one that is gone, and the process dies of it.
+# From this release on, torch's C++ code keeps a Work alive that Python has created (PyWorkHolder in
+# torch/csrc/distributed/c10d/PyProcessGroup.hpp). In older releases, DDP waits for a deleted Work, and the process
+# dies.
 _OLDEST_TORCH = "2.7"
-# It compares the backend's name with torch's own, and leaves a model alone under any other: nothing else would tell.
+# ignite compares the backend's name with torch's own backends, and does not distribute a model under other names.
+# Without this warning, a program would not notice.
 _IGNITE = (
     'init_process_group("multiring"): ignite\'s idist.auto_model wraps a model in DistributedDataParallel for the '
-    'backends "nccl", "gloo" and "mpi" only, so that with this one each rank would train a model of its own. Wrap the '
-    "model in DistributedDataParallel yourself, or start the program by `multiring run --horovod` and take the "
+    'backends "nccl", "gloo" and "mpi" only. With the backend "multiring", each rank would train its own model. Wrap '
+    "the model in DistributedDataParallel yourself, or start the program by `multiring run --horovod` and use the "
     'backend "horovod" (docs/torch.md)'
 )
 
 
 class _Now:
-    """The group of all ranks that torch.distributed has now, and the groups made within it."""
+    """The present group of all ranks of torch.distributed, and counts of the groups made within it."""
 
     def __init__(self) -> None:
         self.whole: Group | None = None
@@ -42,16 +44,16 @@ _now = _Now()
 
 
 def create(options: Any, pg_options: Any) -> ProcessGroup:
-    """Return the process group that torch describes; called on its ranks only.
+    """Create the process group that torch describes; torch calls this on the group's ranks only.
 
     Args:
         options: torch's DistributedBackendOptions.
-        pg_options: none, or a Backend.Options, whose timeout wins.
+        pg_options: None, or a Backend.Options whose timeout takes precedence over that of `options`.
 
     Raises:
-        RefusedError: `pg_options` are another backend's, or torch is too old.
-        DistBackendError: the ranks did not find each other.
-        DistStoreError: ranks did not come in time.
+        RefusedError: `pg_options` are of another backend, or torch is too old.
+        DistBackendError: the ranks could not connect.
+        DistStoreError: ranks did not arrive in time.
     """
     require_torch(torch.__version__)
     given_s = timeout_of("pg_options", pg_options)
@@ -65,12 +67,12 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
 
 
 def require_torch(version: str) -> None:
-    """Raise RefusedError where torch's `version` frees an operation that DDP still waits for."""
+    """Raise RefusedError if torch's `version` frees operations that DDP still waits for."""
     if is_older(version, _OLDEST_TORCH):
         raise RefusedError(
             f'process group of backend "multiring": this is torch {version}, which frees operations of a backend in '
             f"Python while DDP waits for them; want torch {_OLDEST_TORCH} or newer. "
-            "multiring.torch.distribute and DistributedOptimizer need no process group, and take older ones"
+            "multiring.torch.distribute and DistributedOptimizer need no process group, and work with older releases"
         )
 
 
@@ -93,10 +95,10 @@ def _of_all(options: Any, timeout_s: float) -> tuple[Group, Callable[[str], None
 def _of_some(
     options: Any, name: str, members: tuple[int, ...], timeout_s: float
 ) -> tuple[Group, Callable[[str], None]]:
-    if _now.whole is None:  # torch's group of all ranks is of another backend
+    if _now.whole is None:  # torch's group of all ranks has another backend
         met = _meet(options, timeout_s, is_default=False)
         return met.group, lambda how: _leave(met, how)
-    # A name may come again once its group was destroyed, on all its ranks as often.
+    # torch may reuse a group's name after the group was destroyed. All ranks count the uses alike.
     count = _now.made[name, members]
     _now.made[name, members] += 1
     return _now.whole.subgroup_named(members, f"torch {name} {count}"), lambda _how: None

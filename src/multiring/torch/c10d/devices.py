@@ -1,7 +1,8 @@
 """Tensors of other devices: `init_process_group("cpu:multiring,cuda:nccl")`.
 
-Torch takes what its Python creators return for the whole process group, and then makes none for the other devices. So
-this one makes them, when the first tensor of such a device comes, and hands its calls on to them.
+If a Python function creates a backend, torch uses its result as the whole process group and creates no backends for
+other devices. This group therefore creates them itself, at the first tensor of such a device, and forwards the calls to
+them.
 """
 
 import functools
@@ -22,15 +23,15 @@ from multiring.torch.c10d.group_state import GroupState
 
 _HOST = torch.device("cpu")
 _BETWEEN_TWO = {"send", "recv", "recv_anysource"}
-_torch: Any = dist  # not all of it is in its types
+_torch: Any = dist  # typed Any, because torch's stubs are incomplete
 
-# What a process group calls otherwise than a backend does.
+# Methods of a process group that a backend has under another name.
 _SPELLINGS = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-# What a backend has for one tensor only, as far as Python sees it.
+# Methods for several tensors, for which a backend has a Python method for one tensor only.
 _OF_ONE = {
     "all_gather_single_coalesced": "_allgather_base",
     "allgather_into_tensor_coalesced": "_allgather_base",
@@ -40,32 +41,32 @@ _OF_ONE = {
 
 
 class OtherDevices:
-    """Which backend serves the devices of a process group that are not the host's."""
+    """The backends of a process group for devices other than the host."""
 
     def __init__(self, torch_group: Any) -> None:
-        """Serve `torch_group`, which owns this."""
+        """Create the backends of `torch_group`, which owns this object, when they are needed."""
         self._group = weakref.proxy(torch_group)
-        self._made: dict[str, Any] = {}  # those that were needed so far
+        self._made: dict[str, Any] = {}  # the backends created so far, by type of device
 
     @property
     def types(self) -> list[torch.device]:
-        """The devices that the group has backends for, the host's first."""
+        """The devices for which the group has backends, the host first."""
         return [_HOST, *(torch.device(kind) for kind in self.wanted())]
 
     def wanted(self) -> dict[str, str]:
-        """Return the backends' names that the program asked for, by type of device, but for the host's."""
+        """Return the names of the backends that the program asked for, by type of device, without the host's."""
         try:
             config = _torch.get_backend_config(self._group.itself())
-        except (TypeError, ValueError):  # torch does not know this group: it was split off, or destroyed
+        except (TypeError, ValueError):  # torch has no record of this group: it was split off, or destroyed
             return {}
         pairs = (pair.split(":") for pair in config.split(","))
         return {kind: backend for kind, backend in pairs if kind != _HOST.type}
 
     def backend_of(self, device: torch.device) -> Any:
-        """Return the backend that serves `device`, not the host.
+        """Return the backend for `device`, which is not the host.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: the group has no backend for the device.
         """
         kind = device.type
         wanted = self.wanted().get(kind)
@@ -76,7 +77,7 @@ class OtherDevices:
         return self._made[kind]
 
     def end(self, how: str) -> None:
-        """End them all, as the group ends."""
+        """Abort or shut down all backends, as the group ends."""
         for each in self._made.values():
             if how == "was aborted":
                 each.abort()
@@ -100,7 +101,7 @@ def _backend(group: Any, kind: str, wanted: str) -> Any:
         return _torch.ProcessGroupGloo(store, rank, size, timeout=timeout)
     plugin = _torch.Backend._plugins.get(wanted.upper())  # noqa: SLF001 -- torch has no other way to them
     if plugin is None:
-        raise RuntimeError(f"backend {wanted} for {kind} beside multiring: want nccl, gloo, or one that is registered")
+        raise RuntimeError(f"backend {wanted} for {kind} beside multiring: want nccl, gloo, or a registered backend")
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, size, timeout)
     told = _DistributedBackendOptions()
@@ -110,33 +111,38 @@ def _backend(group: Any, kind: str, wanted: str) -> Any:
 
 
 def _decline(state: GroupState, name: str, arguments: Sequence[Any], refusal: Exception) -> None:
-    """Tell the other ranks of a collective that this one has refused it, so that they raise; it has not begun here.
+    """Inform the other ranks that this rank has rejected a collective before its start, so that they raise an error.
 
     Args:
-        state: of the group.
-        name: of a method.
-        arguments: of its call.
-        refusal: what this rank raises.
+        state: the process group.
+        name: the name of the method.
+        arguments: the arguments of the call.
+        refusal: the error that this rank raises.
     """
-    # What has a cause of multiring's comes from an operation, of which the others know.
+    # An error caused by a MultiringError comes from an operation that has started: the other ranks get an error anyway.
     if name in _BETWEEN_TWO or state.is_over or isinstance(refusal.__cause__, MultiringError):
         return
-    # Coalesced calls are as many operations as tensors on the ranks that make them.
+    # On ranks that accept a coalesced call, it starts one operation for each tensor.
     several = [each for each in arguments[:2] if isinstance(each, Sequence)] if "coalesced" in name else []
-    with suppress(StateError):  # there is nobody to tell
+    with suppress(StateError):  # the group has ended
         for _ in range(max((len(each) for each in several), default=1) or 1):
             state.calls.decline("", refusal)
 
 
 def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]:
-    """Return the method of a process group that hands tensors of other devices on; by default `name` is its own."""
+    """Wrap a method of a process group to forward calls with tensors of other devices to their backend.
+
+    Args:
+        method: the method for tensors of the host.
+        name: the name of the method of the other backend; by default, the method's own name.
+    """
     name = name or method.__name__
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return method(self, *arguments, **options)
-        except ElsewhereError as refusal:  # before anything was begun
+        except ElsewhereError as refusal:  # raised before the operation starts
             if refusal.device.type not in self.devices.wanted():
                 _decline(self, name, arguments, refusal)
                 raise
@@ -152,7 +158,7 @@ def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]
 
 
 def _one_by_one(other: Any, name: str, outputs: Sequence[Any], sources: Sequence[Any], opts: Any) -> Any:
-    """Call a collective of one tensor for each, and return the Work of all."""
+    """Call a collective for one tensor with each tensor, and return a Work for all of them."""
     coalesces = other.supports_coalescing
     if coalesces:
         other._start_coalescing()  # noqa: SLF001 -- as torch itself does

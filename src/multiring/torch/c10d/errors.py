@@ -1,4 +1,4 @@
-"""What fails is raised as torch's own errors, with multiring's words, chained from multiring's error."""
+"""Convert multiring's errors to torch's error classes; the text is multiring's, and its error is the cause."""
 
 import torch.distributed as dist
 
@@ -6,18 +6,18 @@ from multiring.errors import ArgumentError, MultiringError
 
 
 class RefusedError(RuntimeError, ValueError):
-    """This rank's arguments are wrong; its inputs are intact. The other ranks of a collective are told, and raise.
+    """This rank's arguments are invalid; its inputs are unchanged. The other ranks of a collective get an error too.
 
-    A RuntimeError, as torch's own backends raise it, and a ValueError, which says more.
+    It is a RuntimeError, like the errors of torch's own backends, and also the more precise ValueError.
     """
 
 
 def torch_error(what: str, error: MultiringError) -> Exception:
-    """Return the error that torch raises for the like of `error`: RefusedError, or DistBackendError (a RuntimeError).
+    """Return a RefusedError for invalid arguments, or else torch's DistBackendError (a RuntimeError).
 
     Args:
-        what: what was asked of the process group.
-        error: to be its cause.
+        what: the operation of the process group.
+        error: multiring's error, the cause of the result.
     """
     kind = RefusedError if isinstance(error, ArgumentError) else dist.DistBackendError
     return kind(f"{what}: {error}")

@@ -1,4 +1,4 @@
-"""What every operation of a process group needs: its Group, how long to wait, and whether the group still stands."""
+"""The state that all operations of a process group share: its Group, its timeout, and whether it has ended."""
 
 import threading
 import weakref
@@ -20,68 +20,69 @@ from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.work import Done, OperationWork, SeveralHandles
 
-# Numbers that a program may reduce between a forward, which lends a Work, and its backward.
+# The number of Work objects of single numbers that are kept alive. A program may start so many such operations between
+# a forward, which passes a Work to C++ code, and its backward.
 _LENT = 64
 
 
 class Closing(Protocol):
-    """A part of a group that ends with it."""
+    """A part of a group that is closed when the group ends."""
 
     def close(self) -> None:
-        """Let what waits for it fail."""
+        """Make calls that wait for this part fail."""
 
 
 Part = TypeVar("Part", bound=Closing)
 
 
 class CallOptions(NamedTuple):
-    """How one call is to run."""
+    """The options of one call."""
 
-    waits: bool  # the caller waits for it at once
+    waits: bool  # the caller waits for the operation at once
     timeout_s: float
 
 
 class Ready(NamedTuple):
-    """An operation that only has to be started."""
+    """An operation that is ready to start."""
 
-    start: Callable[[bool], Handle]  # given whether the calling thread waits for the handle next
-    settle: Callable[[], None] | None = None  # puts the result where it belongs, once the operation has ended
+    start: Callable[[bool], Handle]  # its argument says whether the calling thread waits for the handle next
+    settle: Callable[[], None] | None = None  # copies the result to the outputs after the operation has ended
 
 
 class GroupState:
-    """The part of a process group that its operations build on."""
+    """The part of a process group that its operations use."""
 
     def __init__(self, group: Group, timeout_s: float) -> None:
-        """Stand on `group`, whose ranks are numbered as torch numbers them.
+        """Create the state of a process group on `group`.
 
         Args:
-            group: used by nobody else.
-            timeout_s: for operations that are given none.
+            group: the ranks, numbered as in torch, in a group that only this object uses.
+            timeout_s: the timeout of operations whose call gives none, in seconds.
         """
         self.group = group
         self.calls = group.calls
         self.default_timeout_s = timeout_s
-        self._end: str | None = None  # what became of the group, in words
-        self._aborted_by: int | None = None  # the rank of the world
+        self._end: str | None = None  # how the group ended, as a text; None while it can be used
+        self._aborted_by: int | None = None  # the world rank of the aborting rank
         self._in_flight: weakref.WeakSet[OperationWork] = weakref.WeakSet()
-        # C++ that is given a Work by Python does not keep it alive, and would wait for ever for what is left of it: as
-        # DistributedDataParallel's join does, for one number.
+        # C++ code does not keep a Work alive that Python returns, and would wait forever for a deleted one.
+        # DistributedDataParallel's join, for example, waits for an operation of one number. Keep such Works alive here.
         self._lent: deque[OperationWork] = deque(maxlen=_LENT)
-        self._owed: deque[OperationWork] = deque()  # whose results are to be put somewhere once they have ended
-        self._batch: list[OperationWork] | None = None  # of what is being coalesced
+        self._owed: deque[OperationWork] = deque()  # operations whose results must be copied to the outputs afterwards
+        self._batch: list[OperationWork] | None = None  # the operations of the present coalescing, if there is one
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
-        self._parts: dict[type, Any] = {}  # what few groups need, by its class
+        self._parts: dict[type, Any] = {}  # parts that only some groups need, by their class
         self._parts_lock = threading.Lock()
         self._aborts = Aborts(group, self._hear_abort)
 
     def part(self, kind: Callable[[Group], Part]) -> Part:
-        """Return the group's one object of a class, made of its Group when it is first asked for."""
+        """Return the group's object of class `kind`; create it from the Group at the first call."""
         with self._parts_lock:
             found = self._parts.get(kind)  # type: ignore[call-overload]  # a class is called
             if found is None:
                 found = self._parts[kind] = kind(self.group)  # type: ignore[index]  # as above
-            return found  # type: ignore[no-any-return]  # what the class makes
+            return found  # type: ignore[no-any-return]  # an object of the class
 
     @property
     def is_over(self) -> bool:
@@ -89,14 +90,14 @@ class GroupState:
         return self._end is not None
 
     def options_of(self, opts: Any, timeout: timedelta | None = None) -> CallOptions:
-        """Return the options that torch's own of a call, or None, give; an explicit `timeout` wins."""
+        """Return the options of a call from torch's options or None; `timeout` takes precedence over theirs."""
         if opts is None:
             return CallOptions(waits=False, timeout_s=self._seconds(timeout))
-        # Before 2.8 torch did not tell whether the caller waits.
+        # torch before 2.8 does not say whether the caller waits.
         return CallOptions(waits=not getattr(opts, "asyncOp", True), timeout_s=self._seconds(timeout or opts.timeout))
 
     def _seconds(self, timeout: timedelta | None) -> float:
-        # torch says "none" by a negative one.
+        # torch marks a missing timeout by a negative one.
         given = 0.0 if timeout is None else timeout.total_seconds()
         return given if given > 0 else self.default_timeout_s
 
@@ -108,21 +109,21 @@ class GroupState:
         outputs: Sequence[Tensor],
         kind: type[OperationWork] = OperationWork,
     ) -> Any:
-        """Start an operation and return its Work; done already where the caller waits.
+        """Start an operation and return its Work; if the caller waits, wait for the operation first.
 
         Args:
-            what: the operation, for errors.
+            what: the name of the operation, for errors.
             ready: the operation.
-            options: of the call.
-            outputs: the tensors that have the result.
-            kind: of the Work.
+            options: the options of the call.
+            outputs: the tensors that receive the result.
+            kind: the class of the Work.
 
         Returns:
-            The Work; None for a caller that would wait, among what is being coalesced.
+            The Work. During coalescing, a caller that waits gets None instead.
 
         Raises:
-            DistBackendError: the group does not stand any more; or, for a caller that waits, the operation failed.
-            RefusedError: wrong arguments.
+            DistBackendError: the group has ended; or the caller waits, and the operation failed.
+            RefusedError: the arguments are invalid.
         """
         self.require_state(what)
         batch = self._batch
@@ -133,7 +134,7 @@ class GroupState:
             raise torch_error(what, error) from error
         work = kind(self, what, handle, (outputs, ready.settle), options.timeout_s)
         self._in_flight.add(work)
-        if self._aborted_by is not None:  # since it was asked whether the group stands
+        if self._aborted_by is not None:  # the group was aborted after `require_state` had checked it
             work.abort(self._aborted_by)
         if ready.settle is not None and not waits:
             self._owed.append(work)
@@ -147,7 +148,7 @@ class GroupState:
         return work
 
     def issue_several(self, what: str, ready: Sequence[Ready], opts: Any, outputs: Sequence[Tensor]) -> Any:
-        """As `issue`, of several operations as one."""
+        """Start several operations and return one Work for all of them; see `issue`."""
         settles = [each.settle for each in ready if each.settle is not None]
 
         def start(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
@@ -160,14 +161,14 @@ class GroupState:
         return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
 
     def require_state(self, what: str) -> None:
-        """Raise DistBackendError where the group was destroyed or aborted."""
+        """Raise DistBackendError if the group was destroyed or aborted."""
         if self._end is not None:
             raise dist.DistBackendError(f"{what}: the process group {self._end}; make it anew")
 
-    # ---- what is coalesced ----
+    # ---- coalescing ----
 
     def _start_coalescing(self, _device: object) -> None:
-        """Let the calls that follow be one Work, that of `_end_coalescing`."""
+        """Collect the following calls into one Work, which `_end_coalescing` returns."""
         self._batch = []
 
     def _end_coalescing(self, _device: object) -> Any:
@@ -178,17 +179,17 @@ class GroupState:
     # ---- completion and end ----
 
     def settle_owed(self) -> None:
-        """Put the results of what has ended, and nobody has waited for, where they belong."""
+        """Copy the results of ended operations, which no caller has waited for, to their outputs."""
         for _ in range(len(self._owed)):
             try:
                 work = self._owed.popleft()
-            except IndexError:  # another thread was here
+            except IndexError:  # another thread has emptied the queue
                 return
             if not work.is_completed():
                 self._owed.append(work)
 
     def complete(self, work: OperationWork, future: "Future[Any]") -> None:
-        """Set `future`, to None, once `work` has ended; by another thread."""
+        """Make another thread set `future` to None once `work` has ended."""
         if not work.in_order:
             threading.Thread(target=_complete_one, args=(work, future), name="multiring future", daemon=True).start()
             return
@@ -198,7 +199,7 @@ class GroupState:
             self._completer.watch(work, future)
 
     def _fall(self, how: str) -> None:
-        """Let no operation begin any more; `how` says why, in words. Those in flight go on."""
+        """Reject new operations; `how` says why. Operations in flight continue."""
         self._end = self._end or how
         self._aborts.close()
         self._lent.clear()
@@ -210,7 +211,7 @@ class GroupState:
             completer.stop()
 
     def _hear_abort(self, rank: int) -> None:
-        """Let all operations fail, as `rank` of the world aborts the group; on the control thread."""
+        """Abort all operations, because world rank `rank` has aborted the group; runs on the control thread."""
         self._end = self._end or f"was aborted by rank {rank}"
         self._abort_in_flight(rank)
         barrier = self._parts.get(MonitoredBarrier)
@@ -226,56 +227,56 @@ class GroupState:
         while True:
             try:
                 return list(self._in_flight)
-            except RuntimeError:  # another thread began one meanwhile
+            except RuntimeError:  # another thread has added an operation during the iteration
                 continue
 
 
 class Coalesced(Done):
-    """The Work of what was coalesced."""
+    """The Work of several coalesced operations."""
 
     def __init__(self, works: Sequence[OperationWork]) -> None:
         super().__init__([output for work in works for output in work.outputs])
         self._works = works
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """As of each."""
+        """Wait for each operation, and return True."""
         for work in self._works:
             work.wait(timeout)
         return True
 
     def is_completed(self) -> bool:
-        """Return whether all have ended."""
+        """Return whether all operations have ended."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Return whether all results are there."""
+        """Return whether all operations have succeeded."""
         return all(work.is_success() for work in self._works)
 
     def synchronize(self) -> None:
-        """Wait."""
+        """Wait for all operations."""
         self.wait()
 
     def get_future(self) -> "Future[Any]":
-        """Return a future of all results."""
+        """Return a future of the list of all outputs."""
         futures = [work.get_future() for work in self._works]
         return collect_all(futures).then(lambda _: self.result())
 
 
 class _Completer:
-    """Threads that set futures as operations end, and so run their callbacks.
+    """Threads that set futures when operations end, and thereby run the futures' callbacks.
 
-    Every rank starts a group's operations in the same order: waiting for the first of them never keeps a later one from
-    ending. A callback may: it may wait for another collective, whose own future a callback waits for, and so on, as
-    torch's powerSGD_hook does. So one thread at least is always out of callbacks; whoever goes into one as the last
-    starts another.
+    Every rank starts a group's operations in the same order, so waiting for an earlier operation never blocks a later
+    one. A callback can block: it may wait for another collective, whose future has a callback that also waits, and so
+    on, as in torch's powerSGD_hook. At least one thread must therefore be outside of callbacks. The last such thread
+    starts another thread before it runs a callback.
     """
 
-    _SPARE = 2  # threads that stay, out of callbacks
+    _SPARE = 2  # the number of threads outside of callbacks that are kept
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[OperationWork, Future[Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._free = 0  # threads out of callbacks
+        self._free = 0  # the number of threads outside of callbacks
         self._start_thread()
 
     def watch(self, work: OperationWork, future: "Future[Any]") -> None:
@@ -291,22 +292,22 @@ class _Completer:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, future = item
-            with suppress(Exception):  # the future raises it
+            with suppress(Exception):  # the future raises the error
                 work.wait()
             with self._lock:
                 self._free -= 1
                 if not self._free:
                     self._start_thread()
             future.set_result(None)
-            del item, work, future  # or they would live until the next ones come
+            del item, work, future  # otherwise they would live until the next item arrives
             with self._lock:
                 if self._free >= self._SPARE:
                     return
                 self._free += 1
-        self._queue.put(None)  # for the others
+        self._queue.put(None)  # stop the other threads
 
 
 def _complete_one(work: OperationWork, future: "Future[Any]") -> None:
-    with suppress(Exception):  # the future raises it
+    with suppress(Exception):  # the future raises the error
         work.wait()
     future.set_result(None)

@@ -1,4 +1,4 @@
-"""monitored_barrier: a barrier that names the ranks that have not come."""
+"""monitored_barrier: a barrier that names the ranks that have not reached it."""
 
 from datetime import timedelta
 from typing import Any
@@ -12,17 +12,17 @@ from multiring.torch.c10d.group_state import GroupState
 
 
 def monitored_barrier_of(state: GroupState, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 -- torch's
-    """Return once every rank has called it. Where it fails, operations of the group go on as before.
+    """Wait until every rank has called this function. After a failure, the group can still be used.
 
     Args:
-        state: of the group.
-        timeout: how long rank 0 of the group waits for the others, and each of them for rank 0.
-        wait_all_ranks: whether rank 0 names all ranks that have not come, and waits for the others where one is
-            gone; else the first.
+        state: the process group.
+        timeout: the time that rank 0 of the group waits for the other ranks, and each of them for rank 0.
+        wait_all_ranks: whether rank 0 waits for all ranks, even after one has failed, and names all missing ranks;
+            otherwise it names the first one.
 
     Raises:
-        DistBackendError: on rank 0, which names who is missing, as numbered in the group; on those that came, which
-            do too; and on one that comes too late.
+        DistBackendError: ranks are missing. Rank 0 and the ranks that reached the barrier raise it and name them by
+            their number in the group. A rank that comes too late also raises it.
     """
     state.require_state("monitored_barrier")
     seconds = state.default_timeout_s if timeout is None else max(0.0, timeout.total_seconds())
@@ -42,15 +42,15 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,  # noqa: FBT001, FBT002 -- torch's
 ) -> None:
-    """As `torch.distributed.monitored_barrier`, which torch lets Gloo's groups pass only: for multiring's too.
+    """Run `torch.distributed.monitored_barrier`, which torch allows for Gloo groups only, also for multiring's groups.
 
     Args:
-        group: by default that of all ranks.
-        timeout: by default the group's.
-        wait_all_ranks: whether all ranks that have not come are named, or the first.
+        group: the process group; by default the group of all ranks.
+        timeout: the time to wait; by default the group's timeout.
+        wait_all_ranks: whether to name all ranks that have not reached the barrier, or only the first.
 
     Raises:
-        DistBackendError: ranks have not come; it names them.
+        DistBackendError: ranks have not reached the barrier; the error names them.
     """
     found = dist.group.WORLD if group is None else group
     if isinstance(found, GroupState):
@@ -59,7 +59,7 @@ def monitored_barrier(
         dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
-# The phrases are those of torch's for Gloo, which programs look for.
+# The phrases are those of torch's errors for Gloo, because programs look for them.
 
 
 def _told(roll: BarrierOutcome, seconds: float, *, names_all: bool) -> str:

@@ -1,4 +1,4 @@
-"""Messages between two ranks of a process group: in any order, under tags, from a source that may be left open."""
+"""Messages between two ranks of a process group, in any order, with tags; a receive may accept any source."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,33 +19,34 @@ Settle = Callable[[], None] | None
 
 
 class Message(OperationWork):
-    """The Work of a message."""
+    """The Work of a message, a send or a receive."""
 
-    in_order = False  # two messages may wait for each other's ranks
+    in_order = False  # ranks may start messages in different orders
     consequence = "no more messages go between the two ranks under this tag"
 
     def _source_rank(self) -> int:
-        """Return the rank of the group that the message comes from; of a receive from any source, once it has come.
+        """Return the sender's rank in the group; a receive from any source has it once the message has arrived.
 
         Raises:
-            RuntimeError: this is a send, or the source is still open.
+            RuntimeError: this is a send, or no message has arrived yet.
         """
         source = self._handle.source if isinstance(self._handle, PostedReceive) else None
         if source is None:
-            raise RuntimeError(f"{self._what}: its source is not known; want that of a receive, after its wait()")
+            raise RuntimeError(f"{self._what}: its source is not known; want a receive, after its wait()")
         return source
 
     source_rank = _source_rank
 
 
 def send(state: GroupState, tensors: Any, to: int, tag: int = 0) -> Any:
-    """Send a tensor to rank `to` of the group, which may be this one: then it is copied at once.
+    """Send a tensor to rank `to` of the group; a message to this rank itself is copied at once.
 
     Args:
-        state: of the group.
-        tensors: one, or a list of one; on the other side there may be any type and shape of as many bytes.
-        to: the receiver.
-        tag: the receiver's; messages between two ranks under one tag arrive in order.
+        state: the process group.
+        tensors: a tensor, or a list of one tensor. The receiver's tensor may have another type and shape, but must have
+            the same number of bytes.
+        to: the receiver's rank.
+        tag: the tag of the matching receive. Messages between two ranks with the same tag arrive in order.
     """
     tensor = _checked("send", tensors, tag)
     require_rank("send", "destination", to, state.group.size)
@@ -55,13 +56,13 @@ def send(state: GroupState, tensors: Any, to: int, tag: int = 0) -> Any:
 
 
 def recv(state: GroupState, tensors: Any, source: int, tag: int = 0) -> Any:
-    """Receive what rank `source` of the group sends here, into a tensor; see `send`."""
+    """Receive a tensor from rank `source` of the group; see `send`."""
     require_rank("recv", "source", source, state.group.size)
     return _receive(state, "recv", tensors, source, tag)
 
 
 def recv_anysource(state: GroupState, tensors: Any, tag: int = 0) -> Any:
-    """Receive what a rank of the group sends here that no earlier receive is for; the Work then says which one."""
+    """Receive a message from any rank that no earlier receive matches; the Work reports the sender."""
     return _receive(state, "recv", tensors, None, tag)
 
 

@@ -1,4 +1,4 @@
-"""The process group that torch.distributed gets for the backend "multiring"."""
+"""The process group of the backend "multiring" for torch.distributed."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from multiring.torch.c10d.monitored import monitored_barrier_of
 from multiring.torch.interop import tensor_of
 
 _HOST = torch.device("cpu")
-_TorchGroup: Any = dist.ProcessGroup  # whose overloads nobody's signatures agree with
+_TorchGroup: Any = dist.ProcessGroup  # typed Any, because its overloads do not match the signatures here
 
 
 class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchGroup
-    """Ranks that communicate; what torch.distributed's functions take as `group`.
+    """A process group for the `group` argument of torch.distributed's functions.
 
-    It is its own Backend, as torch calls what serves one kind of device: torch lets Python inherit from ProcessGroup
-    only.
+    The object is also its own Backend, torch's term for the implementation for one kind of device. torch lets Python
+    classes inherit from ProcessGroup only.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
         timeout_s: float,
         on_end: Callable[[str], None] = lambda _how: None,
     ) -> None:
-        """Be the ranks of `group`, which nobody else uses.
+        """Create the process group of the ranks of `group`.
 
         Args:
-            group: its ranks are numbered as torch numbers them.
-            store: the ranks' own.
-            name: torch's, of the group.
-            timeout_s: for operations that are given none.
-            on_end: called once, with "was destroyed" or "was aborted", when it ends.
+            group: the ranks, numbered as in torch, in a group that only this object uses.
+            store: torch's store for these ranks.
+            name: torch's name of the group.
+            timeout_s: the timeout of operations whose call gives none, in seconds.
+            on_end: called once when the group ends, with "was destroyed" or "was aborted".
         """
         _TorchGroup.__init__(self, group.rank, group.size)
         super().__init__(group, timeout_s)
@@ -65,7 +65,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
     def __repr__(self) -> str:
         return f"<multiring process group {self._name!r}: rank {self.group.rank} of {self.group.size}>"
 
-    # ---- what the ranks do together ----
+    # ---- communication ----
 
     allreduce = handing_on(reductions.allreduce)
     allreduce_coalesced = handing_on(reductions.allreduce_coalesced)
@@ -95,10 +95,10 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
     barrier = gathers.barrier
     monitored_barrier = monitored_barrier_of
 
-    # ---- who it is ----
+    # ---- identity ----
 
     def itself(self) -> "ProcessGroup":
-        """Return the group; who has a weak reference to it gets a strong one."""
+        """Return the group; this gives the holder of a weak proxy a strong reference."""
         return self
 
     @property
@@ -122,25 +122,25 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, in words."""
+        """A description of the group's purpose."""
         return self._description
 
-    # Torch's C++ calls these by its own names.
+    # torch's C++ code calls these methods by the following names.
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return torch's name of the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Take torch's name of the group."""
+        """Set torch's name of the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what the group is for."""
+        """Return the description of the group's purpose."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Take what the group is for."""
+        """Set the description of the group's purpose."""
         self._description = description
 
     def get_group_store(self) -> Any:
@@ -154,11 +154,11 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
     supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return whether `allocate_tensor` has memory of `device`."""
+        """Return whether `allocate_tensor` can allocate memory of `device`."""
         return device.type == _HOST.type
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device = _HOST) -> Tensor:
-        """Return a flat tensor of undefined contents in the arena, which the ranks of this host read in place.
+        """Return a flat tensor of undefined contents in the arena, which other ranks of this host can read in place.
 
         Raises:
             RuntimeError: `device` is not the host.
@@ -170,32 +170,32 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
             raise torch_error("allocate_tensor", error) from error
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Give operations that come later, and are given no timeout, this one."""
+        """Set the timeout of later operations whose call gives none."""
         self.default_timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Count operations from here on; every rank calls it at the same of them."""
+        """Restart the count of operations; every rank must call this after the same operation."""
         self._first = self.calls.last
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many operations of the group this rank has begun: the same on ranks that are in step."""
+        """Return the number of the group's operations that this rank has started; equal on ranks that are in step."""
         return self.calls.last - self._first
 
     @property
-    def options(self) -> "Backend.Options":  # torch 2.4 has none
-        """What the group was made with, as torch describes backends: its name, timeout and ranks."""
+    def options(self) -> "Backend.Options":  # torch 2.4 has no Backend.Options
+        """The group's name, timeout and ranks as torch's Backend.Options."""
         made = Backend.Options("multiring", timedelta(seconds=self.default_timeout_s))
         named: Any = made
         named.global_ranks_in_group, named.group_name = list(self.group.ranks), self._name
         return made
 
     def eager_connect_single_device(self, device: torch.device | None = None) -> None:
-        """Do nothing: ranks are connected."""
+        """Do nothing: the ranks are connected already."""
 
     def perform_nocolor_split(self, device: torch.device | None = None) -> None:
-        """Do nothing: those that will not be in a smaller group take no part in making it."""
+        """Do nothing: ranks outside of a smaller group take no part in its creation."""
 
     def _has_hooks(self) -> bool:
         return False
@@ -214,19 +214,19 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> "ProcessGroup | None":
-        """Return the group of some ranks of this one, or None on the others; every rank calls it.
+        """Create a group of some ranks of this group; every rank must call this. Other ranks get None.
 
         Args:
-            new_ranks: of this group.
-            timeout: for operations that are given none; as in this group where there is none.
-            opts: none, or a Backend.Options, of which the timeout counts where there is no `timeout`.
-            group_name: another one than every other group's; by default one that follows from this group's.
-            group_desc: what the group is for, in words.
-            device_types: none, or those of the host.
+            new_ranks: the ranks of the new group, as numbered in this group.
+            timeout: the timeout of operations whose call gives none; by default this group's.
+            opts: None, or a Backend.Options whose timeout is used if `timeout` is None.
+            group_name: a name that no other group has; by default, it is derived from this group's name.
+            group_desc: a description of the group's purpose.
+            device_types: None, or a list of the host device.
 
         Raises:
-            RefusedError: ranks that are not in this group, none at all, or other options.
-            RuntimeError: another device.
+            RefusedError: `new_ranks` is empty or has ranks outside of this group, or `opts` are of another backend.
+            RuntimeError: `device_types` has a device without a backend.
         """
         self.require_state("split_group")
         name = f"{self._name}:split:{next(self._splits)}" if group_name is None else group_name
@@ -245,15 +245,15 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
         part.setGroupDesc(f"{self._description}:split" if group_desc is None else group_desc)
         return part
 
-    splitGroup = split_group  # noqa: N815 -- torch's C++ calls it so
+    splitGroup = split_group  # noqa: N815 -- the name in torch's C++ code
 
     def shutdown(self) -> None:
-        """Destroy the group: from now on its operations raise. What the backend began with it ends."""
+        """Destroy the group: new operations raise an error. A job that the backend joined for the group is left."""
         self._close("was destroyed")
 
     def abort(self) -> None:
-        """Let what is in flight, and what other ranks come to later, fail on all ranks, and destroy the group."""
-        self._aborts.tell()  # first, so that others are told why
+        """Destroy the group; operations in flight, and later operations of other ranks, fail on all ranks."""
+        self._aborts.tell()  # first, so that the other ranks can report the reason
         self._abort_in_flight(self.calls.services.world_rank)
         self._close("was aborted")
 

@@ -1,4 +1,4 @@
-"""torch's ReduceOp as what a Group combines by, or what has to be done around it."""
+"""Translate torch's ReduceOp to a Group's operation, with extra steps for operations that a Group lacks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ Fold = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How contributions become one."""
+    """A way to combine the ranks' contributions."""
 
-    name: str  # for the ranks to agree on
-    op: str | None = None  # as a Group has it
-    factor: Any = None  # each contribution is multiplied by it first
-    fold: Fold | None = None  # what a Group has no operation for: two contributions become one
+    name: str  # the name on which the ranks must agree
+    op: str | None = None  # the Group's operation, if there is one
+    factor: Any = None  # the factor by which each contribution is multiplied first
+    fold: Fold | None = None  # a function that combines two contributions, if a Group has no such operation
 
     def combine(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return what two contributions of one rank are together; of an average, their sum."""
+        """Return the combination of two contributions of one rank; for an average, their sum."""
         return (self.fold or _COMBINED[str(self.op)])(one, other)
 
     def check(self, what: str, dtype: torch.dtype) -> None:
-        """Raise RefusedError unless it has a meaning for `dtype`."""
+        """Raise RefusedError unless the reduction supports `dtype`."""
         if dtype.is_complex:
             fits = self.op in {"sum", "average"}
         elif self.fold is not None:
@@ -63,10 +63,10 @@ _PLAIN = {
 
 
 def reduction_of(op: Any) -> Reduction:
-    """Return what `op`, a ReduceOp or a member of its enum, means.
+    """Return the Reduction for `op`, a ReduceOp or a member of its enum.
 
     Raises:
-        RefusedError: none that is known.
+        RefusedError: `op` is unknown.
     """
     kind = getattr(op, "op", op)
     found = _PLAIN.get(kind)
@@ -78,5 +78,5 @@ def reduction_of(op: Any) -> Reduction:
 
 
 def _factor_of(op: Any) -> Any:
-    # torch has shown the factor as an attribute since 2.12; before, only pickling did.
+    # torch has the factor as an attribute since 2.12; before, only the pickled state contains it.
     return op.factor if hasattr(op, "factor") else op.__getstate__()[1]

@@ -1,4 +1,4 @@
-"""Importing this makes `init_process_group("multiring")` known where torch's entry points are not looked up."""
+"""Register the backend "multiring" at import, in case torch does not load entry points."""
 
 from multiring_torch import register
 

@@ -1,7 +1,7 @@
-"""gather and scatter of a process group: every rank's part to one rank, and one rank's parts to all.
+"""gather and scatter of a process group: all ranks send a tensor to the root, or the root sends one to each rank.
 
-Each is an exchange in which all blocks but the root's are empty: all ranks agree on it before a byte moves, and hear of
-a rank's death in it, also those that only send.
+Both are an all_to_all in which all blocks but the root's are empty. All ranks agree on the operation before data moves,
+and all ranks detect the failure of a rank, including ranks that only send.
 """
 
 from collections.abc import Callable
@@ -33,15 +33,15 @@ from multiring.torch.interop import dtype_name, new_memory
 def gather(
     state: GroupState, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
 ) -> Any:
-    """Put every rank's tensor into the root's list of outputs.
+    """Gather every rank's tensor into the root's list of outputs.
 
     Args:
-        state: of the group.
-        outputs: on the root a list, or a list of one list, of a tensor for each rank; nothing elsewhere.
-        inputs: this rank's tensor, or a list of it; of one type and as many elements on all ranks.
-        opts: torch's GatherOptions, which win over `root`; or the root.
-        root: a rank of the group.
-        timeout: wins over the options'.
+        state: the process group.
+        outputs: on the root, a list of a tensor for each rank, or a list of this list; on other ranks, nothing.
+        inputs: this rank's tensor, or a list of it; the same type and number of elements on all ranks.
+        opts: torch's GatherOptions, whose root takes precedence over `root`; or the root's rank.
+        root: the root's rank in the group.
+        timeout: the timeout of the operation; it takes precedence over that of `opts`.
     """
     root, opts = _root_of(opts, root)
     require_rank("gather", "root", root, state.group.size)
@@ -69,7 +69,7 @@ def gather(
 def scatter(
     state: GroupState, outputs: Any, inputs: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None
 ) -> Any:
-    """Put the r-th tensor of the root's list of inputs into each rank r's output; as `gather`, the other way."""
+    """Send tensor r of the root's list of inputs to the output of rank r; the arguments are as for `gather`."""
     root, opts = _root_of(opts, root)
     require_rank("scatter", "root", root, state.group.size)
     tensor = one_of("scatter", outputs)
@@ -93,7 +93,11 @@ def scatter(
 def _start(
     state: GroupState, title: str, source: Tensor, place: Tensor, root: int, *, is_gather: bool
 ) -> Callable[[bool], Handle]:
-    """Return what starts it; the tensors are in one piece, that of several parts is empty but on the root."""
+    """Return a function that starts the operation.
+
+    `source` and `place` are contiguous. The tensor of all parts (`place` of a gather, `source` of a scatter) is empty
+    on ranks other than the root.
+    """
     part = source if is_gather else place
     size_bytes, ranks = part.numel() * part.element_size(), state.group.size
     one = tuple(size_bytes if rank == root else 0 for rank in range(ranks))
@@ -111,7 +115,7 @@ def _start(
 def _require_none(state: GroupState, what: str, name: str, tensors: Any, root: int) -> None:
     if tensors is not None and any(isinstance(each, Tensor) or len(each) for each in tensors):
         raise RefusedError(
-            f"{what}: rank {state.group.rank} has {name} tensors; want them on the root only, which is rank {root}"
+            f"{what}: rank {state.group.rank} has {name} tensors; want them only on the root, rank {root}"
         )
 
 

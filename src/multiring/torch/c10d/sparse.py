@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: every rank gets the rows that any rank has, and adds them up by itself."""
+"""all_reduce of sparse tensors: every rank gathers the entries of all ranks, and adds them up itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +21,15 @@ Wait = Callable[[AgreedHandle], Any]
 
 
 def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
-    """Return the sum, or the average, of a sparse COO tensor over all ranks, in place; it comes out coalesced.
+    """Return the operation that sums or averages a sparse COO tensor over all ranks, in place.
+
+    The result is coalesced.
 
     Raises:
-        RefusedError: another reduction.
+        RefusedError: the reduction is neither a sum nor an average.
     """
     if reduction.factor is not None or reduction.op not in {"sum", "average"}:
-        raise RefusedError(f"all_reduce: {reduction.name} of a sparse tensor; want SUM or AVG, or a dense one")
+        raise RefusedError(f"all_reduce: {reduction.name} of a sparse tensor; want SUM or AVG, or a dense tensor")
     own = tensor.detach().coalesce()
     found: list[Tensor] = []
 
@@ -44,8 +46,8 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
         total = found.pop()
         base = tensor._base if tensor._is_view() else None  # noqa: SLF001 -- torch has no other name for it
         with torch.no_grad():
-            # A sparse tensor's detached twin would get the entries for itself. So does the view of real numbers that
-            # torch's own functions hand over for complex ones.
+            # Copy into `tensor` itself, because tensor.detach() does not share its entries. For complex tensors, torch
+            # passes a view of real numbers, which does not share entries with its base either: copy into the base.
             if base is not None and base.dtype.is_complex:
                 values = torch.view_as_complex(total.values().contiguous())
                 whole = torch.sparse_coo_tensor(
@@ -59,7 +61,7 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
 
 
 class _SparseGather:
-    """One operation in three steps: how many entries each rank has, where they are, and what they are."""
+    """One operation in three steps: gather the counts, the indices and the values of the ranks' entries."""
 
     def __init__(self, group: Group, own: Tensor, name: str) -> None:
         self._group = group
@@ -76,11 +78,11 @@ class _SparseGather:
         return self._gather(0, torch.tensor([len(self._own.values())]), table, [1] * self._group.size, waits=waits)
 
     def rest(self, first: AgreedHandle, wait: Wait) -> Tensor:
-        """Return the sum, or the average."""
+        """Gather indices and values, and return their sum or average."""
         wait(first)
         counts: list[int] = self._table.tolist()
         own, total = self._own, sum(counts)
-        # Entries first, so that each rank's are in one piece.
+        # The entries are the first dimension, so that each rank's part is contiguous.
         places = new_memory(self._group, (total, own.sparse_dim()), torch.int64)
         wait(self._gather(1, own.indices().t().contiguous(), places, counts, waits=True))
         values = new_memory(self._group, (total, *own.values().shape[1:]), own.dtype)

@@ -1,7 +1,7 @@
-"""How the ranks of a process group find each other: by a few words in torch's store, then as in any other job.
+"""Rendezvous of the ranks of a process group through torch's store; they then connect as in any other job.
 
-Each rank puts its peer info into the store. Rank 0 reads all of them, decides, and puts there where to meet, with a
-secret made for the occasion; once all have met the words are removed, as a store may be used again.
+Each rank writes its peer info to the store. Rank 0 reads all peer infos, and writes the rendezvous address and a new
+secret to the store. Once all ranks have connected, the entries are deleted, because the store may be used again.
 """
 
 import json
@@ -22,34 +22,34 @@ from multiring.runtime.job.world import World
 from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
 
-_GRACE_S = 5.0  # what rank 0 may need beyond its own timeout to say who is missing
+_GRACE_S = 5.0  # the time that rank 0 may need after its own timeout to name the missing ranks
 _ANSWER = "multiring/answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Ranks that have found each other."""
+    """The result of a rendezvous."""
 
     world: World
-    group: Group  # of all of them, in the order of their ranks; nobody else has it
-    is_ours: bool  # whether the world was begun here, and is to be left
+    group: Group  # a group of all ranks, in their order, that only the caller uses
+    is_ours: bool  # whether the backend joined the job for torch, and must leave it
 
 
 def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool) -> Met:
-    """Return the job of `size` ranks in which this one is `rank`; every one of them calls it, with one store.
+    """Join or create the job of `size` ranks in which this process is rank `rank`; every rank must call this.
 
     Args:
-        store: torch's; no other group's.
-        rank: this process's.
-        size: how many come.
-        timeout_s: how long they wait for each other.
-        is_default: whether they are all that torch.distributed knows of: then the job is this process's own, as after
-            `multiring.init`; and where that has been called, it is that job.
+        store: a store of torch that all ranks of this group share, and no other group uses.
+        rank: the rank of this process.
+        size: the number of ranks.
+        timeout_s: the time in seconds that the ranks wait for each other.
+        is_default: whether these are all ranks of torch.distributed. The job then becomes this process's current job,
+            as after `multiring.init`. If `multiring.init` was called before, its job is used.
 
     Raises:
-        DistStoreError: ranks did not come in time.
-        RuntimeError: only some have called `multiring.init`, or it gave this process another rank.
-        RendezvousError: they did not find each other.
+        DistStoreError: ranks did not arrive in time.
+        RuntimeError: only some ranks have called `multiring.init`, or it gave this process another rank.
+        RendezvousError: the ranks could not connect.
     """
     joined = _joined(rank, size) if is_default else None
     if size == 1:
@@ -74,14 +74,14 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, *, is_default: bool
 
 
 def _joined(rank: int, size: int) -> World | None:
-    """Return the job that this process is in already."""
+    """Return the job that this process has joined before, or None."""
     if not is_rank():
         return None
     world, here = current(), current().membership
     if (here.rank, here.size) != (rank, size):
         raise RuntimeError(
             f"multiring.init() made this process rank {here.rank} of {here.size}, but torch says "
-            f"rank {rank} of {size}; call multiring.shutdown() first, or number the ranks alike"
+            f"rank {rank} of {size}; call multiring.shutdown() first, or give each process the same rank in both"
         )
     return world
 
@@ -113,7 +113,7 @@ def _enter(
 def _agree(
     store: Any, rank: int, size: int, timeout_s: float, peer_info: dict[str, str]
 ) -> tuple[dict[str, str], RendezvousPoint | None]:
-    """Return what rank 0 says, and on that rank the place where it listens."""
+    """Return rank 0's answer, and on rank 0 also the rendezvous point where it listens."""
     store.set(_peer_info_of(rank), json.dumps(peer_info))
     if rank == 0:
         answer, place = _decide(store, size, timeout_s)
@@ -123,7 +123,8 @@ def _agree(
         store.wait([_ANSWER], timedelta(seconds=timeout_s + _GRACE_S))
     except RuntimeError as error:
         raise dist.DistStoreError(
-            f"rank 0 of {size} did not say within {timeout_s:g} s where to meet: it, or another rank, has not come"
+            f"rank 0 of {size} did not publish the rendezvous address within {timeout_s:g} s: rank 0 or another rank "
+            "did not come"
         ) from error
     answer = json.loads(store.get(_ANSWER))
     return answer, None
@@ -154,16 +155,16 @@ def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Re
 def _same_job(peer_infos: list[dict[str, str]]) -> dict[str, str] | None:
     without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["job"]]
     if without:
-        return {"error": f"ranks {without} have not called multiring.init(), the others have; want all, or none"}
+        return {"error": f"ranks {without} have not called multiring.init(), but the others have; want all, or none"}
     jobs = [peer_info["job"] for peer_info in peer_infos]
     if len(set(jobs)) > 1:
-        return {"error": f"multiring.init() brought the ranks into jobs {jobs}; want one"}
+        return {"error": f"multiring.init() made the ranks join different jobs, {jobs}; want one job"}
     return None
 
 
 def _forget(store: Any, size: int) -> None:
     for key in (_ANSWER, *map(_peer_info_of, range(size))):
-        with suppress(RuntimeError, NotImplementedError):  # stores that cannot are not used again
+        with suppress(RuntimeError, NotImplementedError):  # a store that cannot delete keys is not used again
             store.delete_key(key)
 
 

@@ -1,4 +1,4 @@
-"""`init_process_group(init_method="multiring://")`: torch's store among ranks that meet as `multiring.init` has it."""
+"""`init_process_group(init_method="multiring://")`: create torch's store among the ranks of a multiring job."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,21 +22,22 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _Begun:
-    """Belongs to a job that this process joined for torch's sake, and leaves with torch's group of all ranks."""
+    """A mark of a job that this process joined for torch, and leaves when torch's group of all ranks ends."""
 
 
 def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
-    """Return torch's store of this process's job, its rank and how many ranks there are; every rank calls it.
+    """Return a torch store for this process's job, this process's rank, and the number of ranks.
 
-    The job is joined where it has not been: who this process is comes from what started it.
+    Every rank must call this. If the process has not joined a job, it joins one; the launcher's environment determines
+    its rank.
 
     Args:
-        url: "multiring://", to which torch has added the rank and the number of ranks where the caller gave them.
-        timeout: how long ranks wait for each other.
+        url: "multiring://", to which torch appends the rank and the number of ranks if the program passed them.
+        timeout: the time that the ranks wait for each other; by default 30 minutes.
 
     Raises:
-        ValueError: the caller gave another rank, or number of ranks, than the job has.
-        DistBackendError: the ranks did not find each other.
+        ValueError: the program passed another rank or number of ranks than the job has.
+        DistBackendError: the ranks could not connect.
     """
     patience = timedelta(minutes=30) if timeout is None else timeout
     try:
@@ -49,7 +50,7 @@ def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
 
 
 def is_begun_here(world: World) -> bool:
-    """Return whether `world` was joined for torch's sake."""
+    """Return whether this process joined the job of `world` for torch."""
     return world.belongings.get(_Begun) is not None
 
 
@@ -66,11 +67,11 @@ def _refuse_other_place(url: str, rank: int, size: int) -> None:
     given = dict(parse_qsl(urlparse(url).query))
     for name, value, what in (("rank", rank, "rank"), ("world_size", size, "number of ranks")):
         if given.get(name, str(value)) != str(value):
-            raise ValueError(f"{name}={given[name]}: the job says that the {what} is {value}; want that, or nothing")
+            raise ValueError(f"{name}={given[name]}: the {what} in the job is {value}; pass {value}, or omit {name}")
 
 
 def _store(world: World, patience: timedelta) -> Any:
-    """Return a store that rank 0 serves, at an address that it tells the others."""
+    """Return a store that rank 0 serves; rank 0 broadcasts its address to the other ranks."""
     group, rank, size = world.group, world.membership.rank, world.membership.size
     told = np.zeros(_ADDRESS_BYTES, np.uint8)
     served = None

@@ -1,4 +1,4 @@
-"""Work: an operation in flight, as torch waits for it."""
+"""torch's Work objects for operations in flight."""
 
 import threading
 import time
@@ -17,35 +17,35 @@ from multiring.runtime.group.posting import Calls
 from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.errors import torch_error
 
-_NO_TIMEOUT = timedelta(0)  # torch's own word for it
+_NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"
 
 
 class Owner(Protocol):
-    """The process group, as its operations see it."""
+    """The methods of a process group that its Work objects use."""
 
     @property
     def calls(self) -> Calls:
-        """What the group's operations have in common."""
+        """The common state of the group's operations."""
 
     def complete(self, work: "OperationWork", future: "Future[Any]") -> None:
-        """Set `future`, to None, once `work` has ended; by another thread."""
+        """Make another thread set `future` to None once `work` has ended."""
 
     def settle_owed(self) -> None:
-        """Put what has ended, and nobody has waited for, where it belongs."""
+        """Copy the results of ended operations, which no caller has waited for, to their outputs."""
 
 
 class SeveralHandles:
-    """The handle of several operations, that have ended once all have."""
+    """A handle of several operations; it has ended once all operations have."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self.each = handles
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return all(each.done() for each in self.each)
 
     def wait(self, timeout: float | None = None) -> None:
-        """As of a Handle: all are waited for, and then what the first that failed raised is raised."""
+        """Wait for all operations, and then raise the error of the first that failed; see Handle."""
         start = time.monotonic()
         failure: MultiringError | None = None
         for each in self.each:
@@ -59,18 +59,18 @@ class SeveralHandles:
 
     @property
     def open(self) -> Handle | None:
-        """The first that has not ended."""
+        """The first operation that has not ended, or None."""
         return next((each for each in self.each if not each.done()), None)
 
 
 class OperationWork(dist.Work):
-    """An operation of a process group, from its start on.
+    """A started operation of a process group.
 
-    `wait` returns once the result is in the tensors, or raises torch's error. It ends by itself, whether or not
-    anybody waits; but where tensors are not in one piece, their contents come with `wait`, with `is_completed`, with
-    the future, or when another of the group's operations is waited for.
+    `wait` returns once the result is in the output tensors, or raises torch's error. The operation ends by itself, even
+    if no caller waits. If an output tensor is not contiguous, it receives the result only in a call of `wait` or
+    `is_completed`, when the future is set, or when a caller waits for another operation of the group.
 
-    `in_order`: all ranks start it in the same order among the group's operations, as collectives are.
+    `in_order`: all ranks start this kind of operation in the same order, as collectives.
     """
 
     in_order = True
@@ -84,14 +84,14 @@ class OperationWork(dist.Work):
         result: tuple[Sequence[Tensor], Callable[[], None] | None],
         timeout_s: float,
     ) -> None:
-        """Be the work of `handle`.
+        """Create the Work of a started operation.
 
         Args:
             owner: the process group.
-            what: for errors.
-            handle: of the operation.
-            result: the tensors it is in, and what puts it there once the operation has ended.
-            timeout_s: after so long, from now on, the operation fails.
+            what: the name of the operation, for errors.
+            handle: the handle of the operation.
+            result: the output tensors, and a function that copies the result to them after the operation has ended.
+            timeout_s: the operation fails if it has not ended after this many seconds from now on.
         """
         super().__init__()
         self._owner = owner
@@ -106,14 +106,15 @@ class OperationWork(dist.Work):
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Return True once the result is there.
+        """Wait for the result, and return True.
 
         Args:
-            timeout: after that an error is raised, and the operation goes on; without it, it is the operation's own.
+            timeout: raise an error after this time, while the operation continues. By default, wait until the
+                operation's own timeout.
 
         Raises:
-            DistBackendError: the operation failed, which is final; or is in flight still after `timeout`.
-            RefusedError: this rank's arguments do not fit what the others sent.
+            DistBackendError: the operation failed (later calls raise this too), or it is in flight after `timeout`.
+            RefusedError: this rank's arguments do not fit the data from the other ranks.
         """
         if not self._has_ended:
             self._await(timeout.total_seconds() if timeout else None)
@@ -123,42 +124,40 @@ class OperationWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, in whatever way."""
+        """Return whether the operation has succeeded or failed."""
         if not self._has_ended and (self._handle.done() or time.monotonic() >= self._deadline):
             self._await(None)
         return self._has_ended
 
     def is_success(self) -> bool:
-        """Return whether the result is there."""
+        """Return whether the operation has ended and succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return what `wait` raises."""
+        """Return the error that `wait` raises, or None."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Tensor]:
-        """Return the tensors that the result is in.
+        """Return the output tensors.
 
         Raises:
-            RuntimeError: it is not there yet.
+            RuntimeError: the operation has not ended.
         """
         if not self.is_completed():
-            raise RuntimeError(
-                f"{self._what}: work needs to be completed before calling result(); want wait() before it"
-            )
+            raise RuntimeError(f"{self._what}: work needs to be completed before calling result(); call wait() first")
         self.wait()
         return list(self.outputs)
 
     def synchronize(self) -> None:
-        """Wait."""
+        """Wait for the result."""
         self.wait()
 
     def get_future(self) -> "Future[Any]":
-        """Return a future of the list of tensors that the result is in; it fails where `wait` raises."""
+        """Return a future of the list of output tensors; it fails if `wait` raises an error."""
         with self._lock:
             if self._future is None:
                 ended: Future[Any] = Future()
-                # Only what a callback raises is an error to torch's C++, too; an exception set from Python is a value.
+                # torch's C++ code sees only errors raised by a callback; an exception set from Python is a mere value.
                 self._future = ended.then(self._outcome)
                 if self._has_ended:
                     ended.set_result(None)
@@ -167,7 +166,7 @@ class OperationWork(dist.Work):
             return self._future
 
     def abort(self, rank: int) -> None:
-        """Let the operation fail on all ranks, on account of `rank` of the world."""
+        """Make the operation fail on all ranks, because of world rank `rank`."""
         if self._handle.done():
             return
         for handle in self._handle.each if isinstance(self._handle, SeveralHandles) else (self._handle,):
@@ -187,7 +186,7 @@ class OperationWork(dist.Work):
         except TimeoutError as error:
             if not is_final:
                 raise dist.DistBackendError(
-                    f"{self._what} is still in flight after {limit_s:g} s; it goes on, and may be waited for again"
+                    f"{self._what} is still in flight after {limit_s:g} s; it continues, and wait() may be called again"
                 ) from error
             self._time_out(error)
         else:
@@ -206,7 +205,7 @@ class OperationWork(dist.Work):
             self._settle = None
 
     def _time_out(self, cause: TimeoutError) -> None:
-        """Let the operation fail on all ranks: none can take part in the group any more."""
+        """Make the operation fail on all ranks after a timeout; the group cannot be used any more."""
         native = self._native(self._handle.open if isinstance(self._handle, SeveralHandles) else self._handle)
         ranks, _ = native.stalled_on()
         native.give_up(ranks[0] if ranks else self._owner.calls.services.world_rank)
@@ -218,18 +217,18 @@ class OperationWork(dist.Work):
         self._end(dist.DistBackendError(text), cause)
 
     def _native(self, handle: Handle | None) -> OperationHandle | PostedReceive | PostedOperation:
-        """Return what of `handle` can be given up; of an operation of several steps, the one it is at."""
+        """Return the part of `handle` that can be aborted; for an operation of several steps, the current step."""
         return handle if isinstance(handle, OperationHandle | PostedReceive) else self._owner.calls.latest
 
 
 class Done(dist.Work):
-    """An operation that has ended well."""
+    """The Work of an operation that has succeeded."""
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._outputs = outputs
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:  # noqa: ARG002 -- of the contract
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:  # noqa: ARG002 -- part of the interface
         """Return True."""
         return True
 
@@ -245,14 +244,14 @@ class Done(dist.Work):
         """Return None."""
 
     def result(self) -> list[Tensor]:
-        """Return the tensors that the result is in."""
+        """Return the output tensors."""
         return list(self._outputs)
 
     def synchronize(self) -> None:
         """Do nothing."""
 
     def get_future(self) -> "Future[Any]":
-        """Return a future of the list of tensors that the result is in."""
+        """Return a future of the list of output tensors."""
         future: Future[Any] = Future()
         future.set_result(self.result())
         return future

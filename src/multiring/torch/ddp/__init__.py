@@ -1,1 +1,1 @@
-"""What DistributedDataParallel gets: a communication hook, and tensors side by side in the arena."""
+"""Support for DistributedDataParallel: a communication hook, and adjacent tensors in the arena."""

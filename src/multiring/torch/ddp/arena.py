@@ -1,4 +1,4 @@
-"""Tensors side by side in the arena, where a group of them is reduced in place, as one buffer."""
+"""arena_like: adjacent tensors in the arena, which a grouped allreduce reduces in place as one buffer."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,15 @@ from multiring.torch.interop import at_place, require_plain
 
 
 def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
-    """Return zeros of the shapes and types of `tensors`, those of one type side by side in the arena.
+    """Return zeros of the shapes and types of `tensors`; zeros of one type are adjacent in the arena.
 
-    `grouped_allreduce_` of all of them, in this order, needs no copy: it reduces the memory they lie in as one. Local:
-    no other rank takes part. The memory is given back with the last of them.
+    `grouped_allreduce_` of all of them, in this order, reduces their memory as one buffer, without a copy. The function
+    is local: no other rank takes part. The memory is released when the last of the tensors is deleted.
 
     Args:
-        tensors: of which the contents do not matter; a model's parameters, to have tensors for their gradients.
-        process_set: whose ranks are to reduce them.
+        tensors: tensors whose shapes and types are used, for example a model's parameters, to get tensors for their
+            gradients.
+        process_set: the ranks that will reduce the tensors.
     """
     group = members_of(process_set).group
     for tensor in tensors:
@@ -33,6 +34,6 @@ def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_proce
         memory = torch.empty(0, dtype=dtype)
         if array.size:
             memory = at_place(torch.frombuffer(array, dtype=torch.uint8), dtype, 0, (layout.total,))
-            blocks.add(array, array.ctypes.data, array.nbytes)  # which the tensors' storage holds, this very object
+            blocks.add(array, array.ctypes.data, array.nbytes)  # the tensors' storage holds `array` itself
         found |= zip(places, layout.views(memory), strict=True)
     return [found[place] for place in range(len(tensors))]

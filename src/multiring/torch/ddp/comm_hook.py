@@ -3,12 +3,12 @@
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     model.register_comm_hook(mt.BucketSharing(compression=mt.Compression.bf16), mt.share_bucket)
 
-With gradient_as_bucket_view, gradients are views of their bucket. The first time such a bucket is reduced it moves into
-the arena, gradients and all; from then on they are made, reduced and read there, and nothing is copied. Buckets that
-gradients are copied into are reduced where they are.
+With gradient_as_bucket_view, gradients are views of their bucket. At its first reduction, such a bucket moves into the
+arena together with its gradients. From then on, gradients are computed, reduced and read there without a copy. Without
+gradient_as_bucket_view, buckets are reduced in their own memory.
 
-What a lossy compression carries from step to step belongs to parameters, as DistributedDataParallel lays its buckets
-out anew after the first step.
+The state of a lossy compression is kept by parameter, because DistributedDataParallel rearranges its buckets after the
+first step.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket  # torch.distributed's own, which its stubs leave out there
+from torch._C._distributed_c10d import GradBucket  # torch.distributed has it too, but not in its stubs
 from torch.futures import Future
 
 from multiring.errors import ArgumentError
@@ -36,16 +36,16 @@ from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_el
 
 
 class BucketSharing:
-    """How the gradients of a DistributedDataParallel are averaged over the ranks: the state of `share_bucket`.
+    """The state of the hook `share_bucket`, which averages a DistributedDataParallel's gradients over the ranks.
 
     Args:
-        compression: in what form gradients travel: Compression.none, .fp16, .bf16 or .int8 between hosts, PowerSGD
-            anywhere, or a compressor of your own.
-        error_feedback: whether what a wire type loses goes along with the next gradient.
-        process_group: the model's; by default the default one.
+        compression: the form in which gradients travel: Compression.none, .fp16, .bf16 or .int8 between hosts,
+            PowerSGD everywhere, or the program's own compressor.
+        error_feedback: whether the compression error is added to the next gradient.
+        process_group: the model's process group; by default torch's default group.
 
     Raises:
-        ArgumentError: error feedback without anything lost, or no such compression.
+        ArgumentError: error feedback is combined with a lossless compression, or `compression` is unknown.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class BucketSharing:
     ) -> None:
         self._options = Options(op="average", compression=option_of(compression), error_feedback=error_feedback)
         self._given = process_group
-        self._known_group: ProcessGroup | None = None  # that the following is of
-        self._in_arena: dict[int, int] = {}  # by a bucket's index, where it lies
-        self._stateful: dict[tuple[int, ...], _Bucket] = {}  # by the `id` of its parameters
-        self._states: dict[int, CompressionState] = {}  # of parameters that are in none of these yet
-        self._known: list[Tensor] = []  # those parameters: as long as they live, nothing else has their identity
+        self._known_group: ProcessGroup | None = None  # the group to which the following attributes belong
+        self._in_arena: dict[int, int] = {}  # the address of each bucket in the arena, by the bucket's index
+        self._stateful: dict[tuple[int, ...], _Bucket] = {}  # buckets with a state, by the `id` of their parameters
+        self._states: dict[int, CompressionState] = {}  # the states of parameters that are in no such bucket yet
+        self._known: list[Tensor] = []  # these parameters; kept alive so that no other object gets their `id`
         self._reduction_of: TensorReductionOf | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:
         """Start to average `bucket`; see `share_bucket`."""
         buffer = bucket.buffer()
         refuse_elsewhere(buffer, f"gradient bucket {bucket.index()}")
-        group = self.group  # what is kept is of this one
+        group = self.group  # this also discards the state of a former group
         if self._options.is_lossy or self._options.translates:
             return self._reduce(bucket, buffer)
         self._move(bucket, buffer)
@@ -81,19 +81,19 @@ class BucketSharing:
         """The ranks that share gradients.
 
         Raises:
-            ArgumentError: their process group is of another backend.
+            ArgumentError: the process group has another backend.
         """
         return self._process_group.group
 
     @property
     def _process_group(self) -> ProcessGroup:
-        """The process group as it is now: the default one may have been destroyed, and made anew."""
+        """The present process group; torch's default group may have been destroyed and made anew."""
         found = dist.group.WORLD if self._given is None else self._given
         if isinstance(found, ProcessGroup) and found is self._known_group:
             return found
         if not isinstance(found, ProcessGroup):
             raise ArgumentError(
-                f"process group {found!r}: want one of multiring's, as init_process_group('multiring') makes it"
+                f"process group {found!r}: want a group of multiring, made by init_process_group('multiring')"
             )
         self._known_group, self._reduction_of = found, None
         self._in_arena.clear()
@@ -106,7 +106,7 @@ class BucketSharing:
     def _issue(
         self, buffer: Tensor, start: Callable[[], Handle], settle: Callable[[], None] | None = None
     ) -> Future[Tensor]:
-        """Return a future of `buffer`: once what `start` starts has ended, and `settle` has run."""
+        """Start the operation, and return a future of `buffer`, set after the operation has ended and `settle` ran."""
         over = self._process_group
         work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])
@@ -115,7 +115,7 @@ class BucketSharing:
     # ---- in place ----
 
     def _move(self, bucket: GradBucket, buffer: Tensor) -> None:
-        """Move a bucket into the arena, once, where all its gradients are views of it and the arena has room."""
+        """Move a bucket into the arena, once, if all its gradients are views of it and the arena has room."""
         if self._in_arena.get(bucket.index()) == buffer.data_ptr():
             return
         storage = buffer.untyped_storage().data_ptr()
@@ -125,17 +125,17 @@ class BucketSharing:
             return
         try:
             memory = allocate(self.group, buffer.numel(), buffer.dtype).tensor
-        except ArgumentError:  # no room: it is reduced where it lies
+        except ArgumentError:  # the arena is full: the bucket is reduced in its own memory
             return
         memory.copy_(buffer)
-        # The very tensors that DistributedDataParallel holds: its next gradients go into the new memory.
+        # These are the tensor objects that DistributedDataParallel holds, so its next gradients go to the new memory.
         for view in views:
             offset = view.storage_offset() - buffer.storage_offset()
             view.data = memory.as_strided(view.shape, view.stride(), offset)
         buffer.data = memory
         self._in_arena[bucket.index()] = memory.data_ptr()
 
-    # ---- by a reduction that has a state, or memory of its own ----
+    # ---- by a reduction with a state or separate memory ----
 
     def _reduce(self, bucket: GradBucket, buffer: Tensor) -> Future[Tensor]:
         if self._options.is_lossy and buffer.dtype is not torch.float32:
@@ -145,7 +145,7 @@ class BucketSharing:
             )
         found = self._bucket_of(bucket.parameters())
         found.copy_in(buffer)
-        # Given up by the group's own time-outs only: what is carried on is not to be left half way.
+        # Only the group's own time-outs may abort this operation, because the compression state must stay complete.
         return self._issue(buffer, lambda: SteppedHandle(found.reduction.start()), partial(found.copy_out, buffer))
 
     def _bucket_of(self, parameters: list[Tensor]) -> "_Bucket":
@@ -163,12 +163,12 @@ class BucketSharing:
             found.load_states(self._states)
         return found
 
-    # ---- what is carried on ----
+    # ---- compression state ----
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return what this rank carries from step to step for the parameters of `model`: each rank's own; or nothing.
+        """Return this rank's compression state for the parameters of `model`; it differs between ranks.
 
-        Not while a backward is going on.
+        The result is empty without a lossy compression. Do not call this while a backward runs.
         """
         states = self._states.copy()
         for bucket in self._stateful.values():
@@ -176,13 +176,13 @@ class BucketSharing:
         return packed([states.get(id(parameter)) for parameter in model.parameters()], self.group)
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
-        """Carry on what `state_dict` returned on this rank, of a model with the same parameters.
+        """Restore the state that `state_dict` returned on this rank for a model with the same parameters.
 
         Raises:
-            ArgumentError: `state` is another model's.
+            ArgumentError: `state` is of another model.
         """
         parameters = list(model.parameters())
-        has_residual = [True] * len(parameters)  # all have use for one
+        has_residual = [True] * len(parameters)  # any parameter may have a residual
         self._states = states_of(state, has_residual, parameters, self.group) if state else {}
         self._known = list(parameters)
         for bucket in self._stateful.values():
@@ -190,31 +190,31 @@ class BucketSharing:
 
 
 def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of gradients over the ranks: a communication hook of DistributedDataParallel.
+    """Average a bucket of gradients over the ranks; a communication hook for DistributedDataParallel.
 
     Args:
-        state: how.
-        bucket: its buffer is flat, of floating-point or complex numbers, in host memory.
+        state: the configuration and the state of the hook.
+        bucket: a bucket whose buffer is flat, of floating-point or complex numbers, and in host memory.
 
     Returns:
-        A future of the buffer, set when every rank's gradients are in it. Where that fails, so does the backward.
+        A future of the buffer, set when the buffer holds the averages. If the reduction fails, the backward fails.
 
     Raises:
-        ArgumentError: the process group is not multiring's, or gradients are of a type that `state` does not take.
+        ArgumentError: the process group has another backend, or `state` does not support the gradients' type.
         UnsupportedError: the buffer is not in host memory, or sparse.
     """
     return state.start(bucket)
 
 
 class _Bucket:
-    """A bucket of DistributedDataParallel's, and a reduction of the same parameters with places of its own."""
+    """A reduction with its own memory for the parameters of one bucket of DistributedDataParallel."""
 
     def __init__(self, parameters: list[Tensor], reduction_of: TensorReductionOf) -> None:
         self.parameters = parameters
         self.reduction = reduction_of(lay_out_one(specs_of(parameters)), parameters)
 
     def copy_in(self, buffer: Tensor) -> None:
-        """Put the gradients of `buffer` into the reduction's places."""
+        """Copy the gradients of `buffer` to the reduction's places."""
         with torch.no_grad():
             for place, part in self._pairs(buffer):
                 place.copy_(part)
@@ -223,22 +223,22 @@ class _Bucket:
         flags[: len(self.parameters)] = 1
 
     def copy_out(self, buffer: Tensor) -> None:
-        """Put what is in the places into `buffer`."""
+        """Copy the reduced gradients to `buffer`."""
         with torch.no_grad():
             for place, part in self._pairs(buffer):
                 part.copy_(place)
 
     def _pairs(self, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each place beside its part of `buffer`, both as they lie in memory."""
+        """Return each place with its part of `buffer`, both flat in memory order."""
         places = [place.as_strided((place.numel(),), (1,)) for place in self.reduction.places]
         return list(zip(places, torch.split(buffer, [place.numel() for place in places]), strict=True))
 
     def states(self) -> dict[int, CompressionState]:
-        """Return what is carried on, by the parameters' `id`."""
+        """Return the compression states, by the parameters' `id`."""
         return {id(each): self.reduction.state(member) for member, each in enumerate(self.parameters)}
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
-        """Carry on what `states` has for these parameters."""
+        """Load the compression states of this bucket's parameters."""
         for member, each in enumerate(self.parameters):
             if id(each) in states:
                 self.reduction.load_state(member, states[id(each)])
