@@ -5,13 +5,14 @@
     mk.init()
     model = mk.distribute(model)
 
-`fit`, `evaluate` and `predict` are then those of all ranks. Or with Horovod's names: `DistributedOptimizer`, and
-`callbacks` for `fit`, where each rank brings its own samples.
+`fit`, `evaluate` and `predict` then run on all ranks together. If each rank has its own samples, use Horovod's
+interface: `DistributedOptimizer`, and `callbacks` for `fit`.
 
-Names, parameters, their order and defaults are those of `horovod.keras` 0.28.1; what multiring adds comes behind.
+Names, parameters, their order and defaults are those of `horovod.keras` 0.28.1. Parameters that multiring adds come
+last.
 """
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- the check must come first, because an import below would fail with a less helpful error
 from multiring.frontend.requirements import require_framework
 
 require_framework("keras", "Keras")
@@ -136,5 +137,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names only."""
     return __all__

@@ -1,4 +1,4 @@
-"""What differs between Keras' backends: how lists of gradients are combined. Adapters are imported when in use."""
+"""Combine lists of gradients on each of Keras' backends. The backend's adapter is imported when it is used."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "none": None}
 
 
 class Compression:
-    """In what form float32 travels between hosts, for `compression=`, on any backend."""
+    """The values of `compression=` on any backend: the types in which float32 travels between hosts."""
 
     none = None
     fp16 = "fp16"
@@ -29,10 +29,13 @@ class Compression:
 
 
 def wire_of(compression: Any) -> str | None:
-    """Return the wire type that is meant: Compression's here, its name, or an adapter's compressor.
+    """Return the wire type for a value of `compression=`; None for float32 itself.
+
+    Args:
+        compression: a value of Compression, its name, or a compressor of an adapter.
 
     Raises:
-        UnsupportedError: a compressor of somebody's own.
+        UnsupportedError: `compression` is a custom compressor.
     """
     if compression is None or (isinstance(compression, str) and compression in _WIRES):
         return None if compression is None else _WIRES[compression]
@@ -43,22 +46,25 @@ def wire_of(compression: Any) -> str | None:
 
 
 def reduction(**options: Any) -> GradientReduction:
-    """Return how Keras' backend combines gradients.
+    """Return the gradient reduction for Keras' current backend.
 
     Args:
-        options: the fields of GradientReduction; and sparse_as_dense, of TensorFlow's.
+        options: the fields of GradientReduction, and sparse_as_dense for TensorFlow.
+
+    Raises:
+        UnsupportedError: the backend or the compression is not supported.
     """
     backend = keras.backend.backend()
     wire = wire_of(options.pop("compression", None))
     if backend == "tensorflow":
-        from multiring.tensorflow.compression import Compression as Compressors  # noqa: PLC0415 -- where it is in use
+        from multiring.tensorflow.compression import Compression as Compressors  # noqa: PLC0415 -- an optional framework
         from multiring.tensorflow.reduction import TensorReduction  # noqa: PLC0415
 
-        # Names of a graph's tensors would differ where ranks have made different numbers of models before.
+        # The names of a graph's tensors would differ between ranks that have made different numbers of models.
         options["name"] = _numbered(options["name"], options.get("process_set", global_process_set))
         compressor = getattr(Compressors, wire or "none")
         return TensorReduction(**options, compression=compressor, has_generic_names=True)
-    options.pop("sparse_as_dense", None)  # there are no sparse gradients
+    options.pop("sparse_as_dense", None)  # the other backends have no sparse gradients
     kinds: dict[str, type[GradientReduction]] = {"torch": TorchReduction, "jax": JaxReduction}
     if backend not in kinds:
         raise UnsupportedError(f"Keras on {backend}: want KERAS_BACKEND=tensorflow, torch or jax")
@@ -66,14 +72,14 @@ def reduction(**options: Any) -> GradientReduction:
 
 
 class _Optimizers:
-    """How many optimizers the ranks of a process set have made."""
+    """Counts the optimizers that the ranks of a process set have made."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
 
 
 def _numbered(name: str, process_set: ProcessSet) -> str:
-    """Return `name` with a number that the ranks of the set count alike; without one before `init`."""
+    """Return `name` with a number that is the same on all ranks of the set. Before `init`, return `name` unchanged."""
     if not is_initialized() or not process_set.included():
         return name
     return f"{name}.{next(members_of(process_set).kept(_Optimizers).numbers)}"
@@ -81,12 +87,12 @@ def _numbered(name: str, process_set: ProcessSet) -> str:
 
 @dataclass
 class TorchReduction(GradientReduction):
-    """Tensors of torch."""
+    """Combines tensors of torch."""
 
-    _compared: dict[str, Members] = field(default_factory=dict)  # whose first steps are over, by name
+    _compared: dict[str, Members] = field(default_factory=dict)  # by name, the ranks that have compared all steps
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
-        """Return these gradients combined over the ranks, in place where nothing is lost on the way."""
+        """Return the gradients combined over the ranks. Without compression, they are overwritten in place."""
         members = members_of(self.process_set)
         if self._compared.get(name) is members:
             return self._combined(gradients, name)
@@ -104,7 +110,7 @@ class TorchReduction(GradientReduction):
         return found
 
     def _combined(self, gradients: list[Any], name: str) -> Sequence[Any]:
-        from multiring.torch.collectives.grouped import (  # noqa: PLC0415 -- where it is in use
+        from multiring.torch.collectives.grouped import (  # noqa: PLC0415 -- an optional framework
             grouped_allreduce,
             grouped_allreduce_,
         )
@@ -124,13 +130,13 @@ class TorchReduction(GradientReduction):
 
 @dataclass
 class JaxReduction(GradientReduction):
-    """Arrays of JAX, inside jit too."""
+    """Combines arrays of JAX, also inside jit."""
 
     _owner: object = field(default_factory=object)
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
-        """Return these gradients combined over the ranks."""
-        from multiring.jax.first_steps import Watching, reduced  # noqa: PLC0415 -- where it is in use
+        """Return the gradients combined over the ranks."""
+        from multiring.jax.first_steps import Watching, reduced  # noqa: PLC0415 -- an optional framework
 
         factor = self.predivide_factor
         divided = gradients if factor == 1.0 else [each / factor for each in gradients]

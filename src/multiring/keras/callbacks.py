@@ -1,4 +1,4 @@
-"""Callbacks for `fit`. The names and signatures are Horovod's."""
+"""Callbacks for `fit`, with Horovod's names and signatures."""
 
 import logging
 from collections.abc import Callable
@@ -18,14 +18,15 @@ _log = logging.getLogger("multiring")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Gives all ranks rank `root_rank`'s model and optimizer before the first step, or after it where that builds them.
+    """Broadcasts the variables of rank `root_rank`'s model and optimizer before the first step.
 
-    On JAX it also sees to it that `fit` raises in the step in which a collective has failed.
+    If the first step builds the model, they are broadcast after that step. On JAX the callback also makes `fit` raise
+    in the step in which a collective has failed.
 
     Args:
-        root_rank: whose.
+        root_rank: the rank whose variables are broadcast.
         device: not used.
-        local_variables: those that stay each rank's own.
+        local_variables: variables that are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -36,18 +37,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local = {id(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave `var` each rank's own."""
+        """Exclude `var` from the broadcast."""
         self._local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, where there is something to broadcast."""
+        """Broadcast the variables if the model is built."""
         del logs
         self.broadcast_done = False
         if self.model.built:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, where that could not be done before; raise what the step has failed by."""
+        """Raise the error of a failed step. Broadcast the variables if `on_train_begin` could not."""
         del batch
         raise_failed(logs)
         if not self.broadcast_done:
@@ -56,38 +57,39 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def _broadcast(self) -> None:
         settled(self.model)
         optimizer = self.model.optimizer
-        # One that is not built begins alike on all ranks.
+        # An optimizer that is not built will start with the same variables on all ranks.
         variables = [*self.model.variables, *(optimizer.variables if optimizer.built else ())]
         broadcast_variables([each for each in variables if id(each) not in self._local], self.root_rank)
         self.broadcast_done = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Averages the metrics of an epoch over the ranks; to stand before callbacks that look at them."""
+    """Averages the metrics of an epoch over the ranks. List it before callbacks that use the metrics."""
 
     def __init__(self, device: str = "") -> None:
-        """`device` is not used."""
+        """Create the callback; `device` is not used."""
         super().__init__()
         del device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average, in place."""
+        """Replace the metrics in `logs` by their means over the ranks."""
         del epoch
         if logs:
             logs |= mean({name: float(logs[name]) for name in sorted(logs)})
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Sets the learning rate to `initial_lr` times a multiplier, from one epoch to another.
+    """Sets the learning rate to `initial_lr` times a multiplier, in a range of epochs.
 
     Args:
-        initial_lr: what is multiplied.
-        multiplier: a number, or what returns one for an epoch.
-        start_epoch: the first epoch, counted from 0.
-        end_epoch: the first one that is not meant; None: there is none.
-        staircase: whether it changes from epoch to epoch, rather than from batch to batch.
-        momentum_correction: without effect, which is said: Keras 3 compiles the momentum into the step.
-        steps_per_epoch: by default what `fit` knows; wanted where `staircase` is False.
+        initial_lr: the learning rate to multiply.
+        multiplier: a number, or a function that takes an epoch and returns a number.
+        start_epoch: the first epoch of the range, counted from 0.
+        end_epoch: the first epoch after the range; None for no end.
+        staircase: whether the rate changes once per epoch rather than once per batch.
+        momentum_correction: no effect, because Keras 3 compiles the momentum into the step. A warning says so.
+        steps_per_epoch: the number of batches in an epoch. It is needed if `staircase` is False. By default `fit`
+            determines it.
     """
 
     def __init__(
@@ -113,16 +115,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Learn how many steps an epoch has; say what has no effect.
+        """Determine the number of steps per epoch; warn if `momentum_correction` has no effect.
 
         Raises:
-            ArgumentError: nobody knows, and it is needed.
+            ArgumentError: the number of steps is needed, and `fit` does not know it.
         """
         del logs
         momentum: Any = getattr(self.model.optimizer, "momentum", 0)
         if self._momentum_correction and momentum and rank() == 0:
             _log.warning(
-                "momentum_correction has no effect: Keras 3 compiles the momentum, %g, into the step; say "
+                "momentum_correction has no effect: Keras 3 compiles the momentum, %g, into the step; pass "
                 "momentum_correction=False",
                 self.model.optimizer.momentum,
             )
@@ -134,20 +136,20 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the learning rate of an epoch."""
+        """Set the learning rate for the epoch."""
         del logs
         self._epoch = epoch
         if self.staircase:
             self._set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate of a batch."""
+        """Set the learning rate for the batch."""
         del logs
         if not self.staircase:
             self._set(self._epoch + batch / (self.steps_per_epoch or 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the learning rate among the metrics."""
+        """Add the learning rate to the metrics."""
         del epoch
         if logs is not None:
             settled(self.model)
@@ -160,10 +162,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from `initial_lr` / ranks to `initial_lr`, batch by batch, in the first epochs.
+    """Increases the learning rate from `initial_lr` / ranks to `initial_lr`, batch by batch, in the first epochs.
 
-    `initial_lr` is the learning rate of all ranks together, which is one rank's times the ranks. Source: Goyal et al.,
-    "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv 1706.02677.
+    `initial_lr` is the learning rate for all ranks: one rank's learning rate times the number of ranks. Source: Goyal
+    et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv 1706.02677.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # As if of the batch's end, so that the last batch of the warm-up has all of it.
+            # The value at the end of the batch, so that the last batch of the warm-up has the full rate.
             reached = epoch + 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / size() * (reached * (size() - 1) / warmup_epochs + 1)
 
@@ -191,20 +193,20 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Say so when it is over."""
+        """Log the end of the warm-up if `verbose` is set."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == int(self.end_epoch) - 1 and self.verbose and rank() == 0:
             _log.warning("epoch %d: finished gradual learning rate warmup to %g", epoch + 1, self.initial_lr)
 
 
 class OnFirstRank(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Calls another callback on rank 0 alone: for one that writes or sends something by itself.
+    """Calls another callback on rank 0 only. Use it for a callback that writes files or sends data.
 
-    Under `distribute` the ranks wait for each other behind the callbacks of an epoch, so that what it has written by
-    then can be read on all of them. Keras' own callbacks need no such wrapper there.
+    Under `distribute`, the ranks wait for each other after the callbacks of an epoch. All ranks can then read the files
+    that the callback has written. Keras' own callbacks need no such wrapper under `distribute`.
 
     Args:
-        callback: of Keras.
+        callback: a callback of Keras.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -214,12 +216,12 @@ class OnFirstRank(keras.callbacks.Callback):  # type: ignore[misc] # Keras has n
         self.callback = callback
 
     def set_params(self, params: Any) -> None:
-        """Tell the callback, on rank 0."""
+        """Call the callback's set_params, on rank 0."""
         super().set_params(params)
         self._call("set_params", params)
 
     def set_model(self, model: Any) -> None:
-        """Tell the callback, on rank 0."""
+        """Call the callback's set_model, on rank 0."""
         super().set_model(model)
         self._call("set_model", model)
 
@@ -248,10 +250,10 @@ for _hook in (
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc] # Keras has no types
-    """Saves the model on rank 0 whenever what is monitored is better than ever; `filepath` may be set later.
+    """Saves the model on rank 0 whenever the monitored metric reaches a new best. `filepath` may be set later.
 
-    To stand behind `MetricAverageCallback`, which gives all ranks the same metrics. The other ranks wait until rank 0
-    has decided, and saved: then the file can be read on all of them.
+    List it after `MetricAverageCallback`, which gives all ranks the same metrics. The other ranks wait until rank 0 has
+    decided and saved. All ranks can then read the file.
     """
 
     def __init__(
@@ -275,7 +277,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save on rank 0 where it is due; every rank calls it."""
+        """Save on rank 0 if `save_freq` batches have passed. Every rank calls it."""
         if is_shared(self.model):
             super().on_train_batch_end(batch, logs)
         elif self._should_save_on_batch(batch):
@@ -284,8 +286,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
                     self._save_model(epoch=self._current_epoch, batch=batch, logs=logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save on rank 0 where it is due; every rank calls it."""
-        if is_shared(self.model):  # its own `save` is rank 0's
+        """Save on rank 0 if the model is saved by epochs. Every rank calls it."""
+        if is_shared(self.model):  # the model's `save` writes on rank 0 only
             super().on_epoch_end(epoch, logs)
         elif self.save_freq == "epoch":
             with on_first_rank() as is_first:

@@ -1,4 +1,4 @@
-"""distribute: one call that makes a script for one process one for any number of ranks."""
+"""distribute: turn a script for one process into a script for any number of ranks."""
 
 import functools
 import inspect
@@ -31,25 +31,25 @@ from multiring.keras.values import MARK, is_shared
 
 
 def distribute(model: Any, *, compression: Any = None) -> Any:
-    """Return `model`, whose `fit`, `evaluate` and `predict` are those of all ranks together; every rank calls them.
+    """Return `model`, changed so that `fit`, `evaluate` and `predict` run on all ranks together.
 
-    `fit` takes what it takes in one process, the same on all ranks. Each rank computes its part of every batch, so that
-    batches, steps and the learning rate stay what they are, whatever number of ranks there is. Rank 0's variables are
-    everybody's; it alone shows progress, and writes what callbacks save. `evaluate` and `predict` return on each rank
-    what one process would. Layers of batch normalization normalize by the samples of all ranks.
+    Every rank calls them, with the same arguments as in one process, the same on all ranks. Each rank computes its part
+    of every batch, so batches, steps and the learning rate do not depend on the number of ranks. All ranks train rank
+    0's variables. Rank 0 alone shows progress and writes the files of callbacks. `evaluate` and `predict` return the
+    results of one process on each rank. Batch normalization uses the samples of all ranks.
 
     Args:
-        model: compiled, or to be compiled.
-        compression: how gradients of float32 travel between hosts: one of Compression's.
+        model: a model of Keras 3, compiled or not.
+        compression: the type in which float32 gradients travel between hosts: a value of Compression.
 
     Raises:
-        ArgumentError: it is no model of Keras 3, or it is distributed already.
+        ArgumentError: `model` is not a model of Keras 3, or is distributed already.
     """
     if not isinstance(model, keras.Model):
         raise ArgumentError(f"distribute: a {type(model).__name__}; want a keras.Model")
     if is_shared(model):
         raise ArgumentError("this model is distributed already: want one call of distribute")
-    size()  # NotInitializedError, where init was forgotten
+    size()  # raises NotInitializedError before init
     loss_reductions.install()
     metric_states.install()
     shards.install()
@@ -60,7 +60,7 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
 
 
 class _Distribution:
-    """What makes a model one of all ranks."""
+    """Replaces a model's methods by methods that run on all ranks together."""
 
     def __init__(self, model: Any, compression: Any) -> None:
         self._model = model
@@ -80,12 +80,12 @@ class _Distribution:
             self._take_over()
 
     def compile(self, *arguments: Any, **keywords: Any) -> None:
-        """Compile, and distribute the optimizers."""
+        """Compile the model, and distribute its optimizers."""
         self._plain["compile"](*arguments, **keywords)
         self._take_over()
 
     def fit(self, *arguments: Any, **keywords: Any) -> Any:
-        """Fit, on this rank's part of every batch."""
+        """Train on this rank's part of every batch."""
         given = inspect.signature(self._plain["fit"]).bind(*arguments, **keywords).arguments
         x, y, weights = (given.pop(name, None) for name in ("x", "y", "sample_weight"))
         batch_size, verbose, own = (
@@ -123,8 +123,8 @@ class _Distribution:
         )
 
     def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> Any:
-        """Evaluate, on this rank's batches."""
-        if options.get("_use_cached_eval_dataset"):  # of fit, which has its part
+        """Evaluate this rank's batches, and combine the results of all ranks."""
+        if options.get("_use_cached_eval_dataset"):  # `fit` has already taken this rank's part
             return self._plain["evaluate"](x, y, **options)
         options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
         most = options.pop("steps", None)
@@ -135,7 +135,7 @@ class _Distribution:
         return self._plain["evaluate"](data, steps=_steps(most), **options)
 
     def predict(self, x: Any, **options: Any) -> Any:
-        """Predict: arrays in parts, anything else on every rank."""
+        """Predict. Each rank predicts a part of arrays; any other data are predicted on every rank."""
         options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
         same_variables(self._model)
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
@@ -165,7 +165,7 @@ class _Distribution:
             DistributedOptimizer(optimizer, compression=self._compression)
 
     def _synchronize(self) -> None:
-        """Have what is in the model by now be of all ranks: it may have got layers and optimizers since."""
+        """Adapt layers and metrics that the model has got since the last call."""
         self._steps.follow_job()
         for layer in self._model._flatten_layers():  # noqa: SLF001 -- Keras has no other name for it
             synchronize(layer)
@@ -177,15 +177,15 @@ class _Distribution:
         model = self._model
         if overrides(model, "train_step"):
             tell_once(
-                f"{type(model).__name__} has a train_step of its own: gradients that it gives to optimizers are "
-                "averaged over the ranks by samples, which is right where they are of a mean over its samples, or of "
-                "a loss of keras.losses, and not of a sum that it makes by itself"
+                f"{type(model).__name__} has its own train_step: the gradients that it passes to optimizers are "
+                "averaged over the ranks, weighted by samples. This is right for the gradients of a mean over the "
+                "samples, or of a loss of keras.losses, but not for those of a sum that train_step computes itself"
             )
-        if not model.built and overrides(model, "call"):  # on TensorFlow, Keras would do so in the first step
+        if not model.built and overrides(model, "call"):  # on TensorFlow, Keras would build it in the first step
             _build(model, training)
 
     def _training(self, x: Any, y: Any, weights: Any, *, shuffle: Any, **options: Any) -> Any:
-        seed = broadcast_object(int(np.random.randint(2**31))) if shuffle else 0  # noqa: NPY002 -- what Keras seeds
+        seed = broadcast_object(int(np.random.randint(2**31))) if shuffle else 0  # noqa: NPY002 -- the generator that Keras seeds
         if isinstance(x, keras.utils.PyDataset) and shuffle and x.num_batches:
             x, shuffle = ShuffledBatches(x, seed), False
         adapter = _adapter(x, y, weights, shuffle=shuffle, **options)
@@ -203,10 +203,10 @@ class _Distribution:
 
 
 def _adapter(x: Any, y: Any, weights: Any, **options: Any) -> Any:
-    """Return Keras' own adapter of data that are the same on all ranks.
+    """Return Keras' adapter of the data, after a check that all ranks have the same data.
 
     Raises:
-        ArgumentError: on every rank: they differ.
+        ArgumentError: on every rank: the ranks' data differ.
     """
     if isinstance(x, GeneratorType):
         x = _compared(x)
@@ -220,7 +220,7 @@ def _adapter(x: Any, y: Any, weights: Any, **options: Any) -> Any:
 
 
 def _compared(batches: Any) -> Any:
-    """Return a generator whose first batch was compared with the other ranks'."""
+    """Return a generator of the same batches, after comparing the first batch with the other ranks' first batch."""
     first = list(itertools.islice(batches, 1))
     same_data(first)
 
@@ -236,7 +236,7 @@ def _steps(most: int | None) -> int | None:
 
 
 def _optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers that a model has as attributes, in lists and dicts too."""
+    """Return the optimizers among a model's attributes, also inside lists and dicts."""
     found: dict[int, Any] = {}
 
     def look(value: Any) -> None:

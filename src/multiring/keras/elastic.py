@@ -1,4 +1,4 @@
-"""Training with `fit` that goes on after a failure; Horovod's interface. See multiring.torch.elastic."""
+"""Elastic training with `fit`, which resumes after a failure; Horovod's interface. See multiring.torch.elastic."""
 
 from typing import Any
 
@@ -21,12 +21,14 @@ __all__ = [
 
 
 class KerasState(ValuesState):
-    """A Keras model, its optimizer, and whatever else, each an attribute; `batch` and `epoch` for the callbacks.
+    """The state of a Keras model, its optimizer and further attributes.
+
+    The callbacks below need the attributes `batch` and `epoch`.
 
     Args:
-        model: built.
-        optimizer: by default the one that the model is compiled with.
-        kwargs: what `broadcast_object` takes.
+        model: a model that is built.
+        optimizer: by default the optimizer that the model is compiled with.
+        kwargs: further attributes, with values that `broadcast_object` accepts.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -43,7 +45,7 @@ class KerasState(ValuesState):
 
     def _write(self, values: list[Any]) -> None:
         for place, variable in enumerate(self._variables()):
-            # An optimizer has more variables after its first step: those that were not kept begin anew.
+            # An optimizer has more variables after its first step. Variables without a saved value are set to zero.
             variable.assign(values[place] if place < len(values) else keras.ops.zeros_like(variable.value))
 
     def _share(self) -> list[Any]:
@@ -52,7 +54,7 @@ class KerasState(ValuesState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Commits the state every so many batches, and at the end of each epoch."""
+    """Commits the state after every `batches_per_commit` batches, and at the end of each epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -61,12 +63,12 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Ker
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from the beginning."""
+        """Start to count batches."""
         del logs
         self._left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, where it is due."""
+        """Commit the state if enough batches have passed."""
         del batch, logs
         self._left -= 1
         if self._left == 0:
@@ -74,13 +76,13 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Ker
             self._left = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit."""
+        """Commit the state."""
         del epoch, logs
         self.state.commit()
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Keeps `state.batch` the number of batches of the epoch that are done."""
+    """Sets `state.batch` to the number of finished batches in the epoch."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -88,23 +90,23 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._first = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Go on behind what was done before a failure; `fit` counts from 0."""
+        """Start from the number of batches finished before a failure, because `fit` counts from 0."""
         del epoch, logs
         self._first = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count."""
+        """Update `state.batch`."""
         del logs
         self.state.batch = self._first + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin anew."""
+        """Set `state.batch` to 0."""
         del epoch, logs
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Keeps `state.epoch` the number of epochs that are done, over several calls of `fit`."""
+    """Sets `state.epoch` to the number of finished epochs, over several calls of `fit`."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -112,11 +114,11 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._first = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count from what was done before."""
+        """Start from the number of epochs finished before this call of `fit`."""
         del logs
         self._first = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count."""
+        """Update `state.epoch`."""
         del logs
         self.state.epoch = self._first + epoch + 1

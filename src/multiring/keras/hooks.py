@@ -1,7 +1,7 @@
-"""Callbacks of `fit` under `distribute`: all ranks call the same ones, see the same logs, and stop together.
+"""Callbacks of `fit` under `distribute`: all ranks call the same callbacks, with the same logs, and stop together.
 
-`around` puts one callback before the user's and one behind. What one process does for itself, such as writing a log, is
-done by rank 0 alone: its callbacks of those kinds are the only ones that are called (`on_one_rank`).
+`around` adds callbacks before and after the user's callbacks. Callbacks that do the work of a single process, such as
+writing a log, are called on rank 0 only (`on_one_rank`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from multiring.keras.replicas import digests
 from multiring.keras.saving import SharedSaving
 from multiring.keras.values import settled
 
-# What these do is of one process: they write files, or send them, without the model's own methods.
+# These callbacks write or send files without the model's own methods. One process must do that.
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
@@ -28,7 +28,7 @@ _QUIET = (*_WRITERS, keras.callbacks.EarlyStopping, keras.callbacks.History, ker
 
 
 def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> list[Any]:
-    """Return the callbacks of this rank for `fit`: the user's, between ours. Every rank calls it."""
+    """Return this rank's callbacks for `fit`: the user's callbacks between multiring's. Every rank calls it."""
     wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own))
     everybodys = allgather_object(wanted, name="keras.callbacks")
     by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
@@ -39,7 +39,7 @@ def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> li
 
 
 def on_one_rank(callback: Any) -> bool:
-    """Return whether a callback is rank 0's alone."""
+    """Return whether a callback is called on rank 0 only."""
     return isinstance(callback, (*_WRITERS, OnFirstRank))
 
 
@@ -48,7 +48,7 @@ def _restores(callback: Any) -> bool:
 
 
 def _acts_on_batches(callback: Any) -> bool:
-    """Return whether a callback looks at logs, stops, or saves after a batch of training."""
+    """Return whether a callback may use logs, stop, or save after a batch of training."""
     if isinstance(callback, OnFirstRank):
         return _acts_on_batches(callback.callback)
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
@@ -60,10 +60,10 @@ def _acts_on_batches(callback: Any) -> bool:
 
 
 class Replicas(BroadcastGlobalVariablesCallback):
-    """Gives all ranks rank 0's variables before the first step, and looks whether that one made others.
+    """Broadcasts rank 0's variables before the first step, and then checks variables that the first step created.
 
-    A layer that is built in the first step has variables that no broadcast could reach. Where they differ, that step
-    has averaged gradients of different models.
+    A layer that is built in the first step has variables that were not broadcast. If they differ between ranks, the
+    step has averaged gradients of different models.
     """
 
     def __init__(self) -> None:
@@ -72,17 +72,17 @@ class Replicas(BroadcastGlobalVariablesCallback):
         self._is_first = True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast what there is."""
+        """Broadcast the variables if the model is built."""
         super().on_train_begin(logs)
         self._count = len(self.model.weights) if self.broadcast_done else 0
         self._is_first = True
         self.broadcast_done = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare variables that the first step has made.
+        """Compare the ranks' variables after the first step if the step has created any.
 
         Raises:
-            MismatchError: on every rank: they differ.
+            MismatchError: on every rank: the variables differ.
         """
         super().on_train_batch_end(batch, logs)
         if not self._is_first:
@@ -93,59 +93,59 @@ class Replicas(BroadcastGlobalVariablesCallback):
             everybodys = digests(self.model.weights)
             if any(each != everybodys[0] for each in everybodys):
                 raise MismatchError(
-                    f"layers of {self.model.name} were built in the first step, with other weights on each rank: "
-                    "want keras.utils.set_random_seed before the model is made, or a model that is built before fit "
+                    f"layers of {self.model.name} were built in the first step, with different weights on each "
+                    "rank: call keras.utils.set_random_seed before the model is made, or build the model before fit "
                     "(call it on a batch, or give it keras.Input)"
                 )
 
 
 class _First(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Stands before the user's callbacks."""
+    """Runs before the user's callbacks: it starts the shared saving at each call."""
 
     def __init__(self, saving: SharedSaving) -> None:
         super().__init__()
         self._saving = saving
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del logs
         self._saving.begin()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del logs
         self._saving.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del epoch, logs
         self._saving.begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del epoch, logs
         self._saving.begin()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del logs
         self._saving.begin()
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Begin."""
+        """Start the shared saving."""
         del logs
         self._saving.begin()
 
 
 class _FirstOfBatches(_First):
-    """The same, where a callback looks at batches: it sees the logs of all ranks."""
+    """Like `_First`, for callbacks that act on batches: they get the logs of all ranks."""
 
     def __init__(self, states: MetricStates, saving: SharedSaving) -> None:
         super().__init__(saving)
         self._states = states
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Make the logs those of all ranks, in place."""
+        """Replace the values in `logs` by those of all ranks."""
         del batch
         if logs:
             logs |= self._states.peeked(logs)
@@ -153,7 +153,7 @@ class _FirstOfBatches(_First):
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Stands behind the user's callbacks."""
+    """Runs after the user's callbacks: it waits for the other ranks, and stops all ranks together."""
 
     def __init__(self, saving: SharedSaving, *, restores: bool) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
         self._restores = restores
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Give all ranks what rank 0's callbacks have restored."""
+        """Broadcast the epoch and the variables that rank 0's callbacks have restored."""
         del logs
         told = self._saving.finish(self.model._initial_epoch)  # noqa: SLF001 -- Keras has no other name for it
         self.model._initial_epoch = told[0]  # noqa: SLF001
@@ -181,7 +181,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
         self._saving.finish()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop on all ranks where one wants to."""
+        """Stop the training on all ranks if a callback on any rank wants to stop."""
         del epoch, logs
         self._stop()
 
@@ -200,9 +200,9 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
 
 
 class _LastOfBatches(_Last):
-    """The same, where a callback looks at batches."""
+    """Like `_Last`, for callbacks that act on batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop on all ranks where one wants to."""
+        """Stop the training on all ranks if a callback on any rank wants to stop."""
         del batch, logs
         self._stop()

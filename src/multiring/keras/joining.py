@@ -1,4 +1,4 @@
-"""init, by the adapter of Keras' backend: it knows what belongs to it."""
+"""init for Keras: it calls `init` of the backend's adapter, which also sets up the backend."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from multiring.frontend import lifecycle
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`, and `multiring.tensorflow.init` for its thread pools."""
     if keras.backend.backend() == "tensorflow":
-        from multiring.tensorflow import joining  # noqa: PLC0415 -- where it is in use
+        from multiring.tensorflow import joining  # noqa: PLC0415 -- an optional framework
 
         joining.init(comm, process_sets)
     elif keras.backend.backend() == "jax":
-        from multiring.jax import joining as joining_by_jax  # noqa: PLC0415 -- where it is in use
+        from multiring.jax import joining as joining_by_jax  # noqa: PLC0415 -- an optional framework
 
         joining_by_jax.init(comm, process_sets)
     else:

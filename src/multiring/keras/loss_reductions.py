@@ -1,8 +1,8 @@
-"""Losses of a rank's part of a batch, reduced so that the ranks' shares add up to the loss of the whole batch.
+"""Scale the loss of a rank's part of a batch so that the ranks' average is the loss of the whole batch.
 
-Ranks' losses and gradients are averaged by samples. That is right for a loss that is a mean over the samples. A sum, a
-mean over what a mask keeps, and a mean over the samples' weights have other denominators. Here such a loss is
-multiplied by what it must have, beside the average by samples, to be that of the whole batch.
+The ranks' losses and gradients are averaged, weighted by samples. This is right for a loss that is a mean over the
+samples. A sum, a mean over the unmasked elements, and a mean weighted by sample weights have other denominators. This
+module multiplies such a loss by a factor, so that the weighted average is the loss of the whole batch.
 """
 
 import functools
@@ -23,7 +23,7 @@ _told: set[str] = set()
 
 
 def install() -> None:
-    """Have Keras' losses look at the step that runs."""
+    """Make Keras' losses use the current step."""
     plain = keras_loss.reduce_weighted_values
     if not hasattr(plain, "multiring"):
         found = functools.wraps(plain)(functools.partial(_reduced, plain))
@@ -46,8 +46,8 @@ def _reduced(
     values = keras.ops.convert_to_tensor(values)
     if len(values.shape) == 0:
         tell_once(
-            "a loss function returns one number for a batch, not one for each sample: each rank computes it of its "
-            "own samples, and the ranks' numbers are averaged by samples, which is right for a mean only"
+            "a loss function returns one number per batch instead of one per sample: each rank computes it from its "
+            "own samples, and the ranks' numbers are averaged, weighted by samples. This is right only for a mean"
         )
         return found
     if reduction == "sum":
@@ -62,7 +62,7 @@ def _reduced(
 
 
 def tell_once(text: str) -> None:
-    """Warn on rank 0, once in a process."""
+    """Log a warning on rank 0, once per process."""
     if text not in _told:
         _told.add(text)
         if rank() == 0:
@@ -76,12 +76,12 @@ def _weights(sample_weight: Any, mask: Any, values: Any) -> Any:
 
 
 def _share(own: Any, step: Step) -> Any:
-    """Return this rank's part of a denominator, over its part of the samples."""
+    """Return the loss's factor: this rank's share of a denominator, divided by its share of the samples."""
     own = keras.ops.stop_gradient(own) * keras.ops.cast(step.rows > 0, "float32")
     total = summed([own], global_process_set)[0]
     return keras.ops.divide_no_nan(own, total) * _ratio(step.batch_rows, step.rows)
 
 
 def _ratio(batch_rows: Any, rows: Any) -> Any:
-    rows = keras.ops.maximum(rows, 1)  # a stand-in counts nothing afterwards
+    rows = keras.ops.maximum(rows, 1)  # a placeholder batch with 0 rows gets weight 0 later
     return keras.ops.cast(batch_rows, "float32") / keras.ops.cast(rows, "float32")

@@ -1,8 +1,8 @@
-"""Metrics of all ranks' samples: their states are added up, as if one process had seen all samples.
+"""Compute metrics over all ranks' samples: the ranks' metric states are summed.
 
-Keras' metrics keep sums and counts, of which a result is computed: so all of them, means or not, are those of one
-process. A metric of somebody's own does too where it changes its variables by `assign_add`. Of one that assigns them
-the ranks' results are averaged, which is said once.
+Keras' metrics store sums and counts, and compute the result from them. The sums over the ranks therefore give the
+result of one process that has seen all samples. This also holds for custom metrics that change their variables with
+`assign_add`. If a metric assigns its variables instead, the ranks' results are averaged, and a warning says so once.
 """
 
 import functools
@@ -27,10 +27,10 @@ from multiring.keras.values import settled
 
 
 def install() -> None:
-    """Have a metric that is a mean of batches' numbers count a part of a batch as such.
+    """Make a metric that averages one number per batch weight this number by the rank's share of the batch.
 
-    A step of somebody's own may show a metric one number for each batch. Of a batch that the ranks share, each rank's
-    number counts by its samples.
+    A custom step may pass a metric one number per batch. If the ranks share a batch, each rank's number is weighted by
+    its number of samples.
     """
     plain = reduction_metrics.reduce_to_samplewise_values
     if not hasattr(plain, "multiring"):
@@ -53,11 +53,11 @@ def _samplewise(plain: Callable[..., Any], values: Any, sample_weight: Any, redu
 
 
 class MetricStates:
-    """The metrics of a model.
+    """Combines the metrics of a model over the ranks.
 
     Args:
-        model: of Keras.
-        steps: its steps.
+        model: a Keras model.
+        steps: the model's steps.
     """
 
     def __init__(self, model: Any, steps: Steps) -> None:
@@ -70,7 +70,7 @@ class MetricStates:
         model._get_metrics_result_or_logs = self.results  # noqa: SLF001
 
     def watch(self) -> None:
-        """See which metrics of somebody's own assign their variables."""
+        """Start to record which custom metrics assign their variables."""
         for metric in self._model.metrics:
             if not type(metric).__module__.startswith("keras."):
                 for variable in metric.variables:
@@ -79,7 +79,7 @@ class MetricStates:
                         self._watch(variable)
 
     def results(self, logs: Any) -> Any:
-        """Return the logs of an epoch, or of an evaluation, of all ranks; as Keras' own, every rank calls it."""
+        """Return the logs of an epoch or an evaluation, combined over all ranks. Every rank calls it."""
         if not isinstance(logs, Mapping):
             return self._plain(logs)
         if self._steps.kind == "train" and not self._peeks:
@@ -96,7 +96,7 @@ class MetricStates:
         return {**logs, **self._last(own), **{name: whole[metric] for name, metric in names.items()}, **arrays}
 
     def peeked(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the logs of a batch of all ranks; the metrics stay this rank's own."""
+        """Return the logs of a batch, combined over all ranks. This rank's metrics do not change."""
         settled(self._model)
         self._peeks = True
         try:
@@ -115,18 +115,18 @@ class MetricStates:
             variable.assign(value)
 
     def _average_states(self) -> None:
-        """Make layers' own states, as moving averages, the mean of the ranks' before they are evaluated."""
+        """Average layers' states, such as moving averages, over the ranks before an evaluation uses them."""
         if size() > 1 and (names := mean_states(self._model)):
             tell_once(
-                f"{', '.join(names)} changed without a gradient, on each rank by its own samples: at the end of an "
-                "epoch such weights become the mean of the ranks'"
+                f"{', '.join(names)} changed without a gradient, on each rank by its own samples: at the end of each "
+                "epoch, such weights are set to their mean over the ranks"
             )
 
     def _names_of(self, own: Mapping[str, float]) -> dict[str, str]:
-        """Return which metric's result a log is, by the log's name.
+        """Return the logs that are results of metrics: for each log's name, the name of the metric's result.
 
-        Rank 0 decides, as it has samples in every batch. A log is a metric's result if the step put the object there
-        that the metric's `result` returned. A plain number counts as well if it has the metric's name and value.
+        Rank 0 decides, because it has samples in every batch. A log is a metric's result if it is the object that the
+        metric's `result` returned. A plain number counts as well if it has the metric's name and value.
         """
         results = _numbers(self._model.get_metrics_result())
         put = self._steps.results.get(self._steps.kind, {})
@@ -145,7 +145,7 @@ class MetricStates:
         shapes = [value.shape for value in values]
         everybodys = allgather_object(shapes, name="keras.metrics")
         if any(each != shapes for each in everybodys):
-            raise MismatchError(f"the ranks' metrics have variables of other shapes, by rank {everybodys}")
+            raise MismatchError(f"the ranks' metrics have variables of different shapes, by rank {everybodys}")
         if not values:
             return
         flat = np.concatenate([value.reshape(-1).astype(np.float64) for value in values])
@@ -161,7 +161,7 @@ class MetricStates:
             variable.assign(whole.astype(value.dtype))
 
     def _averaged_names(self) -> set[str]:
-        """Return the names of the results of metrics whose variables are no sums."""
+        """Return the names of results of metrics that assign their variables, so that sums would be wrong."""
         found: set[str] = set()
         for metric in self._model.metrics:
             if any(id(each) in self._assigned for each in metric.variables):
@@ -173,15 +173,15 @@ class MetricStates:
         whole = _numbers(self._model.get_metrics_result())
         if averaged := sorted(self._averaged_names() & set(whole)):
             tell_once(
-                f"metrics {averaged} assign their variables rather than add to them, so the ranks' results of them are "
-                "averaged: want assign_add of sums and counts, from which the result is computed"
+                f"metrics {averaged} assign their variables rather than add to them, so their results are averaged "
+                "over the ranks: want assign_add of sums and counts, and a result computed from these"
             )
             everybodys = allgather_object([whole[name] for name in averaged], name="keras.metrics")
             whole |= dict(zip(averaged, np.mean(everybodys, axis=0).tolist(), strict=True))
         return whole
 
     def _last(self, own: Mapping[str, float]) -> dict[str, float]:
-        """Return what the last batch's logs are of all ranks: by samples, or of the rank that had the last batch."""
+        """Return the logs of the last batch: an average weighted by samples, or those of the rank with that batch."""
         rows = self._steps.rows.get(self._steps.kind)
         everybodys = allgather_object((0 if rows is None else int(rows), dict(own)), name="keras.metrics")
         weights = [each for each, _ in everybodys]
@@ -193,7 +193,7 @@ class MetricStates:
         return {name: _mean([values[name] for _, values in everybodys], weights) for name in own}
 
     def _watch(self, variable: Any) -> None:
-        """Note when a step assigns a variable other than by adding to it."""
+        """Record the variable if a step assigns it other than by adding to it."""
         adds = [False]
 
         def within(plain: Callable[..., Any]) -> Callable[..., Any]:

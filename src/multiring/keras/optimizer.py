@@ -1,4 +1,4 @@
-"""DistributedOptimizer, of Keras' optimizers on any backend. The signatures are Horovod's."""
+"""DistributedOptimizer for Keras' optimizers on any backend, with Horovod's signatures."""
 
 from typing import Any
 
@@ -28,29 +28,30 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `optimizer`, with gradients that are combined over the ranks before they are clipped and applied.
+    """Return `optimizer`, changed to combine gradients over the ranks before it clips and applies them.
 
-    It is the same object, and in a saved model it is what it was.
+    The result is the same object. A saved model contains the original optimizer class.
 
     Args:
-        optimizer: of keras.optimizers.
-        name: for the operations; by default the optimizer's class.
-        device_dense: not used: gradients are combined where they are.
+        optimizer: an optimizer of keras.optimizers.
+        name: the name of the operations; by default it is made from the optimizer's class.
+        device_dense: not used: gradients are combined on their own device.
         device_sparse: not used.
-        compression: how float32 travels between hosts: one of Compression's.
-        sparse_as_dense: make dense tensors of TensorFlow's IndexedSlices first.
-        gradient_predivide_factor: of an average, by which gradients are divided before they are summed.
+        compression: the type in which float32 travels between hosts: a value of Compression.
+        sparse_as_dense: whether to convert TensorFlow's IndexedSlices to dense tensors first.
+        gradient_predivide_factor: for an average: gradients are divided by it before they are summed.
         op: Average, Sum or Adasum.
-        backward_passes_per_step: how many batches' gradients are summed for one update.
-        average_aggregated_gradients: whether those are averaged rather than summed.
+        backward_passes_per_step: the number of batches whose gradients are summed for one update.
+        average_aggregated_gradients: whether these gradients are averaged rather than summed.
         num_groups: DEPRECATED, use groups.
-        groups: a number of collectives, or lists of variables whose gradients are one collective each.
-        process_set: by default all ranks.
-        scale_local_gradients: whether gradients of `register_local_var` are divided by the ranks.
+        groups: the number of collectives, or lists of variables. The gradients of each list share one collective.
+        process_set: the ranks that take part; by default all ranks.
+        scale_local_gradients: whether gradients of variables passed to `register_local_var` are divided by the number
+            of ranks.
 
     Raises:
         ArgumentError: see `multiring.frontend.keras_optimizers.distributed`.
-        ValueError: gradient_predivide_factor with another op; groups of no sense.
+        ValueError: gradient_predivide_factor with an op other than Average, or invalid groups.
     """
     del device_dense, device_sparse
     raise_failed_steps()
@@ -86,7 +87,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a `DistributedOptimizer` that leaves the gradients of `local_layers`, which are built, this rank's own."""
+    """Return a `DistributedOptimizer` that does not combine the gradients of `local_layers`, which must be built."""
     found = DistributedOptimizer(
         optimizer,
         name,
@@ -116,14 +117,14 @@ def load_model(
     """Return the model in a file, with its optimizer distributed.
 
     Args:
-        filepath: of model.save.
-        custom_optimizers: classes that the file may have.
-        custom_objects: whatever else it may have, by name.
+        filepath: a file that model.save has written.
+        custom_optimizers: custom optimizer classes that the file may contain.
+        custom_objects: other custom objects that the file may contain, by name.
         compression: see `DistributedOptimizer`.
-        legacy_opts: only False: Keras 3 has no legacy optimizers.
+        legacy_opts: must be False, because Keras 3 has no legacy optimizers.
 
     Raises:
-        ValueError: legacy_opts=True.
+        ValueError: legacy_opts is True.
     """
     if legacy_opts:
         raise ValueError("legacy_opts=True: Keras 3 has no legacy optimizers; want one of keras.optimizers")

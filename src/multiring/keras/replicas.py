@@ -1,4 +1,4 @@
-"""Whether the ranks have the same model, and the same data."""
+"""Check that all ranks have the same model and the same data."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.reduce_ops import Average
 from multiring.keras.values import broadcast_variables, settled
 
-_MOST_BYTES = 16 << 20  # of an array, that are compared; of a larger one rows at even distances
+_MOST_BYTES = 16 << 20  # larger arrays are compared by rows at even distances, about so many bytes in all
 
-# TensorFlow's tensors that are made of others, and what has all of their content.
+# TensorFlow's composite tensors, with the attributes that have all of their content.
 _PARTS = {"RaggedTensor": ("flat_values", "nested_row_splits"), "SparseTensor": ("indices", "values")}
 
 
 def digests(variables: Iterable[Any]) -> list[Any]:
-    """Return the digest of each rank's variables, by rank. Every rank calls it."""
+    """Return the digests of each rank's variables, by rank. Every rank calls it."""
     return allgather_object([_digest(np.asarray(_plain(each.value))) for each in variables], name="keras.replicas")
 
 
 def same_variables(model: Any) -> None:
-    """Give all ranks rank 0's variables of a model that is built, where they differ. Every rank calls it."""
+    """Broadcast rank 0's variables of a built model if the ranks' variables differ. Every rank calls it."""
     if not model.built:
         return
     settled(model)
@@ -36,9 +36,9 @@ def same_variables(model: Any) -> None:
 
 
 def mean_states(model: Any) -> list[str]:
-    """Make weights that no gradient changes the mean of the ranks' where they differ; return which did.
+    """Average non-trainable weights that differ between ranks, and return their paths. Every rank calls it.
 
-    Those that are not floating point become rank 0's.
+    Weights that are not floating point are set to rank 0's values instead.
     """
     variables = list(model.non_trainable_weights)
     if not variables:
@@ -63,26 +63,26 @@ def same_data(data: Sequence[Any]) -> None:
     """Check that all ranks have the same arrays. Every rank calls it.
 
     Raises:
-        ArgumentError: on every rank: they differ.
+        ArgumentError: on every rank: the ranks' arrays differ.
     """
     leaves = [leaf for each in data if each is not None for leaf in keras.tree.flatten(each) if leaf is not None]
     everybodys = allgather_object([_sample(leaf) for leaf in leaves], name="keras.data")
     other = [number for number, each in enumerate(everybodys) if each != everybodys[0]]
     if other:
         raise ArgumentError(
-            f"the data of rank {other[0]} differ from rank 0's: distribute wants all of the data on every rank, and "
-            "deals them itself; where they are random, seed them alike (keras.utils.set_random_seed); where each rank "
-            "brings its own, use DistributedOptimizer without distribute"
+            f"the data of rank {other[0]} differ from rank 0's: distribute needs all of the data on every rank, and "
+            "divides them itself. If they are random, use the same seed on all ranks (keras.utils.set_random_seed); if "
+            "each rank has its own data, use DistributedOptimizer without distribute"
         )
 
 
 def _sample(leaf: Any) -> tuple[str, tuple[int, ...], int]:
     names = _PARTS.get(type(leaf).__name__)
-    if names is not None:  # as a dense array, in which zeros stand for what is not there, it says less
+    if names is not None:  # a dense array would not distinguish zeros from missing elements
         parts = [_sample(each)[2] for name in names for each in keras.tree.flatten(getattr(leaf, name))]
         return type(leaf).__name__, (int(leaf.shape[0]),), hash(tuple(parts))
     plain: Any = _plain(leaf)
-    if hasattr(plain, "tocsr"):  # of scipy
+    if hasattr(plain, "tocsr"):  # a sparse array of scipy
         sparse = plain.tocsr()
         parts = [_digest(each) for each in (sparse.data, sparse.indices, sparse.indptr)]
         return "sparse", tuple(sparse.shape), hash(tuple(parts))

@@ -1,7 +1,7 @@
-"""Find which logs of a step are results of metrics.
+"""Find the logs of a step that are results of metrics.
 
-A log is a metric's result if it is the object that the metric's `result` returned. Equal numbers prove nothing: a log
-of the user's own may happen to be as large as a metric.
+A log is a metric's result if it is the object that the metric's `result` returned. Equal numbers prove nothing: a
+custom log may have the same value as a metric by chance.
 """
 
 import functools
@@ -11,17 +11,17 @@ from typing import Any
 
 
 class Results:
-    """What metrics' `result` returns while a step runs or is traced."""
+    """Records the objects that metrics' `result` returns while a step runs or is traced."""
 
     def __init__(self) -> None:
-        self._returned: list[tuple[Any, str]] = []  # kept, so that no other object gets their identity
+        self._returned: list[tuple[Any, str]] = []  # keeps the objects alive, so no other object gets their identity
 
     @contextmanager
     def noted(self, metrics: Iterable[Any]) -> Iterator[None]:
-        """Note what `result` of these metrics returns in the block."""
+        """Record the objects that `result` of these metrics returns inside the block."""
         known = [(metric, metric.__dict__.get("result"), metric.result) for metric in metrics]
         for metric, _, plain in known:
-            # Not by setattr: Keras looks at what a metric is given.
+            # Not with setattr, because Keras tracks the attributes that are set on a metric.
             metric.__dict__["result"] = functools.partial(self._result, metric.name, plain)
         try:
             yield
@@ -32,7 +32,7 @@ class Results:
                     metric.__dict__["result"] = before
 
     def names_of(self, logs: Any) -> dict[str, str]:
-        """Return by the name of a log the name of the metric whose result it is."""
+        """Return, for each log that is a metric's result, the name of the log and the name of the result."""
         names = {id(value): name for value, name in self._returned}
         return {log: names[id(value)] for log, value in logs.items() if id(value) in names} if _is_named(logs) else {}
 

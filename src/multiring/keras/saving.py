@@ -1,10 +1,10 @@
-"""What a distributed model writes: by rank 0 alone while callbacks run, and whole files at all times.
+"""Saving of a distributed model: rank 0 alone writes while callbacks run, and files are always complete.
 
-Ranks come to the same callbacks in the same order, but what a callback saves, on which ranks, is its own affair. So in
-a callback a rank that saves, and one whose callbacks are all done, takes part in a round, in which each rank says what
-it has done. Rank 0 says what it has saved. Another rank that wants to save goes through rounds until rank 0 has saved
-to that path, and then it goes on: the file is there, and whole. Where rank 0 comes to the end without it, the path is
-the rank's own, and it saves by itself. The last round is the one in which all ranks are done.
+All ranks call the same callbacks in the same order, but a callback may save on some ranks only. The ranks therefore
+exchange events in rounds. A rank takes part in a round when it wants to save and when its callbacks are done. Rank 0
+reports each path that it has saved. Another rank that wants to save repeats rounds until rank 0 has saved to the same
+path, and then continues, because the file is complete. If rank 0 finishes its callbacks without saving to that path,
+the other rank writes the file itself. The last round is the one in which all ranks are done.
 """
 
 import functools
@@ -23,18 +23,18 @@ from multiring.frontend.lifecycle import rank
 from multiring.frontend.object_collectives import allgather_object
 
 METHODS = ("save", "save_weights", "export")
-_SAVING = "_multiring_saving"  # of a model: how its ranks save it
-# What Keras' functions (keras.saving.save_model and its like) write with, whoever calls them.
+_SAVING = "_multiring_saving"  # the attribute of a model that has its SharedSaving
+# Keras' saving functions, such as keras.saving.save_model, write with these functions.
 _WRITERS = ((saving_lib, "save_model"), (saving_lib, "save_weights_only"), (legacy_h5_format, "save_model_to_hdf5"))
 
 
 class SharedSaving:
-    """The saving of a model by all ranks together."""
+    """Coordinates the ranks when they save a model."""
 
     def __init__(self, model: Any) -> None:
         self._in_callbacks = False
         self._is_writing = False
-        self._saved: set[str] = set()  # by rank 0, since the callbacks began
+        self._saved: set[str] = set()  # the paths that rank 0 has saved since `begin`
         setattr(model, _SAVING, self)
         for module, name in _WRITERS:
             _have_shared(module, name)
@@ -44,12 +44,12 @@ class SharedSaving:
             setattr(model, name, found)
 
     def begin(self) -> None:
-        """Begin a place at which all ranks call callbacks."""
+        """Start a phase in which all ranks call callbacks."""
         self._in_callbacks = True
         self._saved.clear()
 
     def finish(self, told: Any = None) -> list[Any]:
-        """End a place at which all ranks call callbacks, when all of them have ended it; return what each told."""
+        """Wait until all ranks have called their callbacks; return each rank's argument `told`, by rank."""
         try:
             while True:
                 events = self._round({"done": told})
@@ -67,7 +67,7 @@ class SharedSaving:
         return events
 
     def save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Save by `plain`, which is the method or function `name` of Keras; see the module."""
+        """Save with `plain`, Keras' method or function `name`; the module's docstring describes the protocol."""
 
         def write() -> Any:
             self._is_writing = True
@@ -78,7 +78,7 @@ class SharedSaving:
             finally:
                 self._is_writing = False
 
-        # A file that is open in this process, or what one of Keras' own methods calls.
+        # `filepath` is an open file, or Keras' own saving method has called this.
         if self._is_writing or not isinstance(filepath, str | os.PathLike):
             return plain(filepath, *arguments, **keywords)
         path = os.fspath(filepath)
@@ -100,7 +100,7 @@ class SharedSaving:
 
 
 def _have_shared(module: Any, name: str) -> None:
-    """Have a function of Keras that writes models save those of all ranks as their own methods do."""
+    """Make one of Keras' saving functions use the model's SharedSaving, if the model has one."""
     plain = getattr(module, name)
     if hasattr(plain, "multiring"):
         return
@@ -117,11 +117,11 @@ def _have_shared(module: Any, name: str) -> None:
 
 
 def _written_whole(plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Save beside the path, and put what was saved in its place: a reader finds the old file, or all of the new one."""
+    """Save to a temporary folder, and rename the file: a reader finds the old file or the complete new file."""
     path = Path(os.fspath(filepath))
     overwrites = arguments[0] if arguments else keywords.get("overwrite", True)
     if "://" in os.fspath(filepath) or path.is_dir() or (path.exists() and not overwrites):
-        return plain(filepath, *arguments, **keywords)  # Keras asks, or refuses
+        return plain(filepath, *arguments, **keywords)  # Keras asks the user, or refuses
     if not path.parent.is_dir():
         return plain(filepath, *arguments, **keywords)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -129,7 +129,7 @@ def _written_whole(plain: Callable[..., Any], filepath: Any, *arguments: Any, **
         found = plain(
             folder / path.name if isinstance(filepath, Path) else str(folder / path.name), *arguments, **keywords
         )
-        for each in sorted(folder.iterdir(), key=lambda one: one.name == path.name):  # what the others belong to last
+        for each in sorted(folder.iterdir(), key=lambda one: one.name == path.name):  # the main file last
             each.replace(path.parent / each.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,13 +1,14 @@
-"""What a rank gets of the data of `fit` and `evaluate`: its rows of every batch, or whole batches.
+"""A rank's part of the data of `fit` and `evaluate`: its rows of every batch, or whole batches.
 
-Keras reads the data as it does in one process, whatever they are: its own adapter weights classes, checks shapes and
-makes the structure that a step gets. Of what that adapter yields each rank takes its part. How many samples the part
-has travels beside the data, as `wrapped` puts it there, and never in them.
+Keras reads the data as in one process: its own adapter weights classes, checks shapes and builds the structure that a
+step gets. Each rank takes its part of the adapter's batches. The number of samples in the part is stored beside the
+data (`wrapped`), never inside them.
 
-- In training a batch is that of all ranks: rank r has its samples r, r + ranks, and so on. A rank without any has the
-  first one as a stand-in, and says that it has 0.
-- In evaluation each rank has whole batches: rank r has batch r, batch r + ranks, and so on. So a batch is computed as
-  in one process. All ranks make as many steps: one that has no batch for the last has another's, and says so.
+- In training, the ranks share each batch: rank r has its samples r, r + ranks, and so on. A rank without samples gets
+  the first sample as a placeholder, and its number of samples is 0.
+- In evaluation, each rank has whole batches: rank r has the batches r, r + ranks, and so on. A batch is then computed
+  as in one process. All ranks make equally many steps. A rank without a batch for its last step gets another rank's
+  batch, with 0 as the number of samples.
 """
 
 import functools
@@ -28,16 +29,16 @@ from numpy.typing import NDArray
 from multiring.errors import UnsupportedError
 
 _PART, _DATA = "multiring.part", "multiring.data"
-_COUNTS = 3  # columns of a pass' table before the indices
+_COUNTS = 3  # columns before the indices in the table of a pass
 
 
 def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
-    """Return a batch with this rank's part of it beside it."""
+    """Return a batch together with the numbers of this rank's rows and of the whole batch's rows."""
     return {_DATA: data, _PART: (rows, batch_rows)}
 
 
 def unwrapped(batch: Any) -> tuple[Any, Any]:
-    """Return what `wrapped` put beside a batch, None where nothing is, and the batch."""
+    """Return the two numbers that `wrapped` has added, or None if there are none, and the batch."""
     if isinstance(batch, dict) and batch.keys() == {_DATA, _PART}:
         return batch[_PART], batch[_DATA]
     return None, batch
@@ -45,10 +46,10 @@ def unwrapped(batch: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of the ranks this one is, and how batches are shared.
+    """The number of this rank, and the way in which the ranks divide batches.
 
-    whole_batches: as in evaluation; else as in training.
-    most_batches: no more than so many are dealt; None: all.
+    whole_batches: whether each rank gets whole batches, as in evaluation, or its rows of each batch, as in training.
+    most_batches: the maximum number of batches to use; None for all.
     """
 
     rank: int
@@ -57,14 +58,14 @@ class Place:
     most_batches: int | None = None
 
     def steps(self, batches: int | None) -> int | None:
-        """Return how many steps this rank makes of so many batches."""
+        """Return the number of this rank's steps for a number of batches."""
         if batches is None:
             return None
         batches = min(batches, batches if self.most_batches is None else self.most_batches)
         return -(-batches // self.ranks) if self.whole_batches else batches
 
     def dealt(self, batches: Iterable[Any], part: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield this rank's part of what an adapter yields; `part` takes a rank's rows of a batch."""
+        """Yield this rank's part of an adapter's batches; `part` returns this rank's rows of a batch."""
         batches = itertools.islice(batches, self.most_batches)
         if not self.whole_batches:
             yield from map(part, batches)
@@ -76,22 +77,22 @@ class Place:
 
 
 class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
-    """This rank's part of what another adapter of Keras yields, which is the same on all ranks."""
+    """This rank's part of the batches of another Keras adapter, which has the same batches on all ranks."""
 
     def __init__(self, batches: Any, place: Place) -> None:
         self._batches = batches
         self._place = place
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return this rank's part of every batch, as arrays of NumPy."""
+        """Return this rank's part of every batch, as NumPy arrays."""
         return self._place.dealt(self._batches.get_numpy_iterator(), self._rows)
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Return this rank's part of every batch, as what JAX takes."""
+        """Return this rank's part of every batch, as arrays that JAX accepts."""
         return self._place.dealt(self._batches.get_jax_iterator(), self._rows)
 
     def get_torch_dataloader(self) -> Any:
-        """Return this rank's part of every batch, as tensors of torch."""
+        """Return this rank's part of every batch, as torch tensors."""
         return iterable_loader(lambda: self._place.dealt(self._batches.get_torch_dataloader(), self._rows))
 
     def get_tf_dataset(self) -> Any:
@@ -100,29 +101,29 @@ class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
         if self._place.most_batches is not None:
             dataset = dataset.take(self._place.most_batches)
         shared = _whole_batches(dataset, self._place) if self._place.whole_batches else _rows_of(dataset, self._place)
-        import tensorflow as tf  # noqa: PLC0415 -- Keras asks for this on TensorFlow alone
+        import tensorflow as tf  # noqa: PLC0415 -- Keras calls this on TensorFlow only
 
         return shared.prefetch(tf.data.AUTOTUNE)
 
     @property
     def num_batches(self) -> int | None:
-        """How many steps this rank makes; None where nobody knows."""
+        """The number of this rank's steps; None if it is not known."""
         return self._place.steps(self._batches.num_batches)
 
     @property
     def batch_size(self) -> None:
-        """Not known: a rank has parts of batches."""
+        """None, because a rank has only parts of batches."""
         return
 
     has_partial_batch = False
     partial_batch_size = None
 
     def on_epoch_begin(self) -> None:
-        """Tell the other adapter, as Keras would."""
+        """Call on_epoch_begin of the other adapter."""
         self._batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the other adapter, as Keras would."""
+        """Call on_epoch_end of the other adapter."""
         self._batches.on_epoch_end()
 
     def _rows(self, batch: Any) -> Any:
@@ -134,13 +135,13 @@ class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
 
 
 class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
-    """This rank's part of arrays, of which only its own rows are touched.
+    """This rank's part of arrays. It reads only the rank's own rows.
 
     Args:
-        arrays: Keras' adapter of them.
+        arrays: Keras' adapter of the arrays.
         place: see `Place`.
-        shuffle: as of `fit`.
-        seed: of the order, the same on all ranks.
+        shuffle: as for `fit`.
+        seed: the seed of the order, the same on all ranks.
     """
 
     def __init__(self, arrays: ArrayDataAdapter, place: Place, shuffle: Any = False, seed: int = 0) -> None:
@@ -151,7 +152,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         self._passes = itertools.count()
 
     def plan(self) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-        """Yield for each step of a pass which rows this rank has, how many of those count, and the batch's rows."""
+        """Yield, for each step of a pass, this rank's rows, the number of rows that count, and the batch's rows."""
         random = np.random.default_rng((self._seed, next(self._passes)))
         order = np.arange(self._rows)
         if self._shuffle and self._shuffle != "batch":
@@ -168,15 +169,15 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         return wrapped(own if len(own) else batch[:1], len(own), len(batch))
 
     def _most_rows(self) -> int:
-        """Return how many rows the largest part of a batch has."""
+        """Return the number of rows of the largest part of a batch."""
         largest = min(self._batch, self._rows)
         return largest if self._place.whole_batches else -(-largest // self._place.ranks)
 
     def _table(self) -> NDArray[np.int64]:
         """Return the plan of a pass as a table with a row for each step.
 
-        Its columns: how many indices follow, how many rows count as this rank's, how many rows the whole batch has, and
-        the indices of the rows to take.
+        The first three columns are the number of indices, the number of this rank's rows that count, and the number of
+        rows in the whole batch. The indices of the rows to take follow.
         """
         plan = list(self.plan())
         table: NDArray[np.int64] = np.zeros((len(plan), _COUNTS + self._most_rows()), np.int64)
@@ -194,15 +195,15 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
             yield wrapped(data, rows, total)
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return this rank's part of every batch, as arrays of NumPy."""
+        """Return this rank's part of every batch, as NumPy arrays."""
         return self._iterate("numpy", lambda leaf, rows: leaf.convert_to_numpy(rows))
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Return this rank's part of every batch, as what JAX takes."""
+        """Return this rank's part of every batch, as arrays that JAX accepts."""
         return self._iterate("jax", lambda leaf, rows: leaf.convert_to_jax_compatible(rows))
 
     def get_torch_dataloader(self) -> Any:
-        """Return this rank's part of every batch, as tensors of torch."""
+        """Return this rank's part of every batch, as torch tensors."""
 
         def convert(leaf: Any, rows: Any) -> Any:
             return keras.ops.convert_to_tensor(leaf.convert_to_torch_compatible(rows))
@@ -211,7 +212,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
 
     def get_tf_dataset(self) -> Any:
         """Return this rank's part of every batch, as a tf.data.Dataset."""
-        import tensorflow as tf  # noqa: PLC0415 -- Keras asks for this on TensorFlow alone
+        import tensorflow as tf  # noqa: PLC0415 -- Keras calls this on TensorFlow only
 
         inputs = keras.tree.lists_to_tuples(
             array_slicing.convert_to_sliceable(self._inputs, target_backend="tensorflow")
@@ -225,7 +226,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
                 if isinstance(leaf, kind):
                     return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
                 if isinstance(leaf, list | tuple | dict):
-                    return None  # look inside
+                    return None  # `traverse` then visits its elements
                 return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
 
             return wrapped(keras.src.tree.traverse(one, data), step[1], step[2])
@@ -235,7 +236,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
             found.set_shape((None, _COUNTS + self._most_rows()))
             return found
 
-        # `fit` builds this pipeline each time, and tracing a function, or converting it first, costs as much as steps.
+        # Each `fit` builds this pipeline. Tracing a function or converting it by AutoGraph takes as long as some steps.
         plain = tf.autograph.experimental.do_not_convert
         if self._shuffle:
             plans = tf.data.Dataset.range(1).map(plain(one_pass)).unbatch()
@@ -243,18 +244,18 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
             plans = tf.data.Dataset.from_tensor_slices(self._table())
         dataset = tf.data.Dataset.zip((plans, tf.data.Dataset.from_tensors(inputs).repeat()))
         dataset = dataset.map(plain(taken), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        options = tf.data.Options()  # as Keras': what rewrites graphs would copy the arrays
+        options = tf.data.Options()  # as in Keras: the default optimizations would copy the arrays
         options.experimental_optimization.apply_default_optimizations = False
         return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
     @property
     def num_batches(self) -> int | None:
-        """How many steps this rank makes."""
+        """The number of this rank's steps."""
         return self._place.steps(math.ceil(self._rows / self._batch))
 
     @property
     def batch_size(self) -> None:
-        """Not known: a rank has parts of batches."""
+        """None, because a rank has only parts of batches."""
         return
 
     has_partial_batch = False
@@ -262,7 +263,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
 
 
 class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """A PyDataset whose batches come in another order in each epoch, the same on all ranks."""
+    """A PyDataset with a new order of batches in each epoch. The order is the same on all ranks."""
 
     def __init__(self, batches: Any, seed: int) -> None:
         super().__init__(
@@ -279,7 +280,7 @@ class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has 
 
     @property
     def num_batches(self) -> int:
-        """How many batches there are."""
+        """The number of batches."""
         return len(self._order)
 
     def __getitem__(self, index: int) -> Any:
@@ -287,18 +288,18 @@ class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has 
         return self._batches[int(self._order[index])]
 
     def on_epoch_begin(self) -> None:
-        """As of the PyDataset within."""
+        """Call on_epoch_begin of the wrapped PyDataset."""
         self._batches.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As of the PyDataset within; then take another order."""
+        """Call on_epoch_end of the wrapped PyDataset, and then choose a new order."""
         self._batches.on_epoch_end()
         self._epoch += 1
-        self._shuffle()  # here, as processes that read batches are started before the next epoch begins
+        self._shuffle()  # not in on_epoch_begin, which comes after the reading processes have started
 
 
 def install() -> None:
-    """Have `fit` take our adapters as its data, which the oldest releases of Keras that are served do not."""
+    """Make `fit` accept these adapters as its data. The oldest supported releases of Keras do not accept them."""
     plain = EpochIterator.__init__
     if hasattr(plain, "multiring"):
         return
@@ -315,8 +316,8 @@ def install() -> None:
 
 
 def iterable_loader(batches: Callable[[], Iterable[Any]]) -> Any:
-    """Return a DataLoader of torch of batches as they are; each pass calls `batches`."""
-    from torch.utils import data  # noqa: PLC0415 -- Keras asks for this on torch alone
+    """Return a torch DataLoader that yields the batches unchanged; each pass calls `batches`."""
+    from torch.utils import data  # noqa: PLC0415 -- Keras calls this on torch only
 
     class Batches(data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[Any]:
@@ -326,7 +327,7 @@ def iterable_loader(batches: Callable[[], Iterable[Any]]) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return how many samples a batch of arrays has."""
+    """Return the number of samples in a batch of arrays."""
     return int(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None).shape[0])
 
 
@@ -338,8 +339,8 @@ def _rows_of(dataset: Any, place: Place) -> Any:
             return leaf
         if isinstance(leaf, tf.SparseTensor):
             raise UnsupportedError(
-                "a tf.data.Dataset of sparse tensors cannot be shared among ranks by rows: make them dense "
-                "(tf.sparse.to_dense), or give fit the sparse arrays themselves"
+                "a tf.data.Dataset of sparse tensors cannot be divided among ranks by rows: make the tensors dense "
+                "(tf.sparse.to_dense), or pass the sparse arrays to fit directly"
             )
         return tf.gather(leaf, own)
 

@@ -1,7 +1,7 @@
 """Steps of `fit` and `evaluate` on this rank's part of a batch.
 
-The part travels beside the user's data, and is taken off before the model's own `train_step` or `test_step` is called:
-that one gets exactly the structure that it gets in one process.
+The batch carries the sample counts of the part beside the user's data (`multiring.keras.shards`). They are removed
+before the model's own `train_step` or `test_step` is called, so that it gets the same structure as in one process.
 """
 
 import functools
@@ -16,14 +16,14 @@ from multiring.frontend.lifecycle import rank, size
 from multiring.keras.results import Results
 from multiring.keras.shards import unwrapped
 
-OWN_ROWS = "multiring_rows"  # in the logs of a step, until the wrapper of the whole function takes it out
+OWN_ROWS = "multiring_rows"  # in the logs of a step; the wrapper of the whole function removes it
 
 
 def install(model: Any, adopt: Callable[[Any], None]) -> "Steps":
-    """Have `model` take this rank's part off its data.
+    """Make the steps of `model` remove the sample counts from their data.
 
     Args:
-        model: of Keras.
+        model: a Keras model.
         adopt: see `multiring.frontend.keras_steps.Step`.
     """
     return Steps(model, adopt)
@@ -32,9 +32,9 @@ def install(model: Any, adopt: Callable[[Any], None]) -> "Steps":
 class Steps:
     """The steps of a model.
 
-    rows: how many samples this rank had in the last step of each kind; in `evaluate`, 1 for a batch of its own.
-    kind: of the last step, "train" or "test".
-    results: by kind, which metric's result a log is, by the log's name.
+    rows: this rank's number of samples in the last step, by kind; in `evaluate`, 1 for a batch of its own and else 0.
+    kind: the kind of the last step, "train" or "test".
+    results: by kind, the logs that are results of metrics: for each log's name, the name of the result.
     runs_user_code: whether the model's own step is being traced or run.
     """
 
@@ -52,12 +52,12 @@ class Steps:
             setattr(model, f"{kind}_step", functools.wraps(step)(functools.partial(self._step, kind, step)))
             make = getattr(model, f"make_{kind}_function")
             setattr(model, f"make_{kind}_function", functools.wraps(make)(functools.partial(self._make, kind, make)))
-            setattr(model, f"{kind}_function", None)  # one that was made before knows nothing of parts
+            setattr(model, f"{kind}_function", None)  # an earlier function would not handle the counts
         build = model._symbolic_build  # noqa: SLF001 -- Keras has no other name for it
         model._symbolic_build = functools.partial(_built, build)  # noqa: SLF001
 
     def follow_job(self) -> None:
-        """Have steps traced anew where this is another rank by now, or of another number of them: it is in them."""
+        """Make Keras trace the steps again if the rank or the number of ranks has changed. Traces contain both."""
         if self._place != (place := (rank(), size())):
             self._place = place
             for kind in ("train", "test", "predict"):
@@ -65,7 +65,7 @@ class Steps:
 
     def _step(self, kind: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         part, data = unwrapped(arguments[-1])
-        if part is None:  # of train_on_batch and its like: the ranks' own batches
+        if part is None:  # train_on_batch and similar methods get each rank's own batch
             return plain(*arguments)
         rows, batch_rows = part[0], part[1]
         before = None if keras.backend.backend() == "jax" else self._metric_values(rows)
@@ -97,7 +97,7 @@ class Steps:
                 share: Any = rows * size() / batch_rows
                 return value if share == 1.0 else value * share
             share = keras.ops.cast(rows * size(), "float32") / keras.ops.cast(batch_rows, "float32")
-            if hasattr(value, "dense_shape"):  # IndexedSlices of TensorFlow
+            if hasattr(value, "dense_shape"):  # TensorFlow's IndexedSlices
                 values = value.values * keras.ops.cast(share, value.dtype)
                 return type(value)(values, value.indices, value.dense_shape)
             return value * keras.ops.cast(share, value.dtype)
@@ -105,14 +105,14 @@ class Steps:
         return Step(
             rows=rows,
             batch_rows=batch_rows,
-            # The loss is weighted where Keras' own step shows it to the optimizer; a user's own need not.
+            # Keras' own step passes the loss to the optimizer, which weights it. A custom step may not do so.
             scales_loss=not self._is_own,
             weighted=weighted,
             adopt=self._adopt,
         )
 
     def _metric_values(self, rows: Any) -> dict[int, Any] | None:
-        """Return the metrics' values before a step that may not count; None where it counts."""
+        """Return the metrics' values before a step if its samples may not count; None if they do."""
         if isinstance(rows, int) and rows:
             return None
         return {id(each): keras.ops.copy(each.value) for each in self._model.metrics_variables}
@@ -142,26 +142,26 @@ class Steps:
 
 
 def overrides(model: Any, name: str) -> bool:
-    """Return whether a model has a method of its own rather than that of keras.Model, or of Keras' other classes."""
+    """Return whether a model overrides a method of keras.Model or of Keras' other classes."""
     found = next(each for each in type(model).__mro__ if name in vars(each))
     return not found.__module__.startswith("keras.")
 
 
 def _chosen(rows: Any, new: Any, old: Any) -> Any:
-    """Return a metric's new value, or its old one where this rank had no sample of the batch."""
+    """Return a metric's new value, or its old value if this rank had no samples of the batch."""
     if isinstance(rows, int):
         return new if rows else old
     return keras.ops.where(rows > 0, new, old)
 
 
 def _built(plain: Callable[..., Any], iterator: Any = None, data_batch: Any = None) -> Any:
-    """Build a model by a batch without this rank's part beside it."""
+    """Build a model on a batch without sample counts."""
     batches = None if iterator is None else _WithoutParts(iterator)
     return plain(iterator=batches, data_batch=data_batch)
 
 
 class _WithoutParts:
-    """An iterator of Keras over an epoch, whose batches have no part beside them."""
+    """A wrapper of Keras' iterator over an epoch that removes the sample counts from the batches."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -173,5 +173,5 @@ class _WithoutParts:
             yield (*steps, [unwrapped(batch)[1]])
 
     def enumerate_epoch(self) -> Iterator[tuple[Any, ...]]:
-        """Iterate, under the name that older releases of Keras have for it."""
+        """Return an iterator; older releases of Keras use this name."""
         return iter(self)

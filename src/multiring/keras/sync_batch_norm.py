@@ -1,6 +1,6 @@
-"""SyncBatchNormalization: Keras' batch normalization by the samples of all ranks, on any backend.
+"""SyncBatchNormalization: Keras' batch normalization with the statistics of all ranks' samples, on any backend.
 
-`distribute` gives a model's own layers of batch normalization this class (`synchronize`).
+`distribute` changes a model's batch normalization layers to this class (`synchronize`).
 """
 
 import functools
@@ -16,21 +16,21 @@ from multiring.frontend.reduce_ops import Sum
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc] # Keras has no types
-    """Batch normalization by the statistics of all ranks' samples; ranks may have different numbers of them.
+    """Batch normalization with the statistics of all ranks' samples. Ranks may have different numbers of samples.
 
-    A saved model has it as Keras' own layer, and loads where there is no multiring. Every rank runs every step: a layer
-    that trains is a collective, forwards and backwards.
+    A saved model contains Keras' own layer, so it can be loaded without multiring. Every rank must run every training
+    step, because the layer runs collectives in the forward and the backward pass.
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        """Be a layer as keras.layers.BatchNormalization.
+        """Create a layer with the arguments of keras.layers.BatchNormalization.
 
         Args:
-            process_set: by default all ranks.
-            kwargs: of keras.layers.BatchNormalization, without `synchronized`.
+            process_set: the ranks whose samples count; by default all ranks.
+            kwargs: the arguments of keras.layers.BatchNormalization, without `synchronized`.
 
         Raises:
-            ValueError: synchronized=True, which is tf.distribute's.
+            ValueError: `synchronized` is True; that argument belongs to tf.distribute.
         """
         if kwargs.get("synchronized"):
             raise ValueError(
@@ -43,7 +43,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         step = current_step()
         if step is None:
             return moments(inputs, mask, self._reduction_axes, self.axis, keras.ops, self._summed)
-        if not isinstance(step.rows, int) or not step.rows:  # a stand-in for a sample does not count
+        if not isinstance(step.rows, int) or not step.rows:  # a placeholder sample does not count
             mask = keras.ops.ones(keras.ops.shape(inputs)[:1], "bool") if mask is None else mask
             mask = keras.ops.logical_and(mask, step.rows > 0)
         both = functools.partial(by_shares, self._summed, step)
@@ -54,16 +54,17 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
 
 def synchronize(layer: Any) -> None:
-    """Have a layer that is keras.layers.BatchNormalization normalize by the samples of all ranks from now on."""
+    """Make a layer of class keras.layers.BatchNormalization use the statistics of all ranks' samples."""
     if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
         layer.__class__ = SyncBatchNormalization
 
 
 def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: list[Any]) -> Sequence[Any]:
-    """Return sums over the ranks; where gradients are weighted by shares afterwards, theirs are as if losses were.
+    """Return sums over the ranks, with gradients that are correct when ranks have different shares of the batch.
 
-    What flows back into the sum is each rank's gradient of its own loss. It counts by that rank's share, and not by the
-    share of the rank that it flows to.
+    In the backward pass, each rank's gradient of its own loss flows to all ranks. It must be weighted by the share of
+    the rank it comes from. If gradients are weighted later, they get the receiving rank's share instead, so this
+    function corrects them.
     """
     if step.scales_loss:
         return plain(values)
@@ -72,17 +73,17 @@ def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: l
 
 
 def _backwards(value: Any, step: Step, *, inverse: bool) -> Any:
-    """Return `value`, whose gradient is multiplied by this rank's share, or divided by it."""
+    """Return `value` with a gradient that is multiplied by this rank's share, or divided by it if `inverse`."""
     share = keras.ops.cast(step.weighted(keras.ops.ones((), "float32")), value.dtype)
     scaled = value * (keras.ops.divide_no_nan(keras.ops.ones_like(share), share) if inverse else share)
     return scaled + keras.ops.stop_gradient(value - scaled)
 
 
 def summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
-    """Return sums over the ranks through which gradients flow."""
+    """Return differentiable sums of `values` over the ranks."""
     found: Sequence[Any]
     if keras.backend.backend() == "tensorflow":
-        from multiring.tensorflow import collectives as by_tensorflow  # noqa: PLC0415 -- where it is in use
+        from multiring.tensorflow import collectives as by_tensorflow  # noqa: PLC0415 -- an optional framework
 
         found = by_tensorflow.grouped_allreduce(values, op=Sum, process_set=process_set)
     elif keras.backend.backend() == "jax":
@@ -90,7 +91,7 @@ def summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
 
         found = by_jax.all_reduce(values, Sum, process_set=process_set)
     elif any(value.device.type == "meta" for value in values):
-        found = values  # Keras on torch asks for shapes alone
+        found = values  # Keras on torch only computes shapes
     else:
         from multiring.torch.collectives import grouped as by_torch  # noqa: PLC0415 -- as above
 
@@ -98,6 +99,6 @@ def summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
     return found
 
 
-# What Keras writes into a file is where a class is found, and its name.
+# A saved model contains the module and the name of a layer's class. With these values, Keras loads its own layer.
 SyncBatchNormalization.__module__ = "keras.layers"
 SyncBatchNormalization.__name__ = SyncBatchNormalization.__qualname__ = "BatchNormalization"

@@ -1,4 +1,4 @@
-"""Values for all ranks, as numbers and NumPy's arrays, whatever the backend; and variables of Keras."""
+"""Collectives of numbers, arrays and Keras' variables, for any backend."""
 
 import functools
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ def allreduce(
     compression: Any = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return every rank's `value`, a number or an array, combined, as an array of NumPy's.
+    """Return `value` combined over the ranks, as a NumPy array.
 
     Args:
-        value: the same shape and type on all ranks.
-        name: what the ranks match it by; by default the order in which they come to it.
+        value: a number or an array, of the same shape and type on all ranks.
+        name: the ranks match calls by this name. By default they match unnamed calls in the order of the calls.
         average: DEPRECATED, use op.
         prescale_factor: multiplies the value first.
         postscale_factor: multiplies the result.
         op: Average (the default), Sum, Min, Max or Product.
-        compression: how float32 travels between hosts.
-        process_set: by default all ranks.
+        compression: the type in which float32 travels between hosts: a value of Compression.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: there is no such operation; this rank is not in the set.
-        HorovodInternalError: on every rank: they disagree, or one is gone.
+        ArgumentError: `op` is unknown, or this rank is not in the set.
+        HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     array = np.array(_plain(value))
@@ -58,17 +58,17 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return every rank's rows of `value`, an array, one after the other; ranks may differ in rows."""
+    """Return all ranks' arrays, concatenated along the first dimension, which may differ between ranks."""
     return np.concatenate(allgather_object(np.atleast_1d(np.array(_plain(value))), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Return rank `root_rank`'s `value`."""
+    """Return the `value` of rank `root_rank`, as a NumPy array."""
     return broadcast_object(np.array(_plain(value)), root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int | str = Average) -> Any:
-    """Return this rank's rows of every rank's `value` combined, by Average or Sum."""
+    """Combine `value` over the ranks by Average or Sum, and return this rank's rows of the result."""
     del name
     number = chosen_op(op)
     if number not in LINEAR:
@@ -82,10 +82,15 @@ def reducescatter(value: Any, name: str | None = None, op: int | str = Average) 
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give all ranks rank `root_rank`'s values of Keras' variables, the same on all ranks, in the same order.
+    """Set Keras' variables on all ranks to the values of rank `root_rank`.
+
+    Args:
+        variables: the same variables on all ranks, in the same order.
+        root_rank: a rank of the whole job.
+        process_set: the ranks that take part; by default all ranks.
 
     Raises:
-        ArgumentError: on every other rank: the root has other variables.
+        ArgumentError: the root's variables have other shapes than this rank's.
     """
     own = [(variable.name, tuple(variable.shape)) for variable in variables]
     is_root = members_of(process_set).group.ranks[members_of(process_set).rank] == root_rank
@@ -95,51 +100,51 @@ def broadcast_variables(
         pairs = zip(own, shapes, strict=False)
         place = next((place for place, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(shapes))
         raise ArgumentError(
-            f"broadcast_variables: rank {root_rank} has {len(shapes)} variables, of which number {place} is "
-            f"{shapes[place] if place < len(shapes) else 'none'}; this rank has {len(own)}, and "
-            f"{own[place] if place < len(own) else 'none'} there: want the same model and optimizer on all ranks"
+            f"broadcast_variables: rank {root_rank} has {len(shapes)} variables, and variable {place} is "
+            f"{shapes[place] if place < len(shapes) else 'none'}; this rank has {len(own)} variables, and variable "
+            f"{place} is {own[place] if place < len(own) else 'none'}: want the same model and optimizer on all ranks"
         )
     if not is_root:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
 
-MARK = "_multiring_is_distributed"  # of a model that `distribute` has taken
+MARK = "_multiring_is_distributed"  # an attribute of distributed models
 
 
 def is_shared(model: Any) -> bool:
-    """Return whether `distribute` has taken this model."""
+    """Return whether `distribute` was called for this model."""
     return bool(getattr(model, MARK, False))
 
 
 def settled(model: Any) -> None:
-    """See to it that the variables of `model` are what they are: during `fit` on JAX they are elsewhere."""
+    """Update the variables of `model`. During `fit` on JAX, their current values are stored elsewhere."""
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
 
 
 def raise_failed(logs: Any) -> None:
-    """Raise what a step has failed by: JAX tells of it when a value is read, and Keras, which reads the logs, drops it.
+    """Raise the error of a failed step. JAX raises it when a value is read, and Keras drops it when it reads the logs.
 
     Args:
-        logs: what Keras gives a callback at a batch's end: numbers, but for those that could not be read.
+        logs: the logs that Keras passes to a callback at the end of a batch. Values that Keras could read are numbers.
 
     Raises:
-        KeyboardInterrupt: it failed because of Ctrl-C.
+        KeyboardInterrupt: the step failed because of Ctrl-C.
     """
     try:
         for value in (logs or {}).values():
             if not isinstance(value, int | float):
                 _plain(value)
     except Exception as error:
-        if has_cancelled():  # Keras has dropped that, too
+        if has_cancelled():  # Keras has dropped the KeyboardInterrupt as well
             raise KeyboardInterrupt from error
         raise
 
 
 def raise_failed_steps() -> None:
-    """Have `fit` on JAX raise what a step has failed by: Keras drops what reading its logs raises, and goes on."""
+    """Make `fit` on JAX raise the error of a failed step. Keras itself drops it when it reads the logs."""
     plain = python_utils.pythonify_logs
     if keras.backend.backend() != "jax" or hasattr(plain, "multiring"):
         return
@@ -154,7 +159,7 @@ def raise_failed_steps() -> None:
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Refuse: Keras 3 has no global variables.
+    """Raise UnsupportedError, because Keras 3 has no global variables.
 
     Raises:
         UnsupportedError: always.
