@@ -1,4 +1,4 @@
-// Views of other libraries' arrays (DLPack, buffer protocol), and the reduction kernels for tests.
+// Bindings of views of other libraries' arrays (DLPack, buffer protocol), and of the kernels for tests.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -33,7 +33,7 @@ std::string name_of(nb::dlpack::dtype dtype) {
   return kind + std::to_string(dtype.bits);
 }
 
-// A view of memory that another object owns; holding the view holds the memory.
+// A view of memory that another object owns. The view keeps the memory alive.
 struct View {
   nb::ndarray<nb::ro> array;
   uintptr_t address() const { return reinterpret_cast<uintptr_t>(array.data()); }
@@ -77,12 +77,13 @@ void bind_arrays(nb::module_& m) {
   nb::class_<View>(m, "View")
       .def_prop_ro("address", &View::address)
       .def_prop_ro("dtype", &View::dtype)
-      .def_prop_ro("device", &View::device, "DLPack device type; 1 is host memory.")
+      .def_prop_ro("device", &View::device, "The DLPack device type; 1 is host memory.")
       .def_prop_ro("shape", &View::shape)
-      .def_prop_ro("strides", &View::strides, "In elements.");
+      .def_prop_ro("strides", &View::strides, "The strides in elements.");
   m.def("view", [](nb::ndarray<nb::ro> array) { return View{std::move(array)}; });
   m.def("combine", &combine_arrays, nb::arg("dtype"), nb::arg("op"), nb::arg("target"), nb::arg("sources"),
-        nb::arg("count"), nb::arg("divisor"), "dst = sources combined left to right; addresses of host memory.");
+        nb::arg("count"), nb::arg("divisor"),
+        "Combine the sources from left to right into the target. All addresses are of host memory.");
   nb::enum_<Wire>(m, "Wire")
       .value("NONE", Wire::none)
       .value("FP16", Wire::fp16)
@@ -95,9 +96,9 @@ void bind_arrays(nb::module_& m) {
         encode(wire, reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count);
       },
       nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
-      "What `count` float32 are on the wire; for tests.");
+      "Encode `count` float32 values for the wire; for tests.");
   m.def("round_trip", &round_trip, nb::arg("wire"), nb::arg("target"), nb::arg("source"), nb::arg("count"),
-        "What `count` float32 are behind the wire; addresses of host memory, which may be the same.");
+        "Encode and decode `count` float32 values. Both addresses are of host memory and may be equal.");
   m.def("combine_isa", &combine_isa);
   m.def("force_isa", &force_isa, nb::arg("name"));
   m.def("hmac_sha256", [](const nb::bytes& key, const nb::bytes& message) {

@@ -1,4 +1,4 @@
-// A rank's Context. Everything that can block runs without the GIL and returns often enough for Ctrl-C.
+// Bindings of a rank's Context. Blocking calls run without the GIL, and check for Ctrl-C regularly.
 
 #include "core/context.h"
 
@@ -20,7 +20,7 @@ namespace nb = nanobind;
 namespace multiring {
 namespace {
 
-constexpr double kSignalCheck_s = 0.2;  // longest time between two looks for Ctrl-C
+constexpr double kSignalCheck_s = 0.2;  // longest time between two checks for Ctrl-C
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 using RailTuple = std::pair<std::string, int>;
@@ -117,35 +117,35 @@ void bind_context(nb::module_& m) {
   bound.def(nb::init<ContextConfig>(), nb::arg("config"))
       .def_prop_ro("handover_name", &Context::handover_name)
       .def("listen", &Context::listen, nb::arg("host"), nb::arg("first_port"), nb::arg("last_port"),
-           "Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.")
+           "Listen at a numeric address and return the port, the first free one of the range. Each call adds a rail.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("local_ranks"), nb::arg("neighbours"), nb::arg("timeout_s"),
            nb::arg("disturbed"),
-           "False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each "
-           "rail, its host in words).")
-      .def("allocate", &allocate, nb::arg("bytes"), "Arena memory as bytes; freed with the last array that views it.")
+           "Connect to the peers; return False if `disturbed` returned True first. Each peer is (rank, is on the same "
+           "host, handover name, (host, port) of each rail, text that names its host).")
+      .def("allocate", &allocate, nb::arg("bytes"),
+           "Return arena memory as a uint8 array. The last array that views it frees it.")
       .def("arena_bytes", [](Context& context) { return context.own_segment()->used_bytes(); })
       .def(
           "holds",
           [](Context& context, uintptr_t address, size_t bytes) {
             return context.own_segment()->mapping().contains(reinterpret_cast<const void*>(address), bytes);
           },
-          nb::arg("address"), nb::arg("bytes"), "Whether the memory lies in this rank's arena.")
+          nb::arg("address"), nb::arg("bytes"), "Return whether the memory lies in this rank's arena.")
       .def("post", &Context::post, nb::arg("spec"), nb::arg("caller_waits"), nb::call_guard<WithoutGil>())
       .def("wait", &wait_for, nb::arg("operation"), nb::arg("timeout_s"))
       .def("has_ended", &Context::has_ended, nb::arg("operation"), nb::call_guard<WithoutGil>())
       .def("stalled_on", &Context::stalled_on, nb::arg("operation"), nb::call_guard<WithoutGil>(),
-           "Ranks waited for, and the seconds since anything moved.")
+           "Return the ranks that the operation waits for, and the seconds since anything moved.")
       .def("give_up", &Context::give_up, nb::arg("operation"), nb::arg("silent"), nb::call_guard<WithoutGil>(),
            "Fail an operation in flight on all its ranks, as if rank `silent` had been silent for too long.")
       .def("abort", &Context::abort, nb::arg("operation"), nb::arg("culprit"), nb::call_guard<WithoutGil>(),
-           "Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.")
+           "Fail an operation in flight on all its ranks, because rank `culprit` has aborted the group.")
       .def("goodputs", &Context::goodputs, nb::call_guard<WithoutGil>(),
-           "(rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where "
-           "known.")
+           "Return (rank, recent bytes per second) of the connected ranks of other hosts, if known.")
       .def("read_by", &Context::read_by, nb::call_guard<WithoutGil>(),
-           "Ranks of this host that read this rank's ordinary memory in place.")
+           "Return the ranks of this host that can read this rank's ordinary memory.")
       .def("has_failed", &Context::has_failed, nb::call_guard<WithoutGil>(),
-           "Whether a rank died or fell silent, or this one cannot go on.")
+           "Return whether a rank died, a group stalled or was aborted, or this rank cannot communicate.")
       .def(
           "losses",
           [](Context& context) {
@@ -153,7 +153,7 @@ void bind_context(nb::module_& m) {
             for (const auto& [rank, loss] : context.losses()) out[rank] = {is_death(loss.kind), loss.why};
             return out;
           },
-          "Ranks that are gone: (died rather than left, why).")
+          "Return the lost ranks, each with (died rather than left, reason).")
       .def(
           "take_events",
           [](Context& context) {
@@ -164,9 +164,8 @@ void bind_context(nb::module_& m) {
             }
             return out;
           },
-          "(kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, "
-          "wait, "
-          "rail (name: which was given up; sequence: the peer).")
+          "Return the events since the last call: (kind, name, group, sequence, bytes, start ns, agreed ns, end ns). "
+          "The kinds are operation, wait and rail; for a lost rail, `name` is its index and `sequence` the peer.")
       .def(
           "rails",
           [](Context& context) {
@@ -175,7 +174,7 @@ void bind_context(nb::module_& m) {
               out.emplace_back(r.peer, r.rail, r.is_up, r.acknowledged, r.busy_s);
             return out;
           },
-          "(peer, rail, is up, bytes acknowledged, busy seconds) of every connection to another host.")
+          "Return (peer, rail, is up, acknowledged bytes, busy seconds) of every connection to another host.")
       .def(
           "take_rail_losses",
           [](Context& context) {
@@ -183,10 +182,10 @@ void bind_context(nb::module_& m) {
             for (const RailLoss& loss : context.take_rail_losses()) out.emplace_back(loss.peer, loss.rail, loss.why);
             return out;
           },
-          "(peer, rail, why) of the rails given up since the last call.")
+          "Return (peer, rail, reason) of the rails lost since the last call.")
       .def("dropped_events", &Context::dropped_events)
       .def("keep_timeline", &Context::keep_timeline, nb::arg("keeps"), nb::call_guard<WithoutGil>(),
-           "Whether events are kept for take_timeline too, in addition.")
+           "Start or stop recording events for `take_timeline`.")
       .def(
           "take_timeline",
           [](Context& context) {
@@ -197,20 +196,18 @@ void bind_context(nb::module_& m) {
             }
             return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Event));
           },
-          "Rows of trace.part.ROW, since the last call.")
+          "Return the events since the last call as rows of `trace.part.ROW`.")
       .def("dropped_from_timeline", &Context::dropped_from_timeline)
       .def("settled", &Context::settled, nb::arg("timeout_s"), nb::call_guard<WithoutGil>(),
-           "True once nothing is in flight and every frame has been handed on.")
+           "Wait until no operation is in flight and every frame has been sent. Return False after `timeout_s`.")
       .def("collect", &collect, nb::arg("pause_ns"),
-           "What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its "
-           "way, closed). "
-           "A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where "
-           "something is on "
-           "its way, else until something is.")
+           "Return the work for the thread that calls MPI: (new bounce buffers, newly lost peers, whether messages are "
+           "in transit, whether the context is closed). A bounce buffer is (number, peer, tag, is outgoing, address, "
+           "bytes). Without new work, wait: up to `pause_ns` while messages are in transit, else until there is work.")
       .def("carried", &Context::carried, nb::arg("numbers"), nb::call_guard<WithoutGil>(),
-           "These were sent, or have arrived.")
+           "Report that MPI has sent or received these bounce buffers.")
       .def("cannot_reach", &Context::cannot_reach, nb::arg("peer"), nb::arg("why"), nb::call_guard<WithoutGil>(),
-           "MPI fails for this peer; it counts as lost.")
+           "Report that MPI fails for this peer; the peer then counts as lost.")
       .def("allow_spin", &Context::allow_spin, nb::arg("seconds"))
       .def("close", &Context::close, nb::arg("grace_s"), nb::arg("announce"), nb::call_guard<WithoutGil>());
   bind_context_control(bound);

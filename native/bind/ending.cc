@@ -1,4 +1,4 @@
-// The end of a process that a library's own end would hold up for ever.
+// Ends a process whose exit a library could block for ever.
 
 #include <unistd.h>
 
@@ -16,9 +16,10 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(5);
 constexpr std::string_view kWords =
-    "multiring: the job failed, and MPI_Finalize has waited 5 s for ranks that do not come; ending without it\n";
+    "multiring: the job failed, and MPI_Finalize has waited 5 s for lost ranks; ending without it\n";
 
-// Runs after everything of Python's, and before what was registered earlier: MPI_Finalize by mpi4py.
+// Runs after the interpreter's own exit functions and before functions that were registered earlier, such as mpi4py's
+// MPI_Finalize.
 void watch_the_end() {
   std::thread([] {
     std::this_thread::sleep_for(kPatience);
@@ -30,7 +31,7 @@ void watch_the_end() {
 }  // namespace
 
 void WithoutGil::take_back(PyThreadState* state) {
-  // Its destructor runs in the innermost frame, before the unwinding comes to one that ends the process.
+  // The destructor runs in the innermost frame, before the unwinding reaches a frame that ends the process.
   struct Sleep {
     ~Sleep() {
       while (!has_it) ::pause();
@@ -48,7 +49,7 @@ void bind_ending(nb::module_& m) {
         static std::atomic<bool> is_set{false};
         if (!is_set.exchange(true)) Py_AtExit(&watch_the_end);
       },
-      "This process is to end even if MPI_Finalize, called as the last thing in it, waits for ranks that are gone.");
+      "Make this process end even if MPI_Finalize, at the process's exit, waits for lost ranks.");
 }
 
 }  // namespace multiring

@@ -1,4 +1,4 @@
-// The core's faults as exceptions of multiring.errors, and its enumerations.
+// Translates the core's faults to exceptions of multiring.errors, and binds the core's enumerations.
 
 #include <exception>
 

@@ -1,4 +1,4 @@
-// Rows of files, read straight into a batch.
+// Bindings that read rows of files directly into a batch.
 
 #include "core/file_rows.h"
 
@@ -21,12 +21,12 @@ size_t read_rows_into(const RowDescriptors& descriptors, const RowNumbers& begin
   if (!count) return 0;
   size_t behind = 0;
   for (size_t i = 0; i < tail_bytes.size(); ++i) {
-    if (tail_bytes.data()[i] < 0) throw nb::value_error("read_rows: a tail of less than 0 bytes");
+    if (tail_bytes.data()[i] < 0) throw nb::value_error("read_rows: a negative number in tail_bytes; want 0 or more");
     behind += static_cast<size_t>(tail_bytes.data()[i]);
   }
   if (descriptors.size() != count || tail_bytes.size() != count || rows.size() % count || behind != tails.size()) {
     throw nb::value_error(
-        "read_rows: want as many descriptors, rows and tails as there are begins, and memory of their sizes");
+        "read_rows: want as many descriptors and tail_bytes as there are begins, and memory of their sizes");
   }
   const FileRows wanted{.descriptors = {descriptors.data(), count},
                         .begins = {begins.data(), count},
@@ -43,8 +43,8 @@ size_t read_rows_into(const RowDescriptors& descriptors, const RowNumbers& begin
 void bind_file_rows(nb::module_& m) {
   m.def("read_rows", &read_rows_into, nb::arg("descriptors"), nb::arg("begins"), nb::arg("rows"),
         nb::arg("tail_bytes"), nb::arg("tails"),
-        "Fill `rows`, all of a size, with files' bytes from `begins` on, and `tails` with what follows each. How many "
-        "came whole.");
+        "Read rows of equal size, which start at `begins` of their files, into `rows`, and the bytes after each row "
+        "into `tails`. Return the number of complete rows.");
 }
 
 }  // namespace multiring

@@ -1,4 +1,4 @@
-// The extension module multiring._native._core: one call for each part of the core, no logic.
+// The extension module multiring._native._core. It calls one function per part of the core.
 
 #include <nanobind/nanobind.h>
 
@@ -6,7 +6,7 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "multiring's compiled core; import it through multiring._native.";
-  // A program's globals, and what torch keeps of them, outlive the interpreter: it is to end without pages of warnings.
+  // Global objects of the program and of torch outlive the interpreter; nanobind would report each as a leak.
   nanobind::set_leak_warnings(false);
   m.attr("VERSION") = MULTIRING_VERSION;
   multiring::bind_faults(m);

@@ -1,4 +1,4 @@
-// Programs (compiled schedules) and the operations that run them.
+// Bindings of programs (compiled schedules) and of the operations that run them.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -22,7 +22,7 @@ namespace {
 template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The moves of one segment, as columns; `peers` holds those of move i from `peer_start[i]` up to `peer_start[i + 1]`.
+// The moves of one segment, as columns. The peers of move i are peers[peer_start[i]] to peers[peer_start[i + 1] - 1].
 struct MoveColumns {
   Column<uint8_t> kind;
   Column<uint8_t> last;
@@ -103,12 +103,12 @@ void bind_operations(nb::module_& m) {
            nb::kw_only(), nb::arg("kind"), nb::arg("last"), nb::arg("channel"), nb::arg("source_space"),
            nb::arg("source_offset"), nb::arg("target_space"), nb::arg("target_offset"), nb::arg("size"),
            nb::arg("peer_start"), nb::arg("peers"), nb::arg("wire"), nb::arg("keeps_coded"), nb::arg("coded_offset"),
-           "One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.");
+           "The moves of one rank in one segment: offsets and sizes in bytes, peers as world ranks.");
   nb::class_<ProgramForm>(m, "ProgramForm")
       .def(nb::init<uint64_t, DType, ReduceOp, uint64_t, Lowering, uint32_t, uint64_t, std::shared_ptr<Program>>(),
            nb::kw_only(), nb::arg("scratch_bytes"), nb::arg("dtype"), nb::arg("op"), nb::arg("divisor"),
            nb::arg("lowering"), nb::arg("segments"), nb::arg("segment_bytes"), nb::arg("last_segment").none(),
-           "What its moves are done with, and on how many segments of so many bytes.");
+           "The parameters of a program: scratch memory, reduction, lowering and segments.");
   m.def("make_program", &make_program, nb::arg("columns"), nb::arg("form"));
   nb::class_<Rounds>(m, "Rounds").def(
       "__init__",
@@ -117,7 +117,7 @@ void bind_operations(nb::module_& m) {
         for (const auto& [to, from] : pairs) list->push_back({to, from});
         new (self) Rounds{std::move(list)};
       },
-      nb::arg("pairs"), "Rounds of agreement as (to, from) world ranks.");
+      nb::arg("pairs"), "Rounds of agreement as (to, from) pairs of world ranks.");
   nb::class_<OperationSpec>(m, "OperationSpec")
       .def(
           "__init__",
@@ -144,7 +144,7 @@ void bind_operations(nb::module_& m) {
           nb::arg("key"), nb::arg("members"), nb::arg("rounds"), nb::arg("at_once"), nb::arg("digest"),
           nb::arg("description"), nb::arg("program").none(), nb::arg("input"), nb::arg("output"), nb::arg("user_bytes"),
           nb::arg("name"), nb::arg("slots").none(), nb::arg("meets"), nb::arg("tells_mismatch"));
-  // Read only once the operation has ended: until then another thread changes it.
+  // Python may read an Operation only after its end, because another thread changes it until then.
   nb::class_<Operation>(m, "Operation")
       .def_prop_ro("title", [](const Operation& operation) { return operation.spec().description; })
       .def_prop_ro("sequence", [](const Operation& operation) { return operation.spec().key.sequence; })
@@ -156,13 +156,13 @@ void bind_operations(nb::module_& m) {
             };
             return std::pair(seconds(operation.agreed()), seconds(operation.finished));
           },
-          "When all ranks had arrived, and when it ended: seconds of the monotonic clock, the former 0 if they never "
-          "did.")
+          "The times when all ranks had arrived (0 if they never did) and when the operation ended, in seconds of the "
+          "monotonic clock.")
       .def_prop_ro("fault", &Operation::fault)
       .def_prop_ro("fault_text", &Operation::fault_text)
       .def_prop_ro(
           "culprit", [](const Operation& operation) { return operation.culprit; },
-          "Who was silent, after a stall; else -1.")
+          "The rank that was silent in a stall; else -1.")
       .def_prop_ro("descriptions", &Operation::descriptions)
       .def_prop_ro("log", [](const Operation& operation) {
         std::vector<std::tuple<Lowering, uint32_t, uint32_t, uint64_t>> entries;

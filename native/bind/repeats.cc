@@ -1,4 +1,4 @@
-// Blocking calls of a group that have been made before, made again without Python in between.
+// Bindings that repeat a group's cached blocking calls without running Python code.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -18,7 +18,7 @@ namespace nb = nanobind;
 namespace multiring {
 namespace {
 
-// The memory of a NumPy array, as long as it is dense, row-major and can be written.
+// The memory of a NumPy array. It is valid only for a contiguous, row-major, writable array.
 class Memory {
  public:
   explicit Memory(PyObject* array) {
@@ -34,9 +34,10 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  // Writes format and dimensions to `shape`. Returns false for an unsuitable array.
   bool describe(CallShape& shape) const {
     if (!held_ || view_.ndim > CallShape::kMostDims || view_.format == nullptr) return false;
-    if (view_.format[0] == 0 || view_.format[1] != 0) return false;  // one letter
+    if (view_.format[0] == 0 || view_.format[1] != 0) return false;  // only one-letter formats
     shape.format = view_.format[0];
     shape.dims = static_cast<int8_t>(view_.ndim);
     std::copy_n(view_.shape, view_.ndim, shape.sizes.begin());
@@ -63,13 +64,14 @@ bool op_of(PyObject* op, uint8_t& index) {
   return found != kOps.end();
 }
 
+// Posts operations, and holds references to their memory until they have ended.
 class Holdings {
  public:
   explicit Holdings(nb::object context)
       : owner_(std::move(context)), context_(nb::cast<Context&>(owner_)), held_(context_) {}
   Context& context() const { return context_; }
 
-  // Nothing of Python's, a signal's handler least of all, comes between posting and holding.
+  // No Python code, such as a signal handler, runs between posting and holding.
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits, nb::object memory) {
     std::shared_ptr<Operation> operation;
     {
@@ -91,6 +93,7 @@ class Holdings {
   HeldMemory<nb::object> held_;
 };
 
+// The cached blocking calls of a group, for Python.
 class Repeats {
  public:
   Repeats(nb::object holdings, uint64_t group, std::shared_ptr<SharedSlots> slots, uint64_t steps, double patience_s,
@@ -114,7 +117,7 @@ class Repeats {
     calls_.remember(shape, spec);
   }
 
-  // Nothing of Python's comes between taking a number and posting.
+  // No Python code runs between taking a sequence number and posting.
   std::shared_ptr<Operation> post_again(const OperationSpec& model, nb::object memory) {
     return holdings_.post(calls_.next_of(model), true, std::move(memory));
   }
@@ -133,7 +136,7 @@ class Repeats {
     return Py_TYPE(array.ptr()) == reinterpret_cast<PyTypeObject*>(array_type_.ptr()) && op_of(op.ptr(), shape.op);
   }
 
-  // True: done. An operation: it goes on, or failed. None: not begun.
+  // Returns True if the call is done, an Operation if it is unfinished or has failed, and None if nothing was started.
   nb::object run(const CallShape& shape, std::byte* data, nb::handle array) {
     auto [is_done, operation, model] = calls_.attempt(shape, data);
     if (is_done) return nb::bool_(true);
@@ -165,29 +168,32 @@ void bind_repeats(nb::module_& m) {
           [](SharedSlots* self, Context& context, const std::vector<int>& members, uint64_t steps) {
             new (self) SharedSlots(context.rank(), members, steps, context.own_segment());
           },
-          nb::arg("context"), nb::arg("members"), nb::arg("steps"), "The slots in which ranks of one host meet.")
-      .def_prop_ro_static("CAPACITY", [](nb::handle) { return SharedSlots::kCapacity; }, "Bytes of payload.");
+          nb::arg("context"), nb::arg("members"), nb::arg("steps"),
+          "The slots for small operations of a group on one host.")
+      .def_prop_ro_static("CAPACITY", [](nb::handle) { return SharedSlots::kCapacity; },
+                          "The largest payload in bytes.");
   nb::class_<Holdings>(m, "Holdings")
       .def(nb::init<nb::object>(), nb::arg("context"))
       .def("post", &Holdings::post, nb::arg("spec"), nb::arg("caller_waits"), nb::arg("memory").none(),
-           "Start an operation, and keep what it works on until it has ended.")
+           "Start an operation, and keep its memory alive until it has ended.")
       .def("release", &Holdings::release, nb::arg("operation"),
-           "Let go of what an operation that has ended worked on.");
+           "Release the memory of an operation that has ended.");
   nb::class_<Repeats>(m, "Repeats")
       .def(nb::init<nb::object, uint64_t, std::shared_ptr<SharedSlots>, uint64_t, double, uint64_t, nb::object>(),
            nb::arg("holdings"), nb::arg("group"), nb::arg("slots").none(), nb::arg("steps"), nb::arg("patience_s"),
            nb::arg("pause_every"), nb::arg("array_type"))
-      .def("next", &Repeats::next, "The group's next sequence number.")
-      .def_prop_ro("last", &Repeats::last, "The sequence number given last; 0: none was.")
+      .def("next", &Repeats::next, "Return the group's next sequence number.")
+      .def_prop_ro("last", &Repeats::last, "The last sequence number given out; 0 if there is none.")
       .def_prop_ro("slots", &Repeats::slots)
       .def("remember", &Repeats::remember, nb::arg("spec"), nb::arg("array").none(), nb::arg("op").none(),
-           "From now on `all_reduce`, or `barrier`, knows calls like this one.")
+           "Cache this call, so that `all_reduce` or `barrier` can repeat it.")
       .def("all_reduce", &Repeats::all_reduce, nb::arg("name"), nb::arg("array").none(), nb::arg("op").none(),
-           "True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.")
-      .def("barrier", &Repeats::barrier, nb::arg("name"), "As all_reduce.")
+           "Repeat a cached call. Return True if it is done, the Operation if it is unfinished or has failed, and None "
+           "if the call is not cached and nothing was started.")
+      .def("barrier", &Repeats::barrier, nb::arg("name"), "Repeat a cached barrier; see `all_reduce`.")
       .def("post_again", &Repeats::post_again, nb::arg("model"), nb::arg("memory").none(),
-           "Start what was started before, as the group's next operation; this thread waits for it next.")
-      .def("forget", &Repeats::forget, "Know no calls any more.");
+           "Start an operation like `model` with the group's next sequence number. This thread must wait for it next.")
+      .def("forget", &Repeats::forget, "Clear the cache of calls.");
 }
 
 }  // namespace multiring

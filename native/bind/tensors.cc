@@ -1,4 +1,4 @@
-// Where many tensors of a framework lie, read without a call of Python's for each of them.
+// Bindings that read the layout of many tensors of a framework without a Python call for each tensor.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace multiring {
 namespace {
 
-// DLPack's table of C functions, https://dmlc.github.io/dlpack/latest/c_api.html: what of it is needed here.
+// The part of DLPack's table of C functions that is used here, https://dmlc.github.io/dlpack/latest/c_api.html.
 struct DLPackExchange {
   struct {
     uint32_t major;
@@ -22,12 +22,13 @@ struct DLPackExchange {
     DLPackExchange* earlier;
   } header;
   void* unused[3];
-  int (*fill)(void* object, nb::dlpack::dltensor* out);  // 0, or a Python error is set; may be null
+  int (*fill)(void* object, nb::dlpack::dltensor* out);  // returns 0, or sets a Python error; may be null
 };
 constexpr uint32_t kMajor = 1;
 constexpr int kHost = nb::device::cpu::value;
 
-// The table of a tensor type, null where it has none that is understood. It lives as long as the process.
+// Returns the table of a tensor type, or null if it has none of a known version. The table lives as long as the
+// process.
 const DLPackExchange* exchange_of(PyTypeObject* type) {
   const nb::object capsule =
       nb::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
@@ -37,9 +38,9 @@ const DLPackExchange* exchange_of(PyTypeObject* type) {
   return found != nullptr && found->header.major == kMajor && found->fill != nullptr ? found : nullptr;
 }
 
-// How large a type's objects are, 0 if it does not say: the stable ABI of Python 3.12 and later has no tp_basicsize.
-// A type is asked once in a row, as that takes as long as a small call should. The GIL is held; where another type has
-// come to the same address the hint is a wrong one, and no more.
+// Returns the size of a type's objects in bytes, or 0 if unknown. It asks the type, because the stable ABI of Python
+// 3.12 and later has no tp_basicsize. The question takes as long as a small call, so the last answer is cached. The
+// caller holds the GIL. If another type has got the same address, the result is only a wrong hint.
 size_t bytes_of_each(const PyTypeObject* type) {
   static const PyTypeObject* asked = nullptr;
   static size_t answer = 0;
@@ -52,7 +53,7 @@ size_t bytes_of_each(const PyTypeObject* type) {
   return answer = bytes < 0 ? 0 : static_cast<size_t>(bytes);
 }
 
-// A list or a tuple; its items are borrowed.
+// A list or a tuple. Its items are borrowed references.
 class Sequence {
  public:
   explicit Sequence(nb::handle object) : object_(object.ptr()), is_list_(PyList_Check(object_)) {}
@@ -65,8 +66,8 @@ class Sequence {
     return is_list_ ? NB_LIST_GET_ITEM(object_, at) : NB_TUPLE_GET_ITEM(object_, at);
   }
 
-  // Has the objects fetched from memory all at once, and then what their words point to: somewhere there each tensor's
-  // own memory is described. Also these are hints: nothing is read but the objects.
+  // Prefetches all objects at once, and then the targets of the pointers in them, where each tensor's memory is
+  // described. The prefetches are hints: only the objects themselves are read.
   void prefetch() const {
     for (size_t i = 0; i < size(); ++i) __builtin_prefetch((*this)[i]);
     for (size_t i = 0; i < size(); ++i) {
@@ -80,10 +81,11 @@ class Sequence {
   const bool is_list_;
 };
 
-// Tensors of one type: which objects they are, and where each of them lies.
+// The identities and the memory layouts of several tensors of one type.
 class Tensors {
  public:
-  // False: they do not lie alike, row by row in host memory, or their type has no way to say so.
+  // Reads the tensors. Returns false if they are not all row-major in host memory with one element type, or if their
+  // type does not support the table.
   bool read(nb::handle tensors, PyTypeObject* type) {
     exchange_ = exchange_of(type);
     const Sequence items(tensors);
@@ -99,7 +101,8 @@ class Tensors {
     return !objects_.empty();
   }
 
-  // Many never come again: what a look fetches is noted in the first.
+  // Returns whether `tensors` are the same objects with the same layout. The first success records the cache lines to
+  // prefetch; many sequences are never checked a second time.
   bool is_of(nb::handle tensors) {
     const Sequence items(tensors);
     if (!items.is_one() || items.size() != objects_.size()) return false;
@@ -121,7 +124,7 @@ class Tensors {
   }
 
  private:
-  // Notes what a look at `tensor`, and a change of its version, will fetch from memory.
+  // Records the cache lines that a check of `tensor`, and a change of its version, will read.
   void expect(PyObject* tensor) {
     hints_.note(reinterpret_cast<uintptr_t>(tensor));
     const nb::object place = nb::steal(PyObject_GetAttrString(tensor, "_cdata"));
@@ -133,11 +136,11 @@ class Tensors {
     }
   }
 
-  // Valid as long as the tensor.
+  // Reads the layout of a tensor. `view` points into the tensor and is valid as long as the tensor.
   bool look(PyObject* tensor, TensorView& view) const {
     nb::dlpack::dltensor seen;
     if (exchange_->fill(tensor, &seen) != 0) {
-      PyErr_Clear();  // it has no memory, or a type that DLPack does not know
+      PyErr_Clear();  // the tensor has no memory, or an element type that DLPack does not support
       return false;
     }
     view = {.address = reinterpret_cast<uintptr_t>(seen.data) + seen.byte_offset,
@@ -150,7 +153,7 @@ class Tensors {
   }
 
   const DLPackExchange* exchange_ = nullptr;
-  std::vector<PyObject*> objects_;  // not held
+  std::vector<PyObject*> objects_;  // borrowed; used only for comparison
   Footprint footprint_;
   LineHints hints_;
 };
@@ -168,12 +171,13 @@ void bind_tensors(nb::module_& m) {
             return nb::cast(std::move(found));
           },
           nb::arg("tensors"), nb::arg("type"), nb::sig("def of(tensors: object, type: type) -> Footprint | None"),
-          "Where a list or tuple of tensors lies; None unless all are of this type, alike, and row by row in host "
-          "memory.")
-      .def("is_of", &Tensors::is_of, nb::arg("tensors"), "Whether these are the same objects, and lie as they did.")
-      .def_prop_ro("address", &Tensors::address, "Of the first of them.")
+          "Record the layout of a list or tuple of tensors. Return None unless all tensors are of this type, have one "
+          "element type, and are row-major in host memory.")
+      .def("is_of", &Tensors::is_of, nb::arg("tensors"),
+           "Return whether these are the same objects with the same layout.")
+      .def_prop_ro("address", &Tensors::address, "The address of the first tensor.")
       .def_prop_ro("form", &Tensors::form,
-                   "Equal for tensors that lie to each other alike, wherever the first one is.");
+                   "A key that is equal for tensors with equal types, shapes and offsets from the first tensor.");
 }
 
 }  // namespace multiring

@@ -30,7 +30,7 @@ bool ControlChannel::send(int rank, uint64_t group, uint64_t tag, std::span<cons
     const auto waiting = control_.waiting_for(rank);
     throw Fault(FaultKind::state, "rank " + std::to_string(rank) + " has not acknowledged " +
                                       std::to_string(waiting.count) + " control messages of " +
-                                      std::to_string(waiting.bytes) + " bytes; it must take them before more can be sent");
+                                      std::to_string(waiting.bytes) + " bytes; send more after it has taken them");
   }
   control_.note_sent(rank, payload.size());
   const Frame frame{.group = group, .sequence = tag, .kind = FrameKind::control};

@@ -1,7 +1,7 @@
-// The handler of multiring's custom calls in JAX's programs, over the entry of entry/multiring.h.
+// The handler of multiring's custom calls in JAX programs. It uses the C interface of entry/multiring.h.
 //
-// A call has any number of arrays; those of one type are one request. XLA on a CPU runs one custom call at a time, in
-// the order of the compiled program: the handler waits, and no thread of Python's is held meanwhile.
+// A call has any number of arrays; the arrays of one element type form one request. On a CPU, XLA runs one custom call
+// at a time, in the order of the compiled program. The handler waits for its requests; it blocks no Python thread.
 
 #include <array>
 #include <atomic>
@@ -19,13 +19,13 @@ namespace {
 
 std::atomic<MultiringEntry*> entry{nullptr};
 
-// XLA's numbers of types (XLA_FFI_DataType), in the order of multiring.h.
+// XLA's type numbers (XLA_FFI_DataType), in the order of multiring.h's types.
 constexpr std::array<int, 15> kTypes{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 11, 12, 15, 18};
-// multiring's errors as XLA's, in the order of multiring.h.
+// XLA's error codes for multiring's errors, in the order of multiring.h.
 constexpr std::array<int, 9> kCodes{0, 3, 9, 10, 4, 9, 12, 1, 13};
 constexpr int kInvalidArgument = 3, kFailedPrecondition = 9, kUnimplemented = 12;
 
-// What the requests of one call end with.
+// The common result of the requests of one call.
 class Ending {
  public:
   void expect() {
@@ -55,26 +55,26 @@ class Ending {
   std::string text_;
 };
 
-// Calls without a name are one at a time among the ranks of a set, so that one name does for all of them: what was
-// submitted by it is known again.
+// Calls without a name share one name. A rank runs only one of them at a time per process set, so the name is
+// unambiguous and later requests can use the cached plan.
 constexpr const char* kUnnamed = "jax";
 std::unique_lock<std::mutex> turn_of(int32_t process_set) {
   static std::mutex guard;
-  static std::map<int32_t, std::mutex> turns;  // which stay where they are
+  static std::map<int32_t, std::mutex> turns;  // a map, because its elements never move
   std::unique_lock lock(guard);
   std::mutex& turn = turns[process_set];
   lock.unlock();
   return std::unique_lock(turn);
 }
 
-// The arrays of one type.
+// The arrays of one element type in a call.
 struct Part {
   int32_t type = 0;
   std::vector<MultiringArray> arrays;
   std::vector<const Buffer*> results;
   Ending* ending = nullptr;
 
-  // JAX knows the shapes of results beforehand: memory is there for no other.
+  // Returns the memory of a result, or null for another shape. JAX fixes the shapes of results before the call.
   void* room(int32_t array, const int64_t* shape, int32_t dims) const {
     const Buffer& result = *results[static_cast<size_t>(array)];
     bool fits = result.rank == dims;
@@ -95,12 +95,12 @@ Error* execute(const CallFrame* frame) {
   CallText call;
   MultiringEntry* to = entry.load();
   if (!call.parse(text))
-    return refused(frame, kInvalidArgument, "call \"" + text + "\": want what multiring.jax makes");
+    return refused(frame, kInvalidArgument, "call \"" + text + "\": want a call text made by multiring.jax");
   if (to == nullptr)
     return refused(frame, kFailedPrecondition,
                    "multiring is not loaded in this process: import multiring.jax before running this program");
   std::vector<Part> parts;
-  // Behind the arrays comes what threads the program's calls: the last input, and the last result.
+  // The last input and the last result are tokens that order the program's calls. The arrays precede them.
   const int64_t count = frame->rets.size - 1;
   *static_cast<unsigned char*>(static_cast<const Buffer*>(frame->rets.args[count])->data) = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -109,7 +109,8 @@ Error* execute(const CallFrame* frame) {
     int32_t type = 0;
     while (type < static_cast<int32_t>(kTypes.size()) && kTypes[static_cast<size_t>(type)] != input->dtype) ++type;
     if (type == static_cast<int32_t>(kTypes.size())) {
-      return refused(frame, kUnimplemented, "multiring moves no arrays of XLA's type " + std::to_string(input->dtype));
+      return refused(frame, kUnimplemented,
+                     "multiring does not support arrays of XLA's type " + std::to_string(input->dtype));
     }
     size_t at = 0;
     while (at < parts.size() && parts[at].type != type) ++at;
@@ -151,7 +152,7 @@ Error* execute(const CallFrame* frame) {
 
 extern "C" {
 
-// XLA_FFI_Handler.
+// The function that JAX registers, of the type XLA_FFI_Handler.
 __attribute__((visibility("default"))) multiring::jax::Error* multiring_jax_handler(multiring::jax::CallFrame* frame) {
   using multiring::jax::MetadataExtension;
   const auto* extension = frame->extension_start;
@@ -165,9 +166,9 @@ __attribute__((visibility("default"))) multiring::jax::Error* multiring_jax_hand
   return frame->stage == multiring::jax::kExecute ? multiring::jax::execute(frame) : nullptr;
 }
 
-// Has the handler start its requests there; returns why it cannot, "" where it can.
+// Makes the handler submit its requests to `entry`. Returns an empty text, or the reason why that is impossible.
 __attribute__((visibility("default"))) const char* multiring_jax_use(MultiringEntry* entry) {
-  if (entry->version != MULTIRING_ENTRY_VERSION) return "this library and multiring's core are of different versions";
+  if (entry->version != MULTIRING_ENTRY_VERSION) return "this library and multiring's core have different versions";
   multiring::jax::entry = entry;
   return "";
 }

@@ -1,8 +1,9 @@
-// multiring's operations for TensorFlow: kernels against its C interface, over the entry of entry/multiring.h.
+// multiring's operations for TensorFlow: kernels for TensorFlow's C interface that use entry/multiring.h.
 //
-// Three operations, each of arrays of one type: results of the same shapes, of rows, and rows exchanged by splits. All
-// else is in the attribute `call`, a line of text; see entry/call.h. They are asynchronous: `compute` starts a request,
-// and TensorFlow goes on with what does not need its results.
+// The operations take arrays of one element type. Their results have the inputs' shapes (MultiringWhole), gathered rows
+// (MultiringRows), scattered rows (MultiringScatter) or exchanged rows (MultiringExchange). The attribute `call` holds
+// all other parameters as a line of text; see entry/call.h. The kernels are asynchronous: `compute` starts a request,
+// and TensorFlow continues with operations that do not need its results.
 
 #include <dlfcn.h>
 
@@ -20,14 +21,14 @@ namespace multiring::tensorflow {
 namespace {
 
 Api api;
-std::string problem;  // why there are no operations
+std::string problem;  // why the operations are not available; empty if they are
 std::atomic<MultiringEntry*> entry{nullptr};
 
 constexpr TF_DataType kInt64 = 9;
-// TensorFlow's numbers of types (tensorflow/c/tf_datatype.h), in the order of multiring.h.
+// TensorFlow's type numbers (tensorflow/c/tf_datatype.h), in the order of multiring.h's types.
 constexpr std::array<TF_DataType, 15> kTypes{10, 6, 5, 3, 9, 4, 17, 22, 23, 19, 14, 1, 2, 8, 18};
 constexpr std::array<size_t, 15> kBytes{1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16};
-// multiring's errors as TensorFlow's, in the order of multiring.h.
+// TensorFlow's error codes for multiring's errors, in the order of multiring.h.
 constexpr std::array<TF_Code, 9> kCodes{TF_OK,
                                         TF_INVALID_ARGUMENT,
                                         TF_FAILED_PRECONDITION,
@@ -52,12 +53,12 @@ class Status {
   TF_Status* status_;
 };
 
-// A request in flight: what TensorFlow gave for it, which stays until `done`.
+// A request in flight. It owns TensorFlow's objects until `done` is called.
 class Flight {
  public:
   Flight(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      // What `done` points to is TensorFlow's own std::function, an argument of the caller: it is copied, as it is gone
-      // once `compute` has returned.
+      // `done` points to a std::function, an argument of TensorFlow's caller. It is copied, because it does not outlive
+      // `compute`.
       : context_(context), done_(*reinterpret_cast<std::function<void()>*>(done)) {}
   ~Flight() {
     for (TF_Tensor* tensor : tensors_) api.TF_DeleteTensor(tensor);
@@ -81,7 +82,7 @@ class Flight {
     int32_t type = 0;
     while (type < static_cast<int32_t>(kTypes.size()) && kTypes[static_cast<size_t>(type)] != type_) ++type;
     if (type == static_cast<int32_t>(kTypes.size())) {
-      status_.set(TF_UNIMPLEMENTED, "multiring moves no tensors of TensorFlow's type " + std::to_string(type_));
+      status_.set(TF_UNIMPLEMENTED, "multiring does not support tensors of TensorFlow's type " + std::to_string(type_));
       return false;
     }
     bytes_ = kBytes[static_cast<size_t>(type)];
@@ -116,7 +117,7 @@ class Flight {
                   "multiring is not loaded in this process: import multiring.tensorflow before running this graph");
       return false;
     }
-    to->start(to->self, &request);  // it may have ended, and this object with it
+    to->start(to->self, &request);  // the request may have ended and deleted this object
     return true;
   }
 
@@ -159,7 +160,7 @@ class Flight {
       return;
     }
     const auto done = std::move(done_);
-    delete this;  // tensors go before TensorFlow ends the operation
+    delete this;  // releases the tensors before TensorFlow ends the operation
     done();
   }
 
@@ -183,7 +184,7 @@ void* create(TF_OpKernelConstruction* construction) {
   auto call = std::make_unique<CallText>();
   if (status.ok() && !call->parse(text))
     api.TF_SetStatus(status, TF_INVALID_ARGUMENT,
-                     ("call=\"" + text + "\": want what multiring.tensorflow makes").c_str());
+                     ("call=\"" + text + "\": want a call text made by multiring.tensorflow").c_str());
   if (!status.ok()) {
     api.TF_OpKernelConstruction_Failure(construction, status);
     return nullptr;
@@ -218,8 +219,8 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// Of (n, ...) results of (?, ...), for the first `count` inputs; of scalars nothing is known, and the kernel refuses
-// them.
+// Sets the result shapes of the first `count` inputs: (?, ...) for an input of the shape (n, ...). It sets no shape for
+// scalars, which the kernel rejects.
 void rows_of(TF_ShapeInferenceContext* context, int count, TF_Status* status) {
   TF_ShapeHandle* some = api.TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1));
   for (int i = 0; i < count && api.TF_GetCode(status) == TF_OK; ++i) {
@@ -254,7 +255,7 @@ void register_operation(const char* name, const std::vector<const char*>& inputs
   if (is_list) api.TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
   for (const char* input : inputs) api.TF_OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : outputs) api.TF_OpDefinitionBuilderAddOutput(builder, output);
-  // Others' results depend on it: none is folded, merged with one like it, or left out.
+  // Other ranks depend on each operation, so TensorFlow must not fold, merge or remove any.
   api.TF_OpDefinitionBuilderSetIsStateful(builder, true);
   api.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, infer);
   api.TF_RegisterOpDefinition(builder, status);
@@ -288,9 +289,10 @@ __attribute__((constructor)) void load() {
 
 extern "C" {
 
-// Has the operations start their requests there; returns why there are none, "" where there are.
+// Makes the operations submit their requests to `entry`. Returns an empty text, or the reason why there are no
+// operations.
 __attribute__((visibility("default"))) const char* multiring_tensorflow_use(MultiringEntry* entry) {
-  if (entry->version != MULTIRING_ENTRY_VERSION) return "this library and multiring's core are of different versions";
+  if (entry->version != MULTIRING_ENTRY_VERSION) return "this library and multiring's core have different versions";
   multiring::tensorflow::entry = entry;
   return multiring::tensorflow::problem.c_str();
 }

@@ -1,4 +1,4 @@
-"""The compiled core, re-exported: everything outside this room imports it from here."""
+"""Re-export the compiled core. All other packages import the core from here."""
 
 from multiring._native._core import MOST_LANES as MOST_LANES
 from multiring._native._core import NOTE_BYTES as NOTE_BYTES

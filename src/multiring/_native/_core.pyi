@@ -68,17 +68,19 @@ class View:
     def dtype(self) -> str: ...
     @property
     def device(self) -> int:
-        """DLPack device type; 1 is host memory."""
+        """The DLPack device type; 1 is host memory."""
 
     @property
     def shape(self) -> list[int]: ...
     @property
     def strides(self) -> list[int]:
-        """In elements."""
+        """The strides in elements."""
 
 def view(arg: Annotated[NDArray, dict(writable=False)], /) -> View: ...
 def combine(dtype: DType, op: ReduceOp, target: int, sources: Sequence[int], count: int, divisor: int) -> None:
-    """dst = sources combined left to right; addresses of host memory."""
+    """
+    Combine the sources from left to right into the target. All addresses are of host memory.
+    """
 
 class Wire(enum.Enum):
     NONE = 0
@@ -91,11 +93,11 @@ class Wire(enum.Enum):
 
 def encoded_bytes(wire: Wire, elements: int) -> int: ...
 def encode(wire: Wire, target: int, source: int, count: int) -> None:
-    """What `count` float32 are on the wire; for tests."""
+    """Encode `count` float32 values for the wire; for tests."""
 
 def round_trip(wire: Wire, target: int, source: int, count: int) -> None:
     """
-    What `count` float32 are behind the wire; addresses of host memory, which may be the same.
+    Encode and decode `count` float32 values. Both addresses are of host memory and may be equal.
     """
 
 def combine_isa() -> str: ...
@@ -109,27 +111,27 @@ def read_rows(
     tails: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")],
 ) -> int:
     """
-    Fill `rows`, all of a size, with files' bytes from `begins` on, and `tails` with what follows each. How many came whole.
+    Read rows of equal size, which start at `begins` of their files, into `rows`, and the bytes after each row into `tails`. Return the number of complete rows.
     """
 
 class Footprint:
     @staticmethod
     def of(tensors: object, type: type) -> Footprint | None:
         """
-        Where a list or tuple of tensors lies; None unless all are of this type, alike, and row by row in host memory.
+        Record the layout of a list or tuple of tensors. Return None unless all tensors are of this type, have one element type, and are row-major in host memory.
         """
 
     def is_of(self, tensors: object) -> bool:
-        """Whether these are the same objects, and lie as they did."""
+        """Return whether these are the same objects with the same layout."""
 
     @property
     def address(self) -> int:
-        """Of the first of them."""
+        """The address of the first tensor."""
 
     @property
     def form(self) -> bytes:
         """
-        Equal for tensors that lie to each other alike, wherever the first one is.
+        A key that is equal for tensors with equal types, shapes and offsets from the first tensor.
         """
 
 class Lowering(enum.Enum):
@@ -170,7 +172,7 @@ class MoveColumns:
         coded_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
     ) -> None:
         """
-        One rank's moves, of one segment, with offsets and sizes in bytes and peers as world ranks.
+        The moves of one rank in one segment: offsets and sizes in bytes, peers as world ranks.
         """
 
 class ProgramForm:
@@ -187,14 +189,14 @@ class ProgramForm:
         last_segment: Program | None,
     ) -> None:
         """
-        What its moves are done with, and on how many segments of so many bytes.
+        The parameters of a program: scratch memory, reduction, lowering and segments.
         """
 
 def make_program(columns: MoveColumns, form: ProgramForm) -> Program: ...
 
 class Rounds:
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Rounds of agreement as (to, from) world ranks."""
+        """Rounds of agreement as (to, from) pairs of world ranks."""
 
 class OperationSpec:
     def __init__(
@@ -223,7 +225,7 @@ class Operation:
     @property
     def ran_s(self) -> tuple[float, float]:
         """
-        When all ranks had arrived, and when it ended: seconds of the monotonic clock, the former 0 if they never did.
+        The times when all ranks had arrived (0 if they never did) and when the operation ended, in seconds of the monotonic clock.
         """
 
     @property
@@ -232,7 +234,7 @@ class Operation:
     def fault_text(self) -> str: ...
     @property
     def culprit(self) -> int:
-        """Who was silent, after a stall; else -1."""
+        """The rank that was silent in a stall; else -1."""
 
     @property
     def descriptions(self) -> dict[int, str]: ...
@@ -241,18 +243,18 @@ class Operation:
 
 class SharedSlots:
     def __init__(self, context: Context, members: Sequence[int], steps: int) -> None:
-        """The slots in which ranks of one host meet."""
+        """The slots for small operations of a group on one host."""
 
     CAPACITY: Final[int] = ...
-    """Bytes of payload."""
+    """The largest payload in bytes."""
 
 class Holdings:
     def __init__(self, context: object) -> None: ...
     def post(self, spec: OperationSpec, caller_waits: bool, memory: object | None) -> Operation:
-        """Start an operation, and keep what it works on until it has ended."""
+        """Start an operation, and keep its memory alive until it has ended."""
 
     def release(self, operation: Operation) -> None:
-        """Let go of what an operation that has ended worked on."""
+        """Release the memory of an operation that has ended."""
 
 class Repeats:
     def __init__(
@@ -266,32 +268,32 @@ class Repeats:
         array_type: object,
     ) -> None: ...
     def next(self) -> int:
-        """The group's next sequence number."""
+        """Return the group's next sequence number."""
 
     @property
     def last(self) -> int:
-        """The sequence number given last; 0: none was."""
+        """The last sequence number given out; 0 if there is none."""
 
     @property
     def slots(self) -> SharedSlots: ...
     def remember(self, spec: OperationSpec, array: object | None, op: object | None) -> None:
-        """From now on `all_reduce`, or `barrier`, knows calls like this one."""
+        """Cache this call, so that `all_reduce` or `barrier` can repeat it."""
 
     def all_reduce(self, name: int, array: object | None, op: object | None) -> object:
         """
-        True: done. An Operation: it goes on, or has failed. None: nothing was begun, the call is not known.
+        Repeat a cached call. Return True if it is done, the Operation if it is unfinished or has failed, and None if the call is not cached and nothing was started.
         """
 
     def barrier(self, name: int) -> object:
-        """As all_reduce."""
+        """Repeat a cached barrier; see `all_reduce`."""
 
     def post_again(self, model: OperationSpec, memory: object | None) -> Operation:
         """
-        Start what was started before, as the group's next operation; this thread waits for it next.
+        Start an operation like `model` with the group's next sequence number. This thread must wait for it next.
         """
 
     def forget(self) -> None:
-        """Know no calls any more."""
+        """Clear the cache of calls."""
 
 class ControlMessageKind(enum.Enum):
     MESSAGE = 0
@@ -305,27 +307,27 @@ class ControlMessage:
     def kind(self) -> ControlMessageKind: ...
     @property
     def rank(self) -> int:
-        """In the world: who sent a message; who is gone."""
+        """The sender of a message, or the lost rank; a world rank."""
 
     @property
     def group(self) -> int:
-        """What a message is for; the group of a mismatch."""
+        """The address of a message, or the group of a mismatch."""
 
     @property
     def tag(self) -> int:
-        """Of a message; a mismatch's sequence number."""
+        """The tag of a message, or the sequence number of a mismatch."""
 
     @property
     def payload(self) -> bytes:
-        """What a message says; why a rank is gone."""
+        """The content of a message, or the reason of a loss."""
 
     @property
     def died(self) -> bool:
-        """Of a loss: whether the rank died, rather than left."""
+        """Whether the lost rank died rather than left."""
 
     @property
     def titles(self) -> dict[int, str]:
-        """What each rank of the world called the operation of a mismatch."""
+        """The description of a mismatched operation on each world rank."""
 
 class ContextConfig:
     def __init__(
@@ -352,7 +354,7 @@ class Context:
     def handover_name(self) -> str: ...
     def listen(self, host: str, first_port: int, last_port: int) -> int:
         """
-        Listen at a numeric address on the first free port; returns the port. Each call makes one more rail.
+        Listen at a numeric address and return the port, the first free one of the range. Each call adds a rail.
         """
 
     def connect(
@@ -364,21 +366,25 @@ class Context:
         disturbed: Callable,
     ) -> bool:
         """
-        False when `disturbed` returned True first. peers: (rank, same host, hand-over name, (host, port) of each rail, its host in words).
+        Connect to the peers; return False if `disturbed` returned True first. Each peer is (rank, is on the same host, handover name, (host, port) of each rail, text that names its host).
         """
 
     def allocate(self, bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-        """Arena memory as bytes; freed with the last array that views it."""
+        """
+        Return arena memory as a uint8 array. The last array that views it frees it.
+        """
 
     def arena_bytes(self) -> int: ...
     def holds(self, address: int, bytes: int) -> bool:
-        """Whether the memory lies in this rank's arena."""
+        """Return whether the memory lies in this rank's arena."""
 
     def post(self, spec: OperationSpec, caller_waits: bool) -> Operation: ...
     def wait(self, operation: Operation, timeout_s: float) -> bool: ...
     def has_ended(self, operation: Operation) -> bool: ...
     def stalled_on(self, operation: Operation) -> tuple[list[int], float]:
-        """Ranks waited for, and the seconds since anything moved."""
+        """
+        Return the ranks that the operation waits for, and the seconds since anything moved.
+        """
 
     def give_up(self, operation: Operation, silent: int) -> None:
         """
@@ -387,81 +393,87 @@ class Context:
 
     def abort(self, operation: Operation, culprit: int) -> None:
         """
-        Fail an operation in flight on all its ranks, as rank `culprit` has aborted the group.
+        Fail an operation in flight on all its ranks, because rank `culprit` has aborted the group.
         """
 
     def goodputs(self) -> list[tuple[int, int]]:
         """
-        (rank, bytes per second it took lately) of the ranks of other hosts that this one is connected to, where known.
+        Return (rank, recent bytes per second) of the connected ranks of other hosts, if known.
         """
 
     def read_by(self) -> list[int]:
-        """Ranks of this host that read this rank's ordinary memory in place."""
+        """
+        Return the ranks of this host that can read this rank's ordinary memory.
+        """
 
     def has_failed(self) -> bool:
-        """Whether a rank died or fell silent, or this one cannot go on."""
+        """
+        Return whether a rank died, a group stalled or was aborted, or this rank cannot communicate.
+        """
 
     def losses(self) -> dict[int, tuple[bool, str]]:
-        """Ranks that are gone: (died rather than left, why)."""
+        """Return the lost ranks, each with (died rather than left, reason)."""
 
     def take_events(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
         """
-        (kind, name, group, sequence, bytes, start ns, agreed ns, end ns) since the last call. Kinds: operation, wait, rail (name: which was given up; sequence: the peer).
+        Return the events since the last call: (kind, name, group, sequence, bytes, start ns, agreed ns, end ns). The kinds are operation, wait and rail; for a lost rail, `name` is its index and `sequence` the peer.
         """
 
     def rails(self) -> list[tuple[int, int, bool, int, float]]:
         """
-        (peer, rail, is up, bytes acknowledged, busy seconds) of every connection to another host.
+        Return (peer, rail, is up, acknowledged bytes, busy seconds) of every connection to another host.
         """
 
     def take_rail_losses(self) -> list[tuple[int, int, str]]:
-        """(peer, rail, why) of the rails given up since the last call."""
+        """Return (peer, rail, reason) of the rails lost since the last call."""
 
     def dropped_events(self) -> int: ...
     def keep_timeline(self, keeps: bool) -> None:
-        """Whether events are kept for take_timeline too, in addition."""
+        """Start or stop recording events for `take_timeline`."""
 
     def take_timeline(self) -> bytes:
-        """Rows of trace.part.ROW, since the last call."""
+        """Return the events since the last call as rows of `trace.part.ROW`."""
 
     def dropped_from_timeline(self) -> int: ...
     def settled(self, timeout_s: float) -> bool:
-        """True once nothing is in flight and every frame has been handed on."""
+        """
+        Wait until no operation is in flight and every frame has been sent. Return False after `timeout_s`.
+        """
 
     def collect(self, pause_ns: int) -> tuple[list[tuple[int, int, int, bool, int, int]], list[int], bool, bool]:
         """
-        What MPI is to carry, new since the last call: (bounce buffers, peers given up, whether anything is on its way, closed). A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Waits up to `pause_ns` where something is on its way, else until something is.
+        Return the work for the thread that calls MPI: (new bounce buffers, newly lost peers, whether messages are in transit, whether the context is closed). A bounce buffer is (number, peer, tag, is outgoing, address, bytes). Without new work, wait: up to `pause_ns` while messages are in transit, else until there is work.
         """
 
     def carried(self, numbers: Sequence[int]) -> None:
-        """These were sent, or have arrived."""
+        """Report that MPI has sent or received these bounce buffers."""
 
     def cannot_reach(self, peer: int, why: str) -> None:
-        """MPI fails for this peer; it counts as lost."""
+        """Report that MPI fails for this peer; the peer then counts as lost."""
 
     def allow_spin(self, seconds: float) -> None: ...
     def close(self, grace_s: float, announce: bool) -> None: ...
     def link_with(self, ranks: Sequence[int]) -> None:
         """
-        Open the connections with these ranks that are not there yet; the others do the same.
+        Open the missing connections with these ranks. The ranks must make the matching call.
         """
 
     def notify(self, rank: int, group: int, tag: int, payload: bytes) -> bool:
         """
-        Send a short message to a rank of the world, outside any operation. False: it is gone, or cannot be reached.
+        Send a short message to a world rank, outside any operation. Return False if the rank is lost or cannot be reached.
         """
 
     def take_control_messages(self, timeout_s: float) -> list[ControlMessage] | None:
         """
-        What has come since the last call, at once where there is something; None once the context is closed.
+        Return the messages since the last call; wait for one up to `timeout_s`. Return None once the context is closed.
         """
 
     def wake_control(self) -> None:
-        """Have take_control_messages return."""
+        """Make `take_control_messages` return."""
 
 def end_without_mpi() -> None:
     """
-    This process is to end even if MPI_Finalize, called as the last thing in it, waits for ranks that are gone.
+    Make this process end even if MPI_Finalize, at the process's exit, waits for lost ranks.
     """
 
 class Request:
@@ -489,62 +501,68 @@ class Request:
     def wire(self) -> bytes: ...
     @property
     def size_bytes(self) -> int:
-        """Of all its arrays."""
+        """The total size of all arrays in bytes."""
 
     @property
     def is_cancelled(self) -> bool: ...
     @property
     def signature(self) -> bytes:
-        """The same for requests that differ in nothing but their arrays' memory."""
+        """
+        A key that is equal for requests that differ only in their arrays' memory.
+        """
 
     @property
     def shapes(self) -> list[list[int]]: ...
     @property
     def splits(self) -> object: ...
     def input(self, array: int) -> int:
-        """An array's address."""
+        """Return the address of an array."""
 
     def output(self, array: int, shape: Sequence[int]) -> int:
-        """The address for an array's result, of this shape."""
+        """Return the address of the memory for an array's result of this shape."""
 
     def allocate(self, array: int, shape: Sequence[int]) -> int:
-        """The address of memory that the caller gives for another result."""
+        """
+        Return the address of memory that the caller provides for another result.
+        """
 
     def pack(self, memory: int) -> None:
-        """Copy all arrays to memory, one behind the other."""
+        """Copy all arrays to `memory`, one after another."""
 
     def unpack(self, memory: int) -> None:
-        """Copy all results from memory; they have their arrays' shapes."""
+        """
+        Copy all results from `memory` to the outputs. They have their arrays' shapes.
+        """
 
 class RequestQueue:
     def __init__(self) -> None: ...
     @property
     def address(self) -> int:
-        """Of its MultiringEntry."""
+        """The address of the MultiringEntry."""
 
     @property
     def capsule(self) -> CapsuleType:
-        """What native code is given; see multiring.h."""
+        """The capsule for native code; see multiring.h."""
 
     @property
     def in_flight(self) -> int:
-        """How many requests have not ended."""
+        """The number of requests that have not ended."""
 
     def take(self) -> Request:
         """
-        The next request, once there is one, and the turn to submit it. One that was cancelled later comes once more.
+        Wait for the next request, and return it together with the turn to submit it. A request that is cancelled after that is returned a second time.
         """
 
     def pass_turn(self) -> bool:
-        """Pass the turn on; False: no thread waits for it."""
+        """Pass the turn on; return False if no thread waits for it."""
 
     def end(self, request: Request, error: int, text: str) -> None:
         """
-        Tell a request's caller that it has ended; nothing where it was told before.
+        Report the end of a request to its caller, unless it was reported before.
         """
 
     def cancel_all(self) -> int:
-        """Have all requests in flight fail; how many there were."""
+        """Fail all requests in flight; return their number."""
 
     def close(self) -> None:
-        """Have whatever comes from now on fail at once."""
+        """Make later requests fail at once."""
