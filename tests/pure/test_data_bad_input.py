@@ -190,8 +190,8 @@ def with_pack(place: Path, change: Callable[[dict[str, Any]], None]) -> str:
         (lambda told: told.update(format="other"), "format 'other', want .*: packed by another version"),
         (lambda told: told.update(shards=[]), r"0 shards; want 1 to \d+, of different names"),
         (lambda told: told["shards"].append(told["shards"][0]), "shards; want 1 to .*, of different names"),
-        (lambda told: told["shards"][0].update(samples=True), "True stands where a count should"),
-        (lambda told: told["shards"][0].update(size_bytes=-1), "-1 stands where a count should"),
+        (lambda told: told["shards"][0].update(samples=True), "True is not a count: want an integer"),
+        (lambda told: told["shards"][0].update(size_bytes=-1), "-1 is not a count: want an integer"),
         (lambda told: told["fields"][0].update(kind="pickle"), "fields of kind .*pickle.*; want"),
         (lambda told: told["shards"][0].update(samples=told["shards"][0]["samples"] + 1), "want int64"),
         (lambda told: told["shards"][0].update(size_bytes=10), "sample 0: its array does not lie in its shard"),
@@ -240,13 +240,17 @@ ONES = np.ones((2, 3), np.float32)
 @pytest.mark.parametrize(
     ("records", "options", "text"),
     [
-        (({"a": object()},), {}, "a field holds a object, which no pack has; want arrays, numbers, text, bytes"),
-        (({"a": 1}, {"b": 1}), {}, r"has the fields \{'b': 'number'\}, the first sample"),
+        (({"a": object()},), {}, "a field holds a object, which cannot be packed; want arrays, numbers, text, bytes"),
+        (({"a": 1}, {"b": 1}), {}, r"has the fields \{'b': 'number'\}, but the first sample"),
         (({"a.b": 1},), {}, r"a field is named 'a\.b': want a name without dots and slashes"),
         ((), {}, "no sample to pack"),
         (({"a": 1},), {"to_float16": True}, "to float16: the samples have no arrays of floating-point numbers"),
-        (({"a": ONES * np.nan},), {"to_float16": True}, "sample 0: a has numbers that are not finite"),
-        (({"a": ONES}, {"a": np.ones((3, 3))}), {"to_float16": True}, "sample 1: a has 3 channels, those before it 2"),
+        (({"a": ONES * np.nan},), {"to_float16": True}, "sample 0: a contains NaN or infinity"),
+        (
+            ({"a": ONES}, {"a": np.ones((3, 3))}),
+            {"to_float16": True},
+            "sample 1: a has 3 channels, but earlier arrays have 2",
+        ),
         (({"a": ONES},), {"to_float16": True, "channel_axis": 2}, r"shape \(2, 3\) has no channels on axis 2"),
     ],
 )

@@ -238,7 +238,7 @@ def test_whose_cache_it_is(large: str, tmp_path: Path, monkeypatch: pytest.Monke
     foreign = BlockCache(folder, QUOTA, print, foreign=True)
     assert foreign.read("key", 0) == b"abc"
     assert not foreign.put("key", 1, b"abc")
-    with pytest.raises(ArgumentError, match="holds no block"):
+    with pytest.raises(ArgumentError, match="too small for blocks"):
         CachedStorage(LocalStorage(large), BlockCache(tmp_path / "small", 1000, print, foreign=True))
 
 

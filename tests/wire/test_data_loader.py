@@ -245,7 +245,7 @@ def test_what_makes_no_sense_is_refused(url: str) -> None:
         Workers(context="thread")
     with pytest.raises(ArgumentError, match="12 samples only"):
         Loader(data, 13, drop_last=True)
-    with pytest.raises(StateError, match="no batch"):
+    with pytest.raises(StateError, match="has not yielded a batch"):
         Loader(data, 1).share.weight  # noqa: B018 -- it raises
     loader = Loader(Dataset(url, transform=plain), 5, drop_last=True)
     assert len(list(loader)) == 2

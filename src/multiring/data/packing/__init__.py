@@ -1,1 +1,1 @@
-"""Packs: tar shards beside a manifest that says where every sample is, and what every block's bytes are."""
+"""Packs: tar shards, with an index of all samples and a check sum of each block."""

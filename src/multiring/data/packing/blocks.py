@@ -1,4 +1,4 @@
-"""A local pack's blocks, each held against its check sum before the first of its bytes is used."""
+"""Verify each block of a local pack by its check sum before the first use of its bytes."""
 
 from typing import Any
 
@@ -11,15 +11,17 @@ from multiring.errors import DataError
 
 
 class Blocks:
-    """Which blocks of a pack were verified by this process; another one verifies them again.
+    """The blocks of a pack that this process has verified.
+
+    Each process verifies blocks for itself.
 
     Args:
-        storage: where the pack is.
-        manifest: the pack's.
-        limits: of the table of check sums.
+        storage: the storage of the pack.
+        manifest: the pack's manifest.
+        limits: the largest size of the table of check sums.
 
     Raises:
-        DataError: the table is damaged.
+        DataError: the table of check sums is damaged.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, limits: Limits) -> None:
@@ -30,15 +32,15 @@ class Blocks:
         self.are_all_verified = False
 
     def verify(self, shards: Any, first: Any, last: Any) -> None:
-        """Verify the blocks in which samples lie.
+        """Verify the blocks that contain samples.
 
         Args:
-            shards: of the samples, (n,).
-            first: bytes of the samples in their shards, (n,).
-            last: bytes, (n,); -1 of a sample that has none.
+            shards: the shards of the samples, (n,).
+            first: the first byte of each sample in its shard, (n,).
+            last: the last byte of each sample in its shard, (n,); -1 for a sample without bytes.
 
         Raises:
-            DataError: a block has other bytes than were packed.
+            DataError: the check sum of a block does not match.
         """
         there = last >= 0
         lowest = self._firsts[shards[there]] + first[there] // BLOCK_BYTES
@@ -58,7 +60,7 @@ class Blocks:
         end = min(begin + BLOCK_BYTES, entry.size_bytes)
         if xxh3(read(self._storage, entry.name, begin, end)) != self._wanted[number]:
             raise DataError(
-                f"{self._storage.url}/{entry.name} has other bytes than were packed, at {begin} to {end}: want the "
-                "pack made anew, or `multiring data verify` to say what else is damaged"
+                f"{self._storage.url}/{entry.name} has other bytes than were packed, at {begin} to {end}: make the "
+                "pack again, or run `multiring data verify` to list all damage"
             )
         self._verified[number] = True

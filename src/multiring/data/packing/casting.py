@@ -1,4 +1,4 @@
-"""Arrays as float16: normalised by channel, with what that loses measured."""
+"""Convert arrays to float16: normalise them by channel, and measure the loss of precision."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ Array = NDArray[Any]
 
 
 class ChannelStatistics:
-    """Mean, standard deviation, least and most of each channel, of arrays that come one by one.
+    """Mean, standard deviation, minimum and maximum of each channel of many arrays.
 
     Args:
-        axis: of the channels.
+        axis: the axis of the channels.
 
     Source of the update: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979, equation 2.1.
@@ -29,16 +29,16 @@ class ChannelStatistics:
         self._most: Array = np.zeros(0)
 
     def add(self, what: str, array: Array) -> None:
-        """Take an array in.
+        """Add an array to the statistics.
 
         Raises:
-            DataError: it has other channels than those before, or a number that is not finite.
+            DataError: the array has another number of channels than earlier arrays, or contains NaN or infinity.
         """
         rows = self._by_channel(array).astype(np.float64)
         if not np.isfinite(rows).all():
-            raise DataError(f"{what} has numbers that are not finite, which no statistics are of")
+            raise DataError(f"{what} contains NaN or infinity, so channel statistics cannot be computed; clean it")
         if self._count and len(rows) != len(self._mean):
-            raise DataError(f"{what} has {len(rows)} channels, those before it {len(self._mean)}")
+            raise DataError(f"{what} has {len(rows)} channels, but earlier arrays have {len(self._mean)}")
         count, mean = rows.shape[1], rows.mean(axis=1)
         squares = ((rows - mean[:, None]) ** 2).sum(axis=1)
         if not self._count:
@@ -60,23 +60,23 @@ class ChannelStatistics:
 
     @property
     def mean(self) -> Array:
-        """Return each channel's."""
+        """Return each channel's mean."""
         return self._mean
 
     @property
     def deviation(self) -> Array:
-        """Return each channel's standard deviation; 1 where a channel is constant."""
+        """Return each channel's standard deviation, or 1 if the channel is constant."""
         found = np.sqrt(self._squares / max(1, self._count))
         return np.where(found > 0, found, 1.0)
 
     def told(self) -> dict[str, Any]:
-        """Return it for a manifest."""
+        """Return the statistics for a manifest."""
         names = {"mean": self._mean, "std": self.deviation, "min": self._least, "max": self._most}
         return {"channel_axis": self._axis} | {name: [float(each) for each in value] for name, value in names.items()}
 
 
 class HalfPrecision:
-    """Writes (array - mean) / std as float16, and measures what is lost."""
+    """Converts arrays to (array - mean) / std as float16, and measures the loss."""
 
     def __init__(self, statistics: ChannelStatistics, axis: int) -> None:
         self._statistics = statistics
@@ -86,10 +86,10 @@ class HalfPrecision:
         self._count = 0
 
     def cast(self, what: str, array: Array) -> Array:
-        """Return it as float16.
+        """Return an array, normalised and as float16.
 
         Raises:
-            DataError: a value is so far from its channel's mean that float16 does not reach it.
+            DataError: a normalised value is too large for float16.
         """
         shape = [1] * array.ndim
         shape[self._axis] = -1

@@ -1,8 +1,8 @@
 """A pack's manifest: sizes, counts, and xxh3 of each shard and of each 1 MiB block.
 
-manifest.json     what there is; its own digest names the pack
-index.npy         int64 (samples, columns): of each field where it begins and its bytes; of a number, itself
-blocks.npy        uint64 (blocks,): xxh3 of each shard's blocks, one shard after the other
+manifest.json     the fields, shards and check sums; its own digest names the pack
+index.npy         int64 (samples, columns): each field's offset and size in bytes; for a number, its value
+blocks.npy        uint64 (blocks,): xxh3 of all blocks, one shard after the other
 shard-00000.tar   samples in WebDataset's layout
 """
 
@@ -38,18 +38,18 @@ def xxh3(data: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """What every sample has under a name."""
+    """A field of every sample."""
 
     name: str
     kind: str
-    dtype: str = ""  # of an array, where all have one type and shape; of a number, unless it is Python's int
-    shape: tuple[int, ...] | None = None
-    header_bytes: int = 0  # before such an array's numbers
+    dtype: str = ""  # the type of arrays if all have one type and shape; the type of numbers, "" for Python's int
+    shape: tuple[int, ...] | None = None  # the shape of such arrays; otherwise None
+    header_bytes: int = 0  # bytes before the numbers of such an array
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def columns(self) -> int:
-        """Return how many columns of the index it has."""
+        """Return the number of the field's columns in the index."""
         return 1 if self.kind == "number" else 2
 
 
@@ -64,32 +64,32 @@ class ShardEntry:
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks it has; the last may be shorter."""
+        """Return the number of the shard's blocks; the last may be shorter."""
         return -(-self.size_bytes // BLOCK_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What is in a pack."""
+    """The content of a pack's manifest."""
 
     fields: tuple[Field, ...]
     shards: tuple[ShardEntry, ...]
     index_xxh3: int
     blocks_xxh3: int
-    note: str = ""  # what it was made of
+    note: str = ""  # the pack's source
 
     @property
     def samples(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
         return sum(each.samples for each in self.shards)
 
     @property
     def size_bytes(self) -> int:
-        """Return the shards' bytes."""
+        """Return the bytes of all shards."""
         return sum(each.size_bytes for each in self.shards)
 
     def text(self) -> str:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         told = asdict(self)
         for each in (told, *told["shards"]):
             each |= {name: f"{value:016x}" for name, value in each.items() if name.endswith("xxh3")}
@@ -97,15 +97,15 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Return what names the pack: 32 hexadecimal digits, which change with any byte of it.
+        """Return the pack's name: 32 hex digits that change with any of its bytes.
 
-        They are of the manifest, in which stand the fields and their types, and the check sums of every shard, of the
-        index, and of the blocks' check sums.
+        They are a digest of the manifest. It contains the fields and their types, and the check sums of all shards, of
+        the index, and of the table of blocks.
         """
         return hashlib.blake2b(self.text().encode(), digest_size=16).hexdigest()
 
     def listed(self) -> list[Shard]:
-        """Return its shards as a reader lists them."""
+        """Return the shards for a reader."""
         return [Shard(name=each.name, size_bytes=each.size_bytes, samples=each.samples) for each in self.shards]
 
 
@@ -113,7 +113,7 @@ def parsed(what: str, data: bytes) -> Manifest:
     """Return the manifest in a file's bytes.
 
     Raises:
-        DataError: it is none, of another version, or makes no sense.
+        DataError: the bytes are not a manifest, have another version, or have invalid values.
     """
     with damage_told(what, ValueError, KeyError, TypeError, RecursionError, AttributeError, OverflowError):
         told = json.loads(data)
@@ -150,7 +150,7 @@ def parsed(what: str, data: bytes) -> Manifest:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r} stands where a count should")
+        raise ValueError(f"{value!r} is not a count: want an integer of 0 or more")
     return value
 
 
@@ -162,10 +162,13 @@ def load_manifest(storage: Storage, limits: Limits) -> Manifest:
 
 
 def load_index(storage: Storage, manifest: Manifest, limits: Limits) -> NDArray[np.int64]:
-    """Return the index, whose every entry lies in its shard.
+    """Return a pack's index after checking that every entry lies within its shard.
+
+    Returns:
+        int64 (samples, columns): two columns for each field, its offset and size in bytes; one column for a number.
 
     Raises:
-        DataError: it is damaged, or another pack's.
+        DataError: the index is damaged, or belongs to another pack.
     """
     columns = sum(each.columns for each in manifest.fields)
     what = f"{storage.url}/{INDEX}"
@@ -177,7 +180,7 @@ def load_index(storage: Storage, manifest: Manifest, limits: Limits) -> NDArray[
     for each in manifest.fields:
         if each.columns == 2:
             begins, counts = index[:, column], index[:, column + 1]
-            # No sum: it could wrap.
+            # `begins + counts` could overflow, so compare without this sum.
             bad = (begins < 0) | (counts < -1) | (counts > sizes) | (begins > sizes - np.maximum(counts, 0))
             if each.shape is not None:
                 bytes_each = each.header_bytes + int(np.prod(each.shape, dtype=object)) * np.dtype(each.dtype).itemsize
@@ -189,7 +192,7 @@ def load_index(storage: Storage, manifest: Manifest, limits: Limits) -> NDArray[
 
 
 def load_blocks(storage: Storage, manifest: Manifest, limits: Limits) -> Words:
-    """Return xxh3 of each block, one shard after the other."""
+    """Return the xxh3 of each block, one shard after the other, uint64 (blocks,)."""
     blocks = _table(storage, BLOCKS, manifest.blocks_xxh3, limits)
     count = sum(each.blocks for each in manifest.shards)
     if blocks.dtype != np.uint64 or blocks.shape != (count,):

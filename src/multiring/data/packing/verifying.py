@@ -1,4 +1,4 @@
-"""Is a data set whole? Every sample is read and decoded, and a pack is held against its check sums before."""
+"""Verify a data set: compare a pack with its check sums, then read and decode every sample."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from multiring.data.readers.packed import PackedSource
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
 
-Progress = Callable[[int, int], None]  # bytes or samples done, of how many
+Progress = Callable[[int, int], None]  # called with the verified bytes or samples, and their total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """What is wrong, and where."""
+    """The place of a damage, and its description."""
 
     where: str
     text: str
 
 
 def damages(data: Dataset, progress: Progress) -> Iterator[Damage]:
-    """Yield what is damaged in a data set; nothing, where it is whole.
+    """Yield the damages of a data set; none if it is intact.
 
     Args:
-        data: opened with `decode=True`, where images are to be decoded.
-        progress: is told how far it is.
+        data: the data set; images are verified only if it was opened with `decode=True`.
+        progress: called after each block and each sample.
     """
     if isinstance(data.source, PackedSource):
         broken = list(_of_pack(data.storage, data.source.manifest, data, progress))
@@ -57,11 +57,11 @@ def _of_pack(storage: Storage, manifest: Manifest, data: Dataset, progress: Prog
                 number += shard.blocks - block
                 break
             if xxh3(piece) != blocks[number]:
-                yield Damage(where=f"{shard.name}, bytes {begin} to {end}", text="other bytes than were packed")
+                yield Damage(where=f"{shard.name}, bytes {begin} to {end}", text="the check sum does not match")
                 is_whole = False
             whole.update(piece)
             number += 1
             done += end - begin
             progress(done, manifest.size_bytes)
         if is_whole and whole.intdigest() != shard.xxh3:
-            yield Damage(where=shard.name, text="its xxh3 is not what the manifest says, though its blocks' are")
+            yield Damage(where=shard.name, text="its xxh3 differs from the manifest's, although its blocks are right")

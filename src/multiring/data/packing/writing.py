@@ -1,4 +1,4 @@
-"""Making a pack: it is written beside its place, on the disk before it is put there by renaming."""
+"""Make a pack: write it to a temporary folder, sync it to the disk, and rename the folder to its final name."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from multiring.errors import ArgumentError, DataError
 
 SHARD_BYTES = 64 << 20
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-_NOTED = 100  # samples that were left out, by number
+_NOTED = 100  # the most left-out samples whose numbers the manifest lists
 _RECORD = 512
 _KEY_DIGITS = 10
 _ENDINGS = {"image": "img", "array": "npy", "number": "cls", "text": "txt", "json": "json", "bytes": "bin"}
@@ -34,18 +34,19 @@ Progress = Callable[[int, int], None]  # samples done, bytes written
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackOptions:
-    """How a pack is made."""
+    """Options for making a pack."""
 
     shard_bytes: int = SHARD_BYTES
     to_float16: bool = False
     channel_axis: int = 0
-    order: Sequence[int] | None = None  # of the samples, as they are stored; as they come by default
-    on_bad: Callable[[int, DataError], None] | None = None  # is told of a sample that cannot be read, which is left out
-    check: Callable[[int, Record], None] | None = None  # raises DataError for a sample that no training could decode
+    order: Sequence[int] | None = None  # the order in which samples are stored; by default the source's order
+    # Called for a sample that cannot be packed; the sample is left out. None: such a sample is an error.
+    on_bad: Callable[[int, DataError], None] | None = None
+    check: Callable[[int, Record], None] | None = None  # raises DataError for a sample that cannot be decoded
 
 
 def kind_of(value: Any) -> str:
-    """Return under which kind a value is packed."""
+    """Return the kind as which a value is packed, one of `KINDS`."""
     kinds = ((Image, "image"), (np.ndarray, "array"), (str, "text"), (bytes, "bytes"), (dict | list, "json"))
     for kind, name in kinds:
         if isinstance(value, kind):
@@ -55,19 +56,19 @@ def kind_of(value: Any) -> str:
     if isinstance(value, float | complex | np.generic):
         return "array"
     told = f"{type(value).__name__} of more than 64 bits" if isinstance(value, int) else type(value).__name__
-    raise DataError(f"a field holds a {told}, which no pack has; want arrays, numbers, text, bytes")
+    raise DataError(f"a field holds a {told}, which cannot be packed; want arrays, numbers, text, bytes")
 
 
 def encoded(what: str, kind: str, value: Any) -> bytes:
-    """Return a field's bytes in its shard.
+    """Return the bytes of a field as they are stored in a shard.
 
     Args:
-        what: the field's name, for errors.
-        kind: as `kind_of` says.
-        value: the field.
+        what: the field's name, for error messages.
+        kind: the result of `kind_of`.
+        value: the field's value.
 
     Raises:
-        DataError: reading the bytes would give another value, or another type.
+        DataError: reading the bytes would give another value or another type.
     """
     if kind == "image":
         data: bytes = value.data
@@ -84,14 +85,14 @@ def encoded(what: str, kind: str, value: Any) -> bytes:
         if kind == "json":
             text = json.dumps(value, allow_nan=False)
             if not _alike(json.loads(text), value):
-                raise ValueError("JSON has no type for what is in it, such as tuples, or keys that are no text")
+                raise ValueError("it has values that JSON cannot store, such as tuples, or keys that are not text")
             return text.encode()
         return value.encode() if isinstance(value, str) else bytes(value)
 
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Raise DataError, with `what` in it, for a value that cannot be kept."""
+    """Turn exceptions into a DataError that says that `what` cannot be packed."""
     try:
         yield
     except DataError:
@@ -101,7 +102,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Return whether two values are equal and of the same types, to their innermost parts."""
+    """Return whether two values are equal and have the same types, also in nested lists and dicts."""
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
@@ -112,7 +113,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 class _ShardWriter:
-    """Writes a shard, and sums up its blocks."""
+    """Writes a shard, and computes the check sums of its blocks."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -124,7 +125,7 @@ class _ShardWriter:
         self.blocks: list[int] = []
 
     def add(self, name: str, data: bytes) -> int:
-        """Add a file; return where its bytes begin."""
+        """Add a file, and return the offset of its bytes in the shard."""
         head = tarfile.TarInfo(name)
         head.size = len(data)
         self._write(head.tobuf(tarfile.USTAR_FORMAT if len(name.encode()) < 100 else tarfile.PAX_FORMAT))
@@ -147,7 +148,7 @@ class _ShardWriter:
         self._file.close()
 
     def finish(self) -> ShardEntry:
-        """End it; it is on the disk then."""
+        """Complete the shard, sync it to the disk, and return its manifest entry."""
         self._write(bytes(2 * _RECORD))
         if self._rest:
             self.blocks.append(xxh3(bytes(self._rest)))
@@ -159,14 +160,14 @@ class _ShardWriter:
 
 
 def _number_type(value: Any) -> str:
-    """Return a number's type as the manifest says it: nothing for Python's int."""
+    """Return a number's type for the manifest; empty for Python's int."""
     if isinstance(value, bool):
         return "bool"
     return value.dtype.str if isinstance(value, np.generic) else ""
 
 
 def _ending(field: Field, data: bytes) -> str:
-    """Return what follows a sample's key in a file's name: the field, and what it holds."""
+    """Return the part of a file's name that follows the sample's key: the field's name, and an ending for its type."""
     ending = _ENDINGS[field.kind]
     if field.kind == "image":
         ending = next((end for magic, end in _MAGICS.items() if data.startswith(magic)), ending)
@@ -174,7 +175,7 @@ def _ending(field: Field, data: bytes) -> str:
 
 
 class _Packer:
-    """Takes records, and writes shards of them."""
+    """Writes records into shards."""
 
     def __init__(self, folder: Path, options: PackOptions, halves: dict[str, HalfPrecision]) -> None:
         self._folder, self._options, self._halves = folder, options, halves
@@ -189,21 +190,22 @@ class _Packer:
         """Write a sample.
 
         Raises:
-            DataError: it has other fields than the first, or of another kind.
+            DataError: the fields or their kinds differ from those of the first sample.
         """
         kinds = {name: kind_of(value) for name, value in record.items()}
         if not self._fields:
             self._fields = {name: self._field(name, kind, record[name]) for name, kind in kinds.items()}
         if kinds != {name: each.kind for name, each in self._fields.items()}:
             raise DataError(
-                f"{what} has the fields {kinds}, the first sample {[each.kind for each in self._fields.values()]}"
+                f"{what} has the fields {kinds}, but the first sample has fields of the kinds "
+                f"{[each.kind for each in self._fields.values()]}; want the same fields in all samples"
             )
-        # All of it first: a sample that cannot be packed leaves no file behind in the shard.
+        # Encode all fields before writing: a sample that cannot be packed then leaves no file in the shard.
         made = {name: self._made(f"{what}: {name}", name, kind, record[name]) for name, kind in kinds.items()}
         shard = self._opened()
         key = f"{len(self._rows):0{_KEY_DIGITS}d}"
         row: list[int] = []
-        # In the first sample's order: that of another one may differ.
+        # Write the fields in the first sample's order; this sample may have them in another order.
         for name, field in self._fields.items():
             value, data = made[name]
             begin = shard.add(f"{key}.{_ending(field, data)}", data)
@@ -214,7 +216,7 @@ class _Packer:
             self._close()
 
     def _made(self, what: str, name: str, kind: str, value: Any) -> tuple[Any, bytes]:
-        """Return a value as it is packed, and its bytes; note where a field has no one type or shape."""
+        """Return a value as it is packed, and its bytes; drop the field's type and shape if this value's differ."""
         if name in self._halves:
             value = self._halves[name].cast(what, value)
         data = encoded(what, kind, value)
@@ -223,10 +225,13 @@ class _Packer:
             self._fields[name] = replace(field, shape=None, dtype="", header_bytes=0)
         if kind == "number" and field.dtype and _number_type(value) != field.dtype:
             raise DataError(
-                f"{what} is a {_number_type(value) or 'Python int'}, the first sample's a {field.dtype}: want one type"
+                f"{what} is a {_number_type(value) or 'Python int'}, but in the first sample it is a {field.dtype}: "
+                "want one type"
             )
         if kind == "number" and not field.dtype and _number_type(value):
-            raise DataError(f"{what} is a {_number_type(value)}, the first sample's a Python int: want one type")
+            raise DataError(
+                f"{what} is a {_number_type(value)}, but in the first sample it is a Python int: want one type"
+            )
         return value, data
 
     def _field(self, name: str, kind: str, value: Any) -> Field:
@@ -234,7 +239,8 @@ class _Packer:
             raise DataError(f"a field is named {name!r}: want a name without dots and slashes")
         if kind == "number":
             return Field(name=name, kind=kind, dtype=_number_type(value))
-        # A type whose name is not all of it, as one of several columns, stands in each array's own header.
+        # NumPy's short name does not describe every type, for instance one of several columns. The full type is in each
+        # array's own header.
         if kind != "array" or not isinstance(value, np.ndarray) or np.dtype(value.dtype.str) != value.dtype:
             return Field(name=name, kind=kind)
         if name in self._halves:
@@ -255,12 +261,12 @@ class _Packer:
             self._shard = None
 
     def close(self) -> None:
-        """Let go of the shard that is being written."""
+        """Close the unfinished shard, if there is one."""
         if self._shard is not None:
             self._shard.close()
 
     def finish(self, note: str, statistics: dict[str, Any]) -> Manifest:
-        """End the last shard, and write what tells of all."""
+        """Complete the last shard, and write index, check sums and manifest."""
         self._close()
         if not self._entries:
             raise DataError("no sample to pack")
@@ -280,19 +286,21 @@ class _Packer:
 
 
 def pack(source: Source, samples: int, target: Path, options: PackOptions, progress: Progress) -> Manifest:
-    """Make a pack of a data set's samples; it is at `target` as a whole when this returns, or not at all.
+    """Make a pack of a data set's samples.
+
+    If the function fails, nothing is left at `target`.
 
     Args:
-        source: whose samples.
-        samples: how many it has.
-        target: a folder that is not there yet.
-        options: how.
-        progress: is told now and then how many samples are done.
+        source: the samples.
+        samples: the number of samples.
+        target: the pack's folder, which must not exist.
+        options: the options.
+        progress: called after each sample with the samples done and the bytes written.
 
     Raises:
-        ArgumentError: there is something at `target`.
+        ArgumentError: `target` exists.
         DataError: a sample cannot be read or packed.
-        OSError: the disk is full, or fails.
+        OSError: the disk is full or fails.
     """
     if target.exists():
         raise ArgumentError(f"{target} is there already; want a new folder, or remove it")
@@ -324,7 +332,7 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
 
 
 def _packed(packer: _Packer, source: Source, number: int, options: PackOptions) -> bool:
-    """Pack a sample; return False where it is left out, as it cannot be read, decoded or packed."""
+    """Pack a sample; return False if it is left out because it cannot be read, decoded or packed."""
     try:
         record = source.record(number)
         if options.check is not None:
@@ -339,7 +347,7 @@ def _packed(packer: _Packer, source: Source, number: int, options: PackOptions) 
 
 
 def _note_of(left_out: Sequence[int]) -> str:
-    """Return what a manifest says of the samples that were left out."""
+    """Return the manifest's note on the samples that were left out."""
     if not left_out:
         return ""
     shown = ", ".join(map(str, left_out[:_NOTED]))
