@@ -1,4 +1,4 @@
-// What a native test counts: checks that held, and those that did not, from any thread.
+// Counts the checks of a native test that passed and failed. Any thread may call these functions.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ inline void check(bool holds, const char* what) {
   std::printf("FAILED: %s\n", what);
 }
 
-// Prints the counts, and returns what the test's `main` is to return.
+// Prints the counts and returns the exit status for the test's `main`.
 inline int result() {
   std::printf("%d passed, %d failed\n", passed.load(), failed.load());
   return failed == 0 ? 0 : 1;

@@ -1,5 +1,5 @@
-// Every wire type on every variant this processor runs, at every length around a block, against scalar arithmetic in
-// double precision that shares no code and no method with the kernels.
+// Tests every wire type on every variant that this processor supports, at lengths around the block sizes. The reference
+// is scalar arithmetic in double precision; it shares no code and no method with the kernels.
 #include "codec.h"
 
 #include <bit>
@@ -29,7 +29,8 @@ void check(bool right, const std::string& what) {
 constexpr Wire wires[] = {Wire::fp16, Wire::bf16, Wire::int8};
 constexpr const char* names[] = {"none", "fp16", "bf16", "int8"};
 
-// The nearest number with `digits` binary digits and no place below 2^lowest, ties to even; infinity from 2^beyond on.
+// Rounds `value` to `digits` binary digits with no place below 2^lowest, ties to even. Values from 2^beyond on become
+// infinity.
 double nearest(double value, int digits, int lowest, int beyond) {
     if (value == 0 || !std::isfinite(value)) return value;
     int exponent = 0;
@@ -39,6 +40,7 @@ double nearest(double value, int digits, int lowest, int beyond) {
     return std::abs(rounded) >= std::ldexp(1.0, beyond) ? std::copysign(HUGE_VAL, value) : rounded;
 }
 
+// Computes the expected values after encoding and decoding.
 void arrive(Wire wire, const float* from, float* to, std::size_t count) {
     constexpr float nan = std::numeric_limits<float>::quiet_NaN();
     if (wire != Wire::int8) {
@@ -56,7 +58,7 @@ void arrive(Wire wire, const float* from, float* to, std::size_t count) {
             finite &= std::isfinite(from[i]);
             most = std::max(most, std::abs(from[i]));
         }
-        // 17 binary digits of the scale, rounded down.
+        // Round the scale down to 17 binary digits.
         int exponent = 0;
         const double fraction = std::frexp(most / 127.0F, &exponent);
         const double scale = std::ldexp(std::floor(std::ldexp(fraction, 17)), exponent - 17);
@@ -66,10 +68,10 @@ void arrive(Wire wire, const float* from, float* to, std::size_t count) {
             } else if (most < std::ldexp(1.0, -119)) {
                 to[i] = 0;
             } else {
-                const float inverse = static_cast<float>(1 / scale);  // 1 / a float32 is rounded alike by way of double
+                const float inverse = static_cast<float>(1 / scale);  // via double it rounds as in float32
                 const float quotient = from[i] * inverse;
                 to[i] = static_cast<float>(std::nearbyint(static_cast<double>(quotient)) * scale);
-                if (to[i] == 0) to[i] = 0;  // no byte has a sign of zero
+                if (to[i] == 0) to[i] = 0;  // an encoded byte has no negative zero
             }
         }
     }
@@ -93,12 +95,12 @@ void compare(Wire wire, std::size_t count, int style, std::mt19937& random) {
     const std::string what = std::string(multiring::combine_isa()) + " " + names[static_cast<int>(wire)] + " of " +
                              std::to_string(count) + ", style " + std::to_string(style);
     std::vector<float> values = numbers(count, style, random);
-    values.reserve(1);  // memcpy wants an address, even for nothing
+    values.reserve(1);  // memcpy needs an address even for 0 bytes
     std::vector<float> want(count + 1);
     arrive(wire, values.data(), want.data(), count);
     const std::size_t coded = multiring::encoded_bytes(wire, count);
     const std::size_t shift = random() % 5;
-    // Read and written at any address; what lies behind stays.
+    // Use unaligned addresses, and check that the bytes behind the results do not change.
     Bytes source(4 * count + shift + 1), wired(coded + shift + 64, 0xa5), target(4 * count + shift + 64, 0xa5);
     std::memcpy(source.data() + shift, values.data(), 4 * count);
     multiring::encode(wire, wired.data() + shift, source.data() + shift, count);
@@ -107,12 +109,12 @@ void compare(Wire wire, std::size_t count, int style, std::mt19937& random) {
     for (std::size_t i = 0; i < 64; ++i) {
       check(wired[coded + shift + i] == 0xa5 && target[4 * count + shift + i] == 0xa5, what + ": wrote beyond the end");
     }
-    // Coding what was decoded changes nothing, whole or block by block.
+    // Encoding decoded values again must not change them, as a whole or in pieces.
     Bytes again(coded), piecewise(coded);
     std::vector<float> twice(count + 1);
     multiring::encode(wire, again.data(), want.data(), count);
     multiring::decode(wire, twice.data(), again.data(), count);
-    check(std::memcmp(twice.data(), want.data(), 4 * count) == 0, what + ": twice");
+    check(std::memcmp(twice.data(), want.data(), 4 * count) == 0, what + ": encoded twice");
     const std::size_t step = 3 * multiring::block_elements(wire);
     std::size_t at = 0;
     for (std::size_t begin = 0; begin < count; begin += step) {
@@ -120,7 +122,7 @@ void compare(Wire wire, std::size_t count, int style, std::mt19937& random) {
         multiring::encode(wire, piecewise.data() + at, want.data() + begin, size);
         at += multiring::encoded_bytes(wire, size);
     }
-    check(at == coded && piecewise == again, what + ": by pieces");
+    check(at == coded && piecewise == again, what + ": encoded in pieces");
 }
 
 }  // namespace
@@ -145,7 +147,7 @@ int main() {
     float copies[2];
     multiring::encode(Wire::none, copies, values, 2);
     multiring::decode(Wire::none, copies, values, 2);
-    check(copies[1] == -2.0F, "none is a copy");
+    check(copies[1] == -2.0F, "the wire `none` copies");
     std::printf("%ld failed\n", failed);
     return failed == 0 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-// What combine is to compute, by scalar arithmetic on values taken apart and put together with ldexp and frexp.
+// The reference for `combine`: scalar arithmetic that decodes and encodes values with ldexp and frexp.
 #pragma once
 
 #include <algorithm>
@@ -78,7 +78,7 @@ inline Bits encoded(double value, Format format) {
     const Bits sign = std::signbit(value) ? Bits{1} << (format.fraction_bits + format.exponent_bits) : 0;
     const double magnitude = std::fabs(value);
     if (std::isinf(magnitude)) return sign | format.infinity();
-    int exponent = 0;  // magnitude = [0.5, 1) * 2^exponent
+    int exponent = 0;  // the magnitude is in [0.5, 1) * 2^exponent
     std::frexp(magnitude, &exponent);
     const int least = 1 - format.bias() - format.fraction_bits;  // the unit of denormals
     int unit = std::max(exponent - 1 - format.fraction_bits, least);
@@ -206,7 +206,8 @@ inline const std::vector<Bits>& special_values(DType dtype) {
     }
 }
 
-// A third special values, a third of moderate size (so that sums round), a third any bits at all.
+// Returns a buffer with one third special values, one third values of moderate size (so that sums round), and one third
+// random bits.
 inline Bytes random_buffer(DType dtype, std::size_t count, std::mt19937_64& random) {
     const std::size_t size = dtype_sizes[static_cast<std::size_t>(dtype)];
     const std::vector<Bits>& special = special_values(dtype);

@@ -1,5 +1,5 @@
-// Every type x operation x number of sources, on every variant this processor runs, against scalar arithmetic on values
-// taken apart and put together with ldexp and frexp: the reference shares no code and no method with the kernels.
+// Tests every type, operation and number of sources on every variant that this processor supports. The reference is
+// scalar arithmetic (combine_reference.h); it shares no code and no method with the kernels.
 #include "core/combine.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using namespace multiring::checks;
 
 namespace {
 
-// ---- the tally -----------------------------------------------------------------------------------------------------
+// ---- counting ------------------------------------------------------------------------------------------------------
 
 long passed = 0;
 long failed = 0;
@@ -80,8 +80,8 @@ std::string describe(const Case& tried, int in_place, std::size_t shift, const B
     return text;
 }
 
-// in_place: the source that is also dst, or -1 for none. Buffers end where their allocation ends, for AddressSanitizer;
-// with a shift, each begins at another odd address.
+// `in_place`: index of the source that is also dst, or -1. Buffers end at the end of their allocation, so that
+// AddressSanitizer detects overruns. With a shift, each buffer begins at a different odd address.
 void run(const Case& tried, int in_place, std::size_t shift) {
     std::vector<Bytes> copies;
     std::vector<const void*> sources;
@@ -103,7 +103,7 @@ void run(const Case& tried, int in_place, std::size_t shift) {
                        tried.divisor);
     const Bytes got(dst, dst + bytes);
     bool right = got == tried.expected;
-    for (std::size_t i = 0; i < copies.size(); ++i) {  // what was only to be read is as it was
+    for (std::size_t i = 0; i < copies.size(); ++i) {  // the other sources must be unchanged
         if (static_cast<int>(i) == in_place) continue;
         right = right && (bytes == 0 || std::memcmp(sources[i], tried.sources[i].data(), bytes) == 0);
     }
@@ -131,7 +131,7 @@ void test_all_combinations(const std::vector<std::string>& variants) {
     std::vector<std::size_t> counts;
     for (std::size_t count = 0; count <= 70; ++count) counts.push_back(count);
     counts.push_back(1000);
-    counts.push_back(4500);  // more than one block of every type
+    counts.push_back(4500);  // more than one block for every type
     for (const DType dtype : dtypes) {
         for (const ReduceOp op : ops) {
             for (const std::size_t sources : {1U, 2U, 3U, 4U, 5U, 17U}) {
@@ -153,7 +153,7 @@ void test_all_combinations(const std::vector<std::string>& variants) {
     }
 }
 
-// Every 16-bit pattern: alone (widening and rounding undo each other), divided, and with a random partner.
+// Tests every 16-bit pattern: alone (rounding must undo widening), divided, and with a random partner.
 void test_all_sixteen_bit_values(const std::vector<std::string>& variants) {
     std::mt19937_64 random(7);
     constexpr std::size_t count = 65536;
@@ -184,7 +184,7 @@ struct Literal {
     const char* why;
 };
 
-// Worked by hand: they test the reference as much as the kernels.
+// Cases worked out by hand. They test the reference as well as the kernels.
 void test_literals(const std::vector<std::string>& variants) {
     const Literal literals[] = {
         {DType::i8, ReduceOp::sum, {0x7f, 0x01}, 1, 0x80, "127 + 1 wraps to -128"},
@@ -194,10 +194,10 @@ void test_literals(const std::vector<std::string>& variants) {
         {DType::i16, ReduceOp::product, {0x4000, 0x0004}, 1, 0, "65536 wraps to 0"},
         {DType::i32, ReduceOp::min, {0x80000000, 0x7fffffff}, 1, 0x80000000, "signed"},
         {DType::u32, ReduceOp::min, {0x80000000, 0x7fffffff}, 1, 0x7fffffff, "unsigned"},
-        {DType::i64, ReduceOp::sum, {0x7fffffffffffffff, 1}, 2, 0x4000000000000000, "the sum has more bits than 64"},
+        {DType::i64, ReduceOp::sum, {0x7fffffffffffffff, 1}, 2, 0x4000000000000000, "the sum has more than 64 bits"},
         {DType::i64, ReduceOp::sum, {0x8000000000000000, 0xffffffffffffffff}, 2, 0xc000000000000000, "truncated"},
         {DType::u64, ReduceOp::sum, {0xfffffffffffffffe, 1}, 2, 0x7fffffffffffffff, "unsigned average"},
-        {DType::u64, ReduceOp::sum, {0xffffffffffffffff, 0xfffffffffffffffd}, 2, 0xfffffffffffffffe, "of 65 bits"},
+        {DType::u64, ReduceOp::sum, {0xffffffffffffffff, 0xfffffffffffffffd}, 2, 0xfffffffffffffffe, "a 65-bit sum"},
         {DType::f16, ReduceOp::sum, {0x7bff, 0x4c00}, 1, 0x7c00, "65504 + 16 = 65520 ties to 2^16: infinity"},
         {DType::f16, ReduceOp::sum, {0x7bff, 0x4b80}, 1, 0x7bff, "65504 + 15 rounds down"},
         {DType::f16, ReduceOp::sum, {0x7bff, 0x7bff}, 2, 0x7bff, "the average is divided before the rounding"},
@@ -224,12 +224,12 @@ void test_literals(const std::vector<std::string>& variants) {
         {DType::f32, ReduceOp::sum, {0x40e00000, 0x00000000}, 10, 0x3f333333, "7 / 10, not 7 * (1 / 10)"},
         {DType::f32, ReduceOp::sum, {0x00000001, 0x00000002}, 1, 0x00000003, "denormals stay"},
         {DType::f32, ReduceOp::max, {0xffc12345, 0x7f800000}, 1, 0x7fc00000, "NaN without sign and payload"},
-        {DType::f32, ReduceOp::min, {0x00000000, 0x80000000}, 1, 0x80000000, "of equals the later"},
-        {DType::f32, ReduceOp::max, {0x00000000, 0x80000000}, 1, 0x80000000, "of equals the later"},
+        {DType::f32, ReduceOp::min, {0x00000000, 0x80000000}, 1, 0x80000000, "the later of two equal operands"},
+        {DType::f32, ReduceOp::max, {0x00000000, 0x80000000}, 1, 0x80000000, "the later of two equal operands"},
         {DType::f64, ReduceOp::sum, {0xfff8000000000001, 0x7ff8000000000002}, 1, 0x7ff8000000000000, "two NaNs"},
         {DType::f64, ReduceOp::sum, {0x3ff0000000000000, 0}, 3, 0x3fd5555555555555, "1 / 3"},
-        {DType::boolean, ReduceOp::sum, {0, 2}, 1, 1, "or of bytes that are not 1"},
-        {DType::boolean, ReduceOp::product, {1, 2}, 1, 1, "and of bytes that have no bit in common"},
+        {DType::boolean, ReduceOp::sum, {0, 2}, 1, 1, "or of bytes other than 1"},
+        {DType::boolean, ReduceOp::product, {1, 2}, 1, 1, "and of bytes without a common bit"},
         {DType::boolean, ReduceOp::min, {1, 0}, 1, 0, "and"},
         {DType::boolean, ReduceOp::max, {0, 0}, 1, 0, "or"},
     };
@@ -292,7 +292,7 @@ void test_sizes() {
     }
 }
 
-// The variants this processor runs, best first.
+// Returns the variants that this processor supports, the fastest first.
 std::vector<std::string> find_variants() {
     std::vector<std::string> variants;
     for (const char* name : {"avx512", "avx2", "baseline", "neon"}) {

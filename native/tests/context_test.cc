@@ -1,4 +1,5 @@
-// Ranks as threads of one process: operations over both engines, disagreement, departure; made for TSan and ASan.
+// Tests operations over both engines, mismatches and departures, with ranks as threads of one process. Meant to run
+// under TSan and ASan.
 
 #include "core/context.h"
 
@@ -20,7 +21,7 @@ using namespace multiring::checks;
 
 namespace {
 
-// The same of float32 that are coded on their way, of one segment.
+// Returns one segment of a direct all_reduce of float32 over a lossy wire.
 std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wire wire) {
   auto program = std::make_shared<Program>(*direct_all_reduce(rank, size, count));
   program->dtype = DType::f32;
@@ -43,6 +44,7 @@ std::shared_ptr<Program> coded_all_reduce(int rank, int size, uint64_t count, Wi
   return program;
 }
 
+// Sums on arena memory or ordinary memory; `plain`: move by move.
 void sums(int size, bool one_host, bool arena, bool plain) {
   Job job(size, one_host, plain);
   job.in_parallel([&](int rank) {
@@ -57,17 +59,17 @@ void sums(int size, bool one_host, bool arena, bool plain) {
         const auto operation = context.post(
             spec_of(rank, size, count * 10 + turn, direct_all_reduce(rank, size, count), data, "sum", one_host), true);
         wait_for(context, operation);
-        check(operation->fault() == FaultKind::none, "an all_reduce ends well");
+        check(operation->fault() == FaultKind::none, "an all_reduce succeeds");
         bool right = true;
         for (uint64_t i = 0; i < count; ++i) {
           right &= data[i] == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
         }
-        check(right, "an all_reduce sums");
+        check(right, "an all_reduce returns the sum");
         const bool lowered = one_host && !plain && (arena || size > 1);
         const Lowering how = arena ? Lowering::slice : Lowering::staged_slice;
         check(operation->log().size() == (lowered ? 1 : operation->spec().program->moves.size()),
-              "all that ran is logged");
-        check(operation->log().front().lowering == (lowered ? how : Lowering::none), "as what it ran");
+              "every executed move is logged");
+        check(operation->log().front().lowering == (lowered ? how : Lowering::none), "the log names the lowering");
       }
       if (arena) context.own_segment()->release(block);
     }
@@ -75,7 +77,8 @@ void sums(int size, bool one_host, bool arena, bool plain) {
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// Numbers that lose nothing: in each block the largest is 127 times the scale, and the others whole multiples of it.
+// Sums over a lossy wire, with values that lose nothing: in each block the largest value is 127 times the scale, and
+// all others are multiples of the scale.
 void coded_sums(int size, bool one_host, Wire wire) {
   constexpr uint64_t kSegment = 50 * kScaledElements;
   constexpr uint64_t kLast = 30 * kScaledElements + 77;
@@ -94,17 +97,18 @@ void coded_sums(int size, bool one_host, Wire wire) {
     spec.user_bytes = data.size() * 4;
     const auto operation = context.post(std::move(spec), true);
     wait_for(context, operation);
-    check(operation->fault() == FaultKind::none, "a coded all_reduce ends well");
+    check(operation->fault() == FaultKind::none, "a coded all_reduce succeeds");
     bool right = true;
     for (uint64_t i = 0; i < data.size(); ++i) right &= data[i] == base(i) * static_cast<float>((1 << size) - 1);
-    check(right, "a coded all_reduce sums");
+    check(right, "a coded all_reduce returns the sum");
     check(operation->log().size() == kSegments * program->moves.size(), "all coded moves are logged");
-    check(operation->log().front().bytes == encoded_bytes(wire, program->moves.front().size / 4), "by what travelled");
+    check(operation->log().front().bytes == encoded_bytes(wire, program->moves.front().size / 4),
+          "the log counts the bytes on the wire");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// Many operations in flight at once, waited for from two threads in opposite orders.
+// Many operations are in flight at once, and two threads wait for them in opposite orders.
 void many_in_flight(bool one_host) {
   constexpr int kSize = 3;
   constexpr uint64_t kOperations = 40;
@@ -140,7 +144,7 @@ void many_in_flight(bool one_host) {
     for (const auto& buffer : buffers) {
       for (const int32_t value : buffer) right &= value == 6;
     }
-    check(right, "operations in flight together do not mix");
+    check(right, "concurrent operations do not mix their data");
     std::map<Event::Kind, uint64_t> kinds;
     std::set<uint64_t> reduced;
     bool ordered = true;
@@ -150,9 +154,9 @@ void many_in_flight(bool one_host) {
       if (event.kind == Event::Kind::reduce) reduced.insert(event.key.sequence);
     }
     check(kinds[Event::Kind::operation] == kOperations && kinds[Event::Kind::wait] >= 2 * kOperations,
-          "a timeline has every operation and wait");
-    check(reduced.size() == kOperations, "a timeline has every operation's reductions");
-    check(ordered && context.dropped_from_timeline() == 0, "a timeline's times are in order");
+          "a timeline contains every operation and wait");
+    check(reduced.size() == kOperations, "a timeline contains the reductions of every operation");
+    check(ordered && context.dropped_from_timeline() == 0, "the times of a timeline are in order");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
@@ -166,14 +170,14 @@ void disagreement(bool one_host) {
         spec_of(rank, 3, 1, direct_all_reduce(rank, 3, 100), data.data(), rank == 1 ? "another" : "one", one_host),
         true);
     wait_for(context, operation);
-    check(operation->fault() == FaultKind::mismatch, "a disagreement is a mismatch on every rank");
-    check(operation->descriptions().size() == 3, "every rank hears every description");
-    check(operation->descriptions().at(1) == "another", "the description is the rank's own");
+    check(operation->fault() == FaultKind::mismatch, "different descriptors cause a mismatch on every rank");
+    check(operation->descriptions().size() == 3, "every rank receives every description");
+    check(operation->descriptions().at(1) == "another", "each description belongs to its rank");
     check(data == std::vector<int32_t>(100, rank), "inputs are intact after a mismatch");
     const auto next =
         context.post(spec_of(rank, 3, 2, direct_all_reduce(rank, 3, 100), data.data(), "sum", one_host), true);
     wait_for(context, next);
-    check(next->fault() == FaultKind::none && data[0] == 3, "the next operation works");
+    check(next->fault() == FaultKind::none && data[0] == 3, "the operation after a mismatch succeeds");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
@@ -188,14 +192,14 @@ void departure(bool one_host, bool announce) {
     }
     const auto operation = context.post(spec_of(rank, 3, 1, nullptr, nullptr, "barrier", one_host), true);
     wait_for(context, operation);
-    check(operation->fault() == FaultKind::peer_lost, "a rank that is gone is a lost peer to all");
-    check(operation->fault_text().find(announce ? "rank 2 left" : "rank 2 died") == 0, "and it is named");
+    check(operation->fault() == FaultKind::peer_lost, "a rank that died or left is a lost peer on every rank");
+    check(operation->fault_text().find(announce ? "rank 2 left" : "rank 2 died") == 0, "the error names the lost rank");
   });
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
-// Rank 1 aborts an operation that rank 0 waits in and rank 2 has not come to: both are told that, and nothing of
-// silence.
+// Rank 1 aborts an operation in which rank 0 waits and which rank 2 has not posted yet. Both ranks must report the
+// abort and not a stall.
 void abort_is_named(bool one_host) {
   Job job(3, one_host);
   const auto post = [&](int rank, uint64_t number) {
@@ -207,20 +211,21 @@ void abort_is_named(bool one_host) {
   const auto late = post(2, 1);
   wait_for(job[2], late);
   for (const auto& operation : {waiting, late}) {
-    check(operation->fault() == FaultKind::state, "an abort is no silence");
-    check(operation->fault_text() == "rank 1 aborted the group", "and who aborted is named");
+    check(operation->fault() == FaultKind::state, "an abort is not reported as a stall");
+    check(operation->fault_text() == "rank 1 aborted the group", "the error names the rank that aborted");
   }
   try {
     post(0, 2);
-    check(false, "an aborted group takes no more operations");
+    check(false, "an aborted group rejects new operations");
   } catch (const Fault& fault) {
     check(fault.what() == std::string("the group is unusable: in an earlier operation rank 1 aborted the group"),
-          "and says why");
+          "the rejection names the reason");
   }
   job.in_parallel([&](int rank) { job[rank].close(1, true); });
 }
 
-// Rank 2 stops; rank 1 gives the first operation up, which rank 0 has ended, and leaves: rank 0 is to name rank 2.
+// Rank 2 stops. Rank 1 gives up operation 1 and leaves, while rank 0 is already in operation 2. Rank 0 must name rank
+// 2.
 void stall_before(bool one_host) {
   Job job(3, one_host);
   const auto post = [&](int rank, uint64_t number, int size) {
@@ -229,14 +234,14 @@ void stall_before(bool one_host) {
   std::shared_ptr<Operation> first = post(1, 1, 3);
   std::thread leaving([&] {
     job[1].give_up(first, 2);
-    check(first->fault() == FaultKind::stall, "who gives up has stalled");
+    check(first->fault() == FaultKind::stall, "an operation that this rank gives up has stalled");
     job[1].close(1, true);
   });
   const auto second = post(0, 2, 3);
   wait_for(job[0], second);
   leaving.join();
-  check(second->fault() == FaultKind::stall, "an operation after one in which a member stalled has stalled, too");
-  check(second->fault_text().find("nothing came from rank 2") == 0, "and names whom that member waited for");
+  check(second->fault() == FaultKind::stall, "an operation stalls if a member stalled in an earlier one");
+  check(second->fault_text().find("nothing came from rank 2") == 0, "the error names the silent rank");
   job[0].close(1, true);
   job[2].close(1, true);
 }

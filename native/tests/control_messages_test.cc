@@ -1,4 +1,4 @@
-// Messages outside any operation, and news of mismatches and losses; made for TSan and ASan.
+// Tests messages outside any operation, and notifications of mismatches and losses. Meant to run under TSan and ASan.
 
 #include "core/context.h"
 
@@ -28,7 +28,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
-// Every rank writes to every other, in order, outside any operation; beside it operations go on.
+// Every rank sends messages to every other rank while operations run.
 void messages(bool one_host) {
   constexpr int kSize = 3;
   constexpr uint64_t kCount = 200;
@@ -42,11 +42,11 @@ void messages(bool one_host) {
         for (const ControlMessage& message : take_some(context)) {
           check(message.kind == ControlMessage::Kind::message && message.group == 7 &&
                     message.tag == next[message.rank]++,
-                "notices come in order");
+                "control messages arrive in order");
           const bool right = message.tag % 50 == 0
                                  ? message.payload == std::string(kNoteBytes, static_cast<char>('a' + message.rank))
                                  : message.payload == std::string(message.tag % 3, 'x');
-          check(right, "a notice brings what was sent");
+          check(right, "a control message arrives with its payload");
           ++got;
         }
       }
@@ -58,9 +58,9 @@ void messages(bool one_host) {
         while (true) {
           try {
             check(context.notify(peer, 7, i, bytes_of(i % 50 == 0 ? large : std::string(i % 3, 'x'))),
-                  "a notice is sent");
+                  "a control message is sent");
             break;
-          } catch (const Fault&) {  // as many wait as may
+          } catch (const Fault&) {  // the limit of unacknowledged messages is reached
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
           }
         }
@@ -75,7 +75,8 @@ void messages(bool one_host) {
   });
 }
 
-// A listener hears of a mismatch nobody waits for, of losses, and of the end; who takes nothing is sent no more.
+// A listener is notified of a mismatch without a waiting caller, of losses, and of the end. A rank that takes no
+// messages is sent no more.
 void news(bool one_host) {
   Job job(3, one_host);
   job.in_parallel([&](int rank) {
@@ -83,9 +84,9 @@ void news(bool one_host) {
     spec.tells_mismatch = true;
     job[rank].post(std::move(spec), false);
     const auto taken = take_some(job[rank]);
-    check(taken.size() == 1 && taken[0].kind == ControlMessage::Kind::mismatch, "a mismatch is told of");
+    check(taken.size() == 1 && taken[0].kind == ControlMessage::Kind::mismatch, "a mismatch is reported");
     check(taken[0].group == 1 && taken[0].tag == 4 && taken[0].titles.at(2) == "meant by 2",
-          "it says what each rank meant");
+          "the report has the description of each rank");
   });
   bool refused = false;
   for (uint64_t i = 0; i <= ControlMessages::kMostWaiting.count && !refused; ++i) {
@@ -95,19 +96,19 @@ void news(bool one_host) {
       refused = fault.kind() == FaultKind::state && i == ControlMessages::kMostWaiting.count;
     }
   }
-  check(refused, "more notices than may wait are refused");
-  check(take_some(job[1]).front().tag == 0, "those before wait in order");
+  check(refused, "messages beyond the limit are rejected");
+  check(take_some(job[1]).front().tag == 0, "messages up to the limit wait in order");
   job[2].close(0, true);
   for (const int rank : {0, 1}) {
     bool told = false;
     while (!told) {
       for (const ControlMessage& message : take_some(job[rank])) {
         if (message.kind != ControlMessage::Kind::loss) continue;
-        check(message.rank == 2 && message.tag == static_cast<uint64_t>(LossKind::left), "a rank that left is told of");
+        check(message.rank == 2 && message.tag == static_cast<uint64_t>(LossKind::left), "a departure is reported");
         told = true;
       }
     }
-    check(!job[rank].notify(2, 1, 0, {}), "and is sent nothing");
+    check(!job[rank].notify(2, 1, 0, {}), "a rank that left is sent nothing");
   }
   std::thread closer([&] { job[0].close(0, false); });
   while (job[0].take_control_messages(5)) {

@@ -1,4 +1,4 @@
-// What a rank does with its memory once an operation has failed there, and what the others see of it.
+// Tests the memory of failed operations: a rank may overwrite it at once, and other ranks must not be affected.
 
 #include <atomic>
 #include <chrono>
@@ -23,8 +23,8 @@ void rest(int64_t microseconds) {
   while (Clock::now() < until) std::this_thread::yield();
 }
 
-// Rank 0 aborts sums at all moments of their lives, and has other plans for its memory at once. The others end a sum
-// with what it is, or not at all, and write into no memory of an operation that is over.
+// Rank 0 aborts sums at varying times and overwrites its memory at once. The other ranks must either return the right
+// sum or fail, and they must not write into the memory of an ended operation.
 void abort_and_overwrite(int size, bool arena, bool sliced) {
   constexpr uint64_t kTurns = 120;
   constexpr uint64_t kCount = 300'000;
@@ -51,21 +51,22 @@ void abort_and_overwrite(int size, bool arena, bool sliced) {
         return std::count(data, data + kCount, value) == static_cast<int64_t>(kCount);
       };
       if (operation->fault() == FaultKind::none) {
-        check(is_all(size * (size + 1) / 2), "what ends without a fault is the sum");
+        check(is_all(size * (size + 1) / 2), "an operation without a fault returns the sum");
       } else if (rank == 0) {
         ++aborted;
         std::fill_n(data, kCount, kOverwritten);
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        check(is_all(kOverwritten), "nobody writes into the memory of an operation that is over");
+        check(is_all(kOverwritten), "no rank writes into the memory of an ended operation");
       }
     });
   }
-  check(aborted > 0, "some were aborted");
+  check(aborted > 0, "some operations were aborted");
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// The only wire of every host is cut. Until then nobody fails, however long nothing comes from a rank that does
-// something else; then everybody who waits is told whom, and where that is, also who has nothing to send.
+// The only wire of every host is cut. Before that, no operation fails, although a busy rank sends nothing for long.
+// After that, the error on every waiting rank names the lost rank and its host, even if the waiting rank has nothing to
+// send.
 void only_wire_is_cut() {
   constexpr double kTimeout_s = 3;
   constexpr auto kLonger = std::chrono::milliseconds(4500);
@@ -77,24 +78,24 @@ void only_wire_is_cut() {
   std::this_thread::sleep_for(kLonger);
   const std::vector<std::shared_ptr<Operation>> waiting{post(1, 2), post(2, 2)};
   std::this_thread::sleep_for(kLonger);
-  for (int rank = 0; rank < 3; ++rank) check(job[rank].losses().empty(), "a rank that does something else is not lost");
+  for (int rank = 0; rank < 3; ++rank) check(job[rank].losses().empty(), "a busy rank is not lost");
   cut(0);
   const auto start = Clock::now();
   while (!job[1].has_ended(*waiting[0]) || !job[2].has_ended(*waiting[1]))
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   const auto late = post(0, 2);
   wait_for(job[0], late);
-  check(Clock::now() - start < 4 * as_duration(kTimeout_s), "in bounded time");
+  check(Clock::now() - start < 4 * as_duration(kTimeout_s), "the cut is detected in bounded time");
   for (const auto& operation : {waiting[0], waiting[1], late}) {
     check(operation->fault() == FaultKind::peer_lost, "a rank whose host is cut off is a lost peer");
     const std::string& text = operation->fault_text();
     check(text.find(" cannot be reached (nothing") != std::string::npos && text.find("host") != std::string::npos,
-          "and its host is named");
+          "the error names the host of the lost rank");
   }
   job.in_parallel([&](int rank) { job[rank].close(0, true); });
 }
 
-// One way between two ranks, of `count` int32.
+// Returns a program that sends `count` int32 values from rank 0 to rank 1.
 std::shared_ptr<const Program> message(int rank, uint64_t count) {
   auto program = std::make_shared<Program>();
   program->dtype = DType::i32;
@@ -103,8 +104,8 @@ std::shared_ptr<const Program> message(int rank, uint64_t count) {
   return program;
 }
 
-// Rank 0's segment has room for one staging slot more than its messages may hold together, so that now and then one has
-// none and cannot get any, whoever is at work then: that one fails, by name, and nothing else does.
+// Rank 0's segment has room for only one staging slot more than the link's regular slots. Sometimes a message has no
+// slot and cannot get one. Only the operation of that message must fail, whichever operation is being driven.
 void a_full_segment_fails_what_finds_no_room() {
   constexpr uint64_t kCount = 2'000'000;
   constexpr size_t kSlotBytes = 128 * 1024;
@@ -130,18 +131,18 @@ void a_full_segment_fails_what_finds_no_room() {
         ++failed;
         const char* text = rank == 0 ? "no room for 131072 bytes" : "rank 0 could not continue it";
         check(operations[i]->fault() == FaultKind::state && operations[i]->fault_text().find(text) == 0,
-              "what finds no room says so");
+              "an operation without room reports the reason");
       }
       const auto after = job[rank].post(spec_of(rank, 2, turn * 10 + 9, nullptr, nullptr, "barrier"), true);
       wait_for(job[rank], after);
-      check(after->fault() == FaultKind::none, "the rank goes on");
+      check(after->fault() == FaultKind::none, "later operations of the rank succeed");
     });
   }
-  check(failed > 0, "some found none");
+  check(failed > 0, "some operations found no room");
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// What a failure is told of more than once is not kept, nor what is said to an operation that is over, or never begins.
+// Repeated failure reports are not kept, and neither are frames for operations that have ended or never begin.
 void nothing_is_kept_of_failures(bool one_host) {
   Job job(3, one_host);
   const auto post = [&](int rank, uint64_t group, uint64_t number) {
@@ -151,7 +152,7 @@ void nothing_is_kept_of_failures(bool one_host) {
   };
   for (uint64_t group = 100; group < 120; ++group) {
     job[2].abort(post(2, group, 1), 2);
-    for (const int rank : {0, 1}) {  // who comes later fails, and says so to those who know
+    for (const int rank : {0, 1}) {  // a late rank fails, too, and reports its failure to the others again
       const auto operation = post(rank, group, 1);
       wait_for(job[rank], operation);
       check(operation->fault() == FaultKind::state, "an aborted operation fails");
@@ -162,7 +163,7 @@ void nothing_is_kept_of_failures(bool one_host) {
     const auto until = Clock::now() + std::chrono::seconds(5);
     while (job[rank].unexpected_frames() != 0 && Clock::now() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    check(job[rank].unexpected_frames() == 0, "no frame is kept for what is over");
+    check(job[rank].unexpected_frames() == 0, "no frame is kept for an ended operation");
   }
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }

@@ -1,9 +1,9 @@
-// What somebody says who does not keep to the protocol, into every parser that reads from a socket; made for ASan.
+// Sends invalid input to every parser that reads from a socket. Meant to run under ASan.
 //
-//   callers_test [SCALE [SEED]]
+//   handshakes_test [SCALE [SEED]]
 //
-// Structured input: right words of the protocol, of which some are changed, cut off, repeated or put elsewhere. A
-// crash, a hang and whatever a sanitizer finds fail it, and whoever gets in without the secret. SCALE 1 takes seconds.
+// The input consists of valid messages of the protocol, some of them changed, truncated, repeated or moved. The test
+// fails on a crash, a hang, a finding of a sanitizer, or a connection without the secret. SCALE 1 takes seconds.
 
 #include "core/context.h"
 
@@ -37,7 +37,7 @@ class Noise {
   explicit Noise(uint64_t seed) : engine_(seed) {}
   uint64_t below(uint64_t limit) { return std::uniform_int_distribution<uint64_t>(0, limit - 1)(engine_); }
   bool once_in(uint64_t turns) { return below(turns) == 0; }
-  // Values at which parsers go wrong, and others.
+  // Returns a value, often one at which parsers typically fail.
   uint64_t number() {
     static constexpr uint64_t kEdges[] = {0, 1, 2, 3, 63, 64, 127, 128, 255, 256, 65535, 65536, 1 << 17, (1 << 17) + 1,
                                           INT32_MAX, uint64_t{1} << 31, UINT32_MAX, uint64_t{1} << 32, INT64_MAX,
@@ -49,7 +49,7 @@ class Noise {
     for (char& each : made) each = static_cast<char>(engine_());
     return made;
   }
-  // Some change of words that were right: a bit, a field, the end, a part twice, a part missing.
+  // Returns valid bytes with some changes: a flipped bit, another field, a cut, a repeated part or a missing part.
   std::string changed(std::string words) {
     for (uint64_t turns = 1 + below(3); turns > 0 && !words.empty(); --turns) {
       const size_t at = below(words.size());
@@ -118,7 +118,7 @@ std::string hello() {
   return words + std::string(16, 'n');
 }
 
-// Somebody without the secret calls, or is called.
+// A process without the secret calls a rank, or is called by one.
 void words_to_a_handshake(Noise& noise, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i, ++inputs) {
     Pair pair;
@@ -136,11 +136,11 @@ void words_to_a_handshake(Noise& noise, uint64_t count) {
     }
     pair.there.reset();
     for (int turn = 0; turn < 4 && status == Handshake::Status::going; ++turn) status = handshake.advance();
-    check(status == Handshake::Status::refused, "who does not know the secret is refused");
+    check(status == Handshake::Status::refused, "a process without the secret is rejected");
   }
 }
 
-// Somebody between two ranks changes a bit of what they say, or nothing.
+// A process between two ranks flips one bit of their messages, or none.
 void words_on_the_way(Noise& noise, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i, ++inputs) {
     Pair first;
@@ -166,17 +166,17 @@ void words_on_the_way(Noise& noise, uint64_t count) {
       }
     }
     check((a == Handshake::Status::done) == (target == kAll),
-          "a handshake ends well exactly where nobody has changed it");
+          "a handshake succeeds exactly if its messages were not changed");
     check(target == kAll || target == kAll - 1 || b != Handshake::Status::done,
-          "and neither end takes a changed word for a proof");
+          "no end accepts a changed proof");
   }
 }
 
-// What a link tells: an operation is in flight here, as long as the peer is.
+// The receiver of a link's events. It accepts the data of three operations until they are closed.
 class Listener final : public LinkEvents {
  public:
   void on_frame(int, const Frame&, std::span<const std::byte> payload) override {
-    for (const std::byte each : payload) sum_ += static_cast<uint64_t>(each);  // all of it can be read
+    for (const std::byte each : payload) sum_ += static_cast<uint64_t>(each);  // reads every byte
   }
   bool expects(const OperationKey& key) const override {
     return key.group == 1 && key.sequence < 3 && !ended.contains(key);
@@ -215,7 +215,7 @@ std::string packet_of(Noise& noise, std::vector<uint64_t>& arrived, uint64_t& nu
     packet.number = ++number;
     std::memcpy(frame.note.data(), noise.bytes(frame.note.size()).data(), frame.note.size());
   }
-  if (noise.once_in(40)) {  // a field that is wrong
+  if (noise.once_in(40)) {  // an invalid field
     auto* words = reinterpret_cast<char*>(&packet);
     const uint64_t value = noise.number();
     const size_t size = size_t{1} << noise.below(4);
@@ -225,14 +225,14 @@ std::string packet_of(Noise& noise, std::vector<uint64_t>& arrived, uint64_t& nu
   return words + noise.bytes(std::min<uint64_t>(payload_of(frame), 1 << 18));
 }
 
-// A peer that was proven sends frames that are right but for some: to a link whose streams are read at the same time.
+// An authenticated peer sends frames, some of them invalid, to a link whose streams are read at the same time.
 void frames_to_a_link(Noise& noise, uint64_t count) {
   std::array<Poller::Ready, 16> ready;
   uint64_t links = 0;
   uint64_t taken = 0;
   const auto pool = std::make_shared<PayloadPool>();
   for (uint64_t sent = 0; sent < count; ++links) {
-    std::map<StreamKey, std::pair<std::vector<std::byte>, size_t>> targets;  // and how much of them is there
+    std::map<StreamKey, std::pair<std::vector<std::byte>, size_t>> targets;  // memory, and number of filled bytes
     Poller poller;
     Listener listener;
     const auto rails = static_cast<uint16_t>(1 + noise.below(2));
@@ -269,7 +269,7 @@ void frames_to_a_link(Noise& noise, uint64_t count) {
     }
     for (uint64_t sequence = 0; sequence < 3; ++sequence) link.close({1, sequence});
   }
-  check(count / links > 10 && taken / links > 500, "most of what is sent is read: it is not refused at once");
+  check(count / links > 10 && taken / links > 500, "links read most frames instead of rejecting them at once");
 }
 
 Descriptor connected_to(uint16_t port) {
@@ -302,7 +302,7 @@ std::shared_ptr<const std::vector<Round>> one_round(int with) {
   return std::make_shared<std::vector<Round>>(std::vector<Round>{{with, with}});
 }
 
-// The same to a whole rank that has operations in flight with that peer: it fails them, names the peer, and leaves.
+// An authenticated peer sends such frames to a whole rank with operations in flight. The operations must end.
 void frames_to_a_rank(Noise& noise, uint64_t count) {
   for (uint64_t sent = 0; sent < count;) {
     const auto context = rank_of_two(1);
@@ -315,10 +315,10 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
         status = handshake.advance();
       }
-      check(status == Handshake::Status::done, "who knows the secret is let in");
+      check(status == Handshake::Status::done, "a rank with the secret is accepted");
       peer = handshake.release();
     });
-    check(joins(*context, 1, 1, 30), "a rank joins");
+    check(joins(*context, 1, 1, 30), "a rank connects");
     caller.join();
     std::vector<std::shared_ptr<Operation>> operations;
     std::vector<std::vector<std::byte>> memory(3, std::vector<std::byte>(4000));
@@ -347,7 +347,7 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
     uint64_t number = 0;
     for (uint64_t turn = 0; turn < 300; ++turn, ++sent, ++inputs) {
       std::string words = packet_of(noise, arrived, number);
-      // A round that agrees, now and then, so that operations come to run.
+      // Sometimes send a round with an equal digest, so that operations start to run.
       if (noise.once_in(10)) std::memset(words.data() + offsetof(Frame, note), 0, 24);
       if (noise.once_in(100)) words = noise.changed(words);
       if (::send(peer.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) break;
@@ -362,9 +362,9 @@ void frames_to_a_rank(Noise& noise, uint64_t count) {
   }
 }
 
-// ---- who is turned away comes again -------------------------------------------------------------
+// ---- ranks that were turned away call again -----------------------------------------------------
 
-// A rank that was connected to and has not been read yet is not taken for dead because of callers that came after it.
+// A rank whose connection is waiting to be read must not be lost because of callers that arrived after it.
 void callers_behind_a_rank() {
   const auto low = rank_of_two(0);
   const auto high = rank_of_two(1);
@@ -378,13 +378,13 @@ void callers_behind_a_rank() {
       std::printf("%s\n", fault.what());
     }
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // its connection waits to be accepted
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the connection waits to be accepted
   std::vector<Descriptor> callers;
   for (int i = 0; i < 300; ++i) callers.push_back(connected_to(high_port));
   const bool high_joined = joins(*high, 1, low_port, 30);
   thread.join();
-  check(low_joined && high_joined, "a rank is not turned away for strangers");
-  for (const Descriptor& caller : callers) check(caller.valid(), "strangers wait in the queue");
+  check(low_joined && high_joined, "a rank is not turned away because of unknown callers");
+  for (const Descriptor& caller : callers) check(caller.valid(), "unknown callers wait in the queue");
   low->close(0, true);
   high->close(0, true);
 }
@@ -403,7 +403,7 @@ void turned_away_and_back() {
   ::getsockname(door.get(), reinterpret_cast<sockaddr*>(&address), &length);
   Descriptor kept;
   std::thread high([&] {
-    for (int turn = 0; turn < 3; ++turn) {  // before a word, after the hello, after the answer
+    for (int turn = 0; turn < 3; ++turn) {  // close before any message, after the hello, after the answer
       Descriptor caller(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
       char words[40];
       if (turn > 0) [[maybe_unused]] const auto got = ::recv(caller.get(), words, sizeof words, MSG_WAITALL);
@@ -417,7 +417,7 @@ void turned_away_and_back() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       status = handshake.advance();
     }
-    check(status == Handshake::Status::done, "who was turned away comes again");
+    check(status == Handshake::Status::done, "a rank that was turned away calls again");
     kept = handshake.release();
   });
   bool joined = false;
@@ -425,10 +425,10 @@ void turned_away_and_back() {
     joined = joins(*low, 0, ntohs(address.sin_port), 20);
   } catch (const Fault& fault) {
     std::printf("%s\n", fault.what());
-    std::exit(1);  // the other thread waits for what will not come
+    std::exit(1);  // the other thread would wait for ever
   }
   high.join();
-  check(joined, "and is in");
+  check(joined, "a rank that was turned away connects in the end");
   low->close(0, false);
 }
 
@@ -448,11 +448,11 @@ void unknown_callers_at_the_doorbell(Noise& noise) {
     [[maybe_unused]] const auto sent =
         ::sendto(caller.get(), said.data(), said.size(), MSG_DONTWAIT, address.get(), address.length);
   }
-  check(doorbell.silence() == 0, "who does not know the word does not ring");
+  check(doorbell.silence() == 0, "datagrams without the word do not ring");
   doorbell.ring(name, word);
-  check(doorbell.silence() == 1, "who knows it does, and finds room");
+  check(doorbell.silence() == 1, "a datagram with the word rings, and finds room in the queue");
   for (int turn = 0; turn < 3; ++turn) doorbell.ring(name, word);
-  check(doorbell.silence() == 3 && doorbell.silence() == 0, "each ring is heard once");
+  check(doorbell.silence() == 3 && doorbell.silence() == 0, "each ring counts once");
 }
 
 void no_listener_without_a_secret() {
@@ -463,7 +463,7 @@ void no_listener_without_a_secret() {
   } catch (const Fault& fault) {
     refused = std::string(fault.what()).find("without a secret") != std::string::npos;
   }
-  check(refused, "nobody listens without a secret");
+  check(refused, "a rank without a secret cannot listen");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ranks of a job as threads of one process, and the programs and operations that tests have them run.
+// A job whose ranks are threads of one process, and programs and operations for tests.
 #pragma once
 
 #include <arpa/inet.h>
@@ -71,7 +71,8 @@ inline std::shared_ptr<const std::vector<Round>> rounds_of(int rank, int size, b
   return rounds;
 }
 
-// Direct reduce-scatter, then direct all-gather, of `count` int32 in place; the parts are dealt to the channels.
+// Returns a direct reduce_scatter followed by a direct all_gather of `count` int32 in place. The channels take the
+// parts in turn.
 inline std::shared_ptr<const Program> direct_all_reduce(int rank, int size, uint64_t count, uint16_t channels = 1) {
   auto program = std::make_shared<Program>();
   program->channels = channels;
@@ -122,7 +123,7 @@ inline void wait_for(Context& context, const std::shared_ptr<Operation>& operati
   while (context.wait(operation, 5) != Context::Waited::ended) {
   }
 }
-// The wire of a rail is cut: what arrives over it is dropped without a word, at both ends.
+// Cuts the wire of a rail: the kernel silently drops everything that arrives over it, at both ends.
 inline void cut(int rail) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{1, &drop};

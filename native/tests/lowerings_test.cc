@@ -1,4 +1,4 @@
-// Small operations, as the lowerings that need no agreement run them; made for TSan and ASan.
+// Tests the lowerings for small operations, which need no agreement. Meant to run under TSan and ASan.
 
 #include "core/context.h"
 
@@ -17,8 +17,8 @@ using namespace multiring::checks;
 
 namespace {
 
-// Copy aside, send the copy to all, combine everybody's, of `count` int32 in place; the channels have parts of unequal
-// size.
+// Returns an all_reduce of `count` int32 in place: copy to scratch memory, send the copy to all ranks, combine all
+// copies. The channels have parts of different sizes.
 std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t count,
                                                    Lowering lowering = Lowering::exchange, uint16_t channels = 1) {
   auto program = std::make_shared<Program>();
@@ -54,7 +54,7 @@ std::shared_ptr<const Program> exchange_all_reduce(int rank, int size, uint64_t 
   return program;
 }
 
-// Small operations, each rank meeting in the slots or telling the ordinary way as its own dice fall.
+// Runs small operations. Each rank decides at random whether it uses the slots or the ordinary way.
 void every_way_of_meeting(int size) {
   constexpr uint64_t kOperations = 600;
   constexpr uint64_t kCount = 50;
@@ -74,7 +74,7 @@ void every_way_of_meeting(int size) {
       auto& data = buffers[i];
       std::fill(data.begin(), data.end(), static_cast<int32_t>(i) + rank);
       dice = dice * 1664525 + 1013904223;
-      const bool waits = i > kOperations / 2 || (dice >> 16) % 4 != 0;  // the second half is met by everyone
+      const bool waits = i > kOperations / 2 || (dice >> 16) % 4 != 0;  // in the second half, all ranks use the slots
       auto spec = spec_of(rank, size, 0, program, data.data(), "sum", true);
       spec.slots = slots;
       spec.meets = waits;
@@ -95,14 +95,14 @@ void every_way_of_meeting(int size) {
     for (uint64_t i = 0; i < kOperations; ++i) {
       for (const int32_t value : buffers[i]) right &= value == static_cast<int32_t>(i) * size + size * (size - 1) / 2;
     }
-    check(right, "every way of meeting gives the sum");
-    check(slots->knows_all(), "and the slots were known");
+    check(right, "every combination of ways returns the sum");
+    check(slots->knows_all(), "the slots of all ranks are known in the end");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// Small operations over several channels, whose moves travel as notes; also where the ranks turn back to agreeing: for
-// one that means something else, and for one that has nothing to note.
+// Runs small operations over several channels, whose messages travel as notes. Also tests that the ranks turn back to
+// the agreement if a rank has another descriptor or does not send notes.
 void eager_sums(uint16_t channels) {
   constexpr int kSize = 3;
   constexpr uint64_t kCount = 100;
@@ -126,25 +126,25 @@ void eager_sums(uint16_t channels) {
     };
     for (uint64_t turn = 0; turn < 10; ++turn) {
       const auto operation = post(3 * turn, "sum", program);
-      check(operation->fault() == FaultKind::none && holds(kSize, 3), "notes of every channel are summed");
+      check(operation->fault() == FaultKind::none && holds(kSize, 3), "messages of every channel are summed");
       const auto& log = operation->log();
-      check(log.size() == program->moves.size() && log.front().lowering == Lowering::notes, "each move by its note");
+      check(log.size() == program->moves.size() && log.front().lowering == Lowering::notes, "each move used a note");
       const auto wrong = post(3 * turn + 1, rank == 1 ? "another" : "one", program);
       check(wrong->fault() == FaultKind::mismatch && holds(1, rank),
-            "what somebody else means is told, all buffers intact");
+            "another descriptor causes a mismatch, and all buffers are intact");
       const auto plain = post(3 * turn + 2, "plain",
                               rank == 2 ? exchange_all_reduce(rank, kSize, kCount, Lowering::none, channels) : program);
-      check(plain->fault() == FaultKind::none && holds(kSize, 3), "who finds a rank that does not note sums its way");
-      check(plain->log().front().lowering == Lowering::none, "move by move");
+      check(plain->fault() == FaultKind::none && holds(kSize, 3), "ranks also sum if one sends no notes");
+      check(plain->log().front().lowering == Lowering::none, "the log shows that the program ran move by move");
     }
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// An operation begins with what its rank shows in the slots, whatever it does then: the others may end it meanwhile.
+// An operation begins when its rank publishes in the slots, because the other ranks may end it from then on.
 void posted_as_published() {
   Job job(2, true, false, false);
-  std::atomic<bool> rests{false};  // rank 1: nothing more comes from it, which would end the other's spinning
+  std::atomic<bool> rests{false};  // rank 1 sends no more frames, which would end the spinning of rank 0
   std::atomic<bool> has_met{false};
   job.in_parallel([&](int rank) {
     Context& context = job[rank];
@@ -153,7 +153,7 @@ void posted_as_published() {
     std::atomic<uint64_t> sequence{1};
     auto spec = spec_of(rank, 2, sequence, exchange_all_reduce(rank, 2, 10), data.data(), "sum", true);
     spec.slots = slots;
-    wait_for(context, context.post(spec, true));  // the slots are known now
+    wait_for(context, context.post(spec, true));  // now the slots are known
     if (rank == 1) {
       rests = true;
       while (!has_met) std::this_thread::yield();
@@ -166,16 +166,16 @@ void posted_as_published() {
       while (!attempt.operation)
         attempt = context.meet(spec, {1, sequence, 1}, reinterpret_cast<std::byte*>(data.data()));
       check(Clock::now() - attempt.operation->posted >= std::chrono::microseconds(20),
-            "an operation is as old as what it showed");
+            "an operation is as old as its published contribution");
       has_met = true;
       wait_for(context, attempt.operation);
     }
-    check(data == std::vector<int32_t>(10, 2), "and sums");
+    check(data == std::vector<int32_t>(10, 2), "the operation returns the sum");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }
 
-// In the slots too, ranks that mean different things are told, and go on.
+// A mismatch in the slots is reported, and later operations succeed.
 void disagreement_in_slots() {
   Job job(3, true, false, false);
   job.in_parallel([&](int rank) {
@@ -190,15 +190,15 @@ void disagreement_in_slots() {
       wait_for(context, operation);
       return operation;
     };
-    check(post(1, "sum", false)->fault() == FaultKind::none && data[0] == 3, "the first is agreed on");
+    check(post(1, "sum", false)->fault() == FaultKind::none && data[0] == 3, "the first operation agrees and succeeds");
     for (const bool meets : {true, false}) {
       data.assign(10, rank);
       const auto wrong = post(meets ? 2 : 3, rank == 1 ? "another" : "one", meets || rank != 1);
       check(wrong->fault() == FaultKind::mismatch && wrong->descriptions().at(1) == "another",
-            "a disagreement in slots is told");
-      check(data == std::vector<int32_t>(10, rank), "inputs are intact after it");
+            "a mismatch in the slots is reported");
+      check(data == std::vector<int32_t>(10, rank), "inputs are intact after a mismatch in the slots");
     }
-    check(post(4, "sum", true)->fault() == FaultKind::none && data[0] == 3, "and the next operation meets");
+    check(post(4, "sum", true)->fault() == FaultKind::none && data[0] == 3, "the next operation succeeds in the slots");
   });
   job.in_parallel([&](int rank) { job[rank].close(5, true); });
 }

@@ -1,5 +1,5 @@
-// The mpi engine without an MPI: ranks as threads, and a post office in memory that delivers out of order; made for
-// TSan.
+// Tests the mpi engine without MPI. The ranks are threads, and a simulated MPI in memory delivers messages out of
+// order. Meant to run under TSan.
 
 #include <algorithm>
 #include <atomic>
@@ -20,8 +20,8 @@ using namespace multiring::checks;
 
 namespace {
 
-// What MPI promises: a message reaches the receive that names its sender and tag; which of several is done first is
-// open.
+// Simulates the guarantees of MPI: a message matches the receive with its sender and tag, and several messages complete
+// in any order.
 class PostOffice {
  public:
   void post(int rank, const BounceBuffer& bounce) {
@@ -33,7 +33,7 @@ class PostOffice {
     if (sends.empty() || receives.empty()) return;
     const auto [from, sent] = sends.front();
     const auto [to, received] = receives.front();
-    check(sent.size == received.size, "a message is as long as was announced");
+    check(sent.size == received.size, "a message has its announced size");
     std::memcpy(received.data, sent.data, sent.size);
     done_[from].push_back(sent.number);
     done_[to].push_back(received.number);
@@ -59,8 +59,8 @@ struct Job {
   PostOffice office;
   std::vector<std::unique_ptr<Context>> ranks;
   std::vector<std::thread> carriers;
-  std::atomic<int> mute{-1};  // a rank whose messages are not carried any more
-  std::atomic<std::chrono::milliseconds> pause{};  // before anything is carried
+  std::atomic<int> mute{-1};  // a rank whose messages are no longer delivered
+  std::atomic<std::chrono::milliseconds> pause{};  // delay before messages are delivered
 
   explicit Job(int size, double stall_timeout_s = 60) {
     std::vector<PeerAddress> addresses;
@@ -77,7 +77,7 @@ struct Job {
       std::vector<PeerAddress> peers;
       for (int peer = 0; peer < size; ++peer) {
         if (peer == rank) continue;
-        if (peer == rank + 1 || peer == rank - 1) neighbours.push_back(peer);  // the others' links are made when needed
+        if (peer == rank + 1 || peer == rank - 1) neighbours.push_back(peer);  // other links are made on first use
         peers.push_back(addresses[static_cast<size_t>(peer)]);
       }
       ranks[static_cast<size_t>(rank)]->connect(peers, {rank}, neighbours, 30, [] { return false; });
@@ -110,7 +110,8 @@ struct Job {
   }
 };
 
-// Everybody's `count` int32 to everybody, in offers of unequal size, and all of them added up.
+// Returns an operation that sends `count` int32 of every rank to all ranks, in offers of different sizes, and sums
+// them.
 OperationSpec sum_of(int rank, int size, uint64_t sequence, uint64_t count, std::vector<int32_t>& data) {
   auto program = std::make_shared<Program>();
   program->dtype = DType::i32;
@@ -162,10 +163,10 @@ void sums(int size) {
     }
     for (size_t i = 0; i < counts.size(); ++i) {
       wait_for(context, operations[i]);
-      check(operations[i]->fault() == FaultKind::none, "a sum by messages succeeds");
-      check(data[i] == std::vector<int32_t>(counts[i], size * (size + 1) / 2), "and is right");
+      check(operations[i]->fault() == FaultKind::none, "a sum over MPI succeeds");
+      check(data[i] == std::vector<int32_t>(counts[i], size * (size + 1) / 2), "a sum over MPI is right");
     }
-    context.close(5, true);  // at different times: what has been sent arrives all the same
+    context.close(5, true);  // the ranks close at different times; sent messages must still arrive
   });
 }
 
@@ -177,8 +178,8 @@ void silence() {
     std::vector<int32_t> data(500'000, rank);
     const auto operation = context.post(sum_of(rank, 3, 1, data.size(), data), true);
     wait_for(context, operation);
-    check(operation->fault() == FaultKind::stall, "messages that never come end at the time-out");
-    check(context.settled(5), "and nobody waits for them afterwards");
+    check(operation->fault() == FaultKind::stall, "an operation fails at the time-out if messages never arrive");
+    check(context.settled(5), "no rank waits for lost messages afterwards");
   });
 }
 
@@ -195,10 +196,11 @@ void loss() {
     std::vector<int32_t> data(500'000, rank);
     const auto operation = context.post(sum_of(rank, 3, 1, data.size(), data), true);
     wait_for(context, operation);
-    check(operation->fault() == FaultKind::peer_lost, "a peer that MPI cannot reach is lost, to all");
-    // Rank 1 sees its connection with rank 0 end, and may be the first to tell rank 2 of it.
+    check(operation->fault() == FaultKind::peer_lost, "a peer that MPI cannot reach is lost on every rank");
+    // Rank 1 detects the end of its connection with rank 0, and may be the first to report it to rank 2.
     const std::string& text = operation->fault_text();
-    check(text.find("rank 1 died") == 0 || (rank == 2 && text.find("rank 0 died") == 0), "and it is named");
+    check(text.find("rank 1 died") == 0 || (rank == 2 && text.find("rank 0 died") == 0),
+          "the error names the lost rank");
   });
 }
 
@@ -208,14 +210,14 @@ void goodput() {
   job.pause = 20ms;
   job.in_parallel([&](int rank) {
     Context& context = *job.ranks[static_cast<size_t>(rank)];
-    check(context.goodputs().empty(), "what nobody has sent yet has no pace");
+    check(context.goodputs().empty(), "there is no goodput before the first message");
     std::vector<int32_t> data(2'000'000, rank);
     wait_for(context, context.post(sum_of(rank, 2, 1, data.size(), data), true));
     const auto found = context.goodputs();
-    check(found.size() == 1 && found[0].first == 1 - rank, "a peer that took much has a pace");
-    // A window at a time is under way, and half as much again may be when the sum ends.
+    check(found.size() == 1 && found[0].first == 1 - rank, "there is a goodput after many messages");
+    // One window is in transit at a time, and up to half a window more when the sum ends.
     constexpr auto kMost = static_cast<uint64_t>(1.5 * (2 << 20) / 0.02);
-    for (const auto& [peer, rate] : found) check(rate > 0 && rate < kMost, "which is what the messages had");
+    for (const auto& [peer, rate] : found) check(rate > 0 && rate < kMost, "the goodput matches the message delay");
   });
 }
 

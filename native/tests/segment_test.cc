@@ -1,4 +1,5 @@
-// The arena's allocator: what freed memory keeps, what it gives back, and that no two blocks ever share a byte.
+// Tests the allocator of a segment: which freed pages stay resident, which return to the kernel, and that blocks never
+// overlap.
 
 #include "core/segment.h"
 
@@ -24,29 +25,29 @@ bool holds_only(const std::byte* block, size_t bytes, int value) {
 void freed_memory_is_handed_out_again_as_it_was() {
   Segment segment(size_t{1} << 30);
   std::byte* first = segment.allocate(8 * kMiB);
-  std::byte* fence = segment.allocate(64);  // so that the two do not become one free block
+  std::byte* fence = segment.allocate(64);  // separates the two blocks, so that they do not merge when freed
   std::byte* second = segment.allocate(8 * kMiB);
   std::memset(first, 1, 8 * kMiB);
   std::memset(second, 2, 8 * kMiB);
   segment.release(first);
   segment.release(second);
   std::byte* again = segment.allocate(8 * kMiB);
-  check(again == second, "the block freed last is handed out first");
-  check(holds_only(again, 8 * kMiB, 2), "its pages stayed");
+  check(again == second, "the most recently freed block is allocated first");
+  check(holds_only(again, 8 * kMiB, 2), "the pages of a warm block are kept");
   std::byte* smaller = segment.allocate(2 * kMiB);
-  check(smaller == first && holds_only(smaller, 2 * kMiB, 1), "a smaller block takes a part of a warm one");
+  check(smaller == first && holds_only(smaller, 2 * kMiB, 1), "a smaller block uses part of a warm block");
   std::byte* rest = segment.allocate(6 * kMiB);
-  check(rest == first + 2 * kMiB && holds_only(rest, 6 * kMiB, 1), "and the rest of it stays warm");
+  check(rest == first + 2 * kMiB && holds_only(rest, 6 * kMiB, 1), "the rest of a warm block stays warm");
   for (std::byte* block : {again, smaller, rest, fence}) segment.release(block);
-  check(segment.used_bytes() == 0, "nothing is left in use");
+  check(segment.used_bytes() == 0, "no memory is in use at the end");
 }
 
-// Where pages are larger than a block's alignment: those that a block has for itself, and no part of another one.
+// Tests pages that are larger than the alignment of a block: only pages that belong to one block alone are returned.
 void whole_pages_of_the_kernel_are_given_back() {
   constexpr size_t kLargePage = size_t{64} << 10;
   Segment segment(size_t{1} << 30, 0, 0, kLargePage);
   std::byte* block = segment.allocate(kMiB + 4096);
-  if (reinterpret_cast<uintptr_t>(block) % kLargePage == 0) {  // the first one happens to begin with a page
+  if (reinterpret_cast<uintptr_t>(block) % kLargePage == 0) {  // the block begins at a page boundary by chance
     segment.allocate(kPagedBytes / 2);
     block = segment.allocate(kMiB + 4096);
   }
@@ -54,9 +55,9 @@ void whole_pages_of_the_kernel_are_given_back() {
   const size_t after = (static_cast<size_t>(block - segment.mapping().base()) + kMiB + 4096) % kLargePage;
   std::memset(block, 1, kMiB + 4096);
   segment.release(block);
-  check(before < kLargePage && holds_only(block, before, 1), "a page that is another block's, too, stays");
-  check(holds_only(block + before, kMiB + 4096 - before - after, 0), "whole pages are given back");
-  check(holds_only(block + kMiB + 4096 - after, after, 1), "and at the end likewise");
+  check(before < kLargePage && holds_only(block, before, 1), "a page that another block uses, too, is kept");
+  check(holds_only(block + before, kMiB + 4096 - before - after, 0), "whole pages are returned to the kernel");
+  check(holds_only(block + kMiB + 4096 - after, after, 1), "a partial page at the end is kept");
 }
 
 void what_is_too_much_is_given_back_oldest_first() {
@@ -69,12 +70,12 @@ void what_is_too_much_is_given_back_oldest_first() {
     std::memset(blocks[i], i + 1, 8 * kMiB);
   }
   for (std::byte* block : blocks) segment.release(block);
-  check(holds_only(blocks[0], 8 * kMiB, 0), "the pages of the oldest are gone");
-  check(holds_only(blocks[1], 8 * kMiB, 2) && holds_only(blocks[2], 8 * kMiB, 3), "those of the others are not");
+  check(holds_only(blocks[0], 8 * kMiB, 0), "the oldest pages are returned");
+  check(holds_only(blocks[1], 8 * kMiB, 2) && holds_only(blocks[2], 8 * kMiB, 3), "newer pages are kept");
   std::byte* large = segment.allocate(64 * kMiB);
   std::memset(large, 4, 64 * kMiB);
   segment.release(large);
-  check(holds_only(large, 64 * kMiB, 0), "a block beyond the bound is given back at once");
+  check(holds_only(large, 64 * kMiB, 0), "a block larger than the bound is returned at once");
   for (std::byte* fence : fences) segment.release(fence);
 }
 
@@ -94,9 +95,9 @@ void what_is_wanted_again_and_again_is_kept() {
     }
     return kept;
   };
-  check(kept_after(64 * kMiB, 1) == 1, "first no more stays than the bound says");
-  check(kept_after(64 * kMiB, 2) == 3, "then as much as was wanted again");
-  check(kept_after(16 * kMiB, 4) == 2, "but never more than the upper bound");
+  check(kept_after(64 * kMiB, 1) == 1, "at first, the bound limits the warm memory");
+  check(kept_after(64 * kMiB, 2) == 3, "the bound grows if memory is needed again");
+  check(kept_after(16 * kMiB, 4) == 2, "the bound never exceeds its limit");
 }
 
 void small_blocks_may_lie_in_warm_memory() {
@@ -104,18 +105,18 @@ void small_blocks_may_lie_in_warm_memory() {
   std::byte* large = segment.allocate(4 * kMiB);
   std::memset(large, 1, 4 * kMiB);
   segment.release(large);
-  std::byte* small = segment.allocate(100);  // first fit: where the large one was
+  std::byte* small = segment.allocate(100);  // first fit: at the place of the large block
   std::memset(small, 7, 100);
   std::byte* other = segment.allocate(3 * kMiB);
   std::memset(other, 8, 3 * kMiB);
   segment.release(other);
   std::byte* full = segment.allocate(4 * kMiB);
-  segment.release(full);  // pushes the rest out
-  check(holds_only(small, 100, 7), "pages given back are never those of a block in use");
+  segment.release(full);  // exceeds the bound, so the remaining warm pages are returned
+  check(holds_only(small, 100, 7), "pages of a block in use are never returned");
   segment.release(small);
 }
 
-// Against a map of what is in use: no overlap, no change of what a block holds, everything free in the end.
+// Compares random calls with a map of the blocks in use: no overlaps, no changed contents, no memory in use at the end.
 void any_order_of_calls() {
   Segment segment(96 * kMiB, 8 * kMiB);
   std::mt19937 random(7);
@@ -150,12 +151,12 @@ void any_order_of_calls() {
     }
   }
   check(apart, "no two blocks share a byte");
-  check(intact, "a block holds what was written to it");
-  check(refused > 0, "the segment was full now and then");
+  check(intact, "a block keeps its contents");
+  check(refused > 0, "the segment was full at times");
   for (const auto& [block, size] : live) segment.release(block);
-  check(segment.used_bytes() == 0, "everything was given back");
+  check(segment.used_bytes() == 0, "all memory was released");
   std::byte* whole = segment.allocate(96 * kMiB - Mapping::kHeapStart);
-  check(whole != nullptr, "and is one block again");
+  check(whole != nullptr, "the freed memory forms one block again");
   segment.release(whole);
 }
 
@@ -171,17 +172,17 @@ void allocator() {
   check(apart, "blocks do not overlap");
   for (size_t i = 0; i < blocks.size(); i += 2) segment->release(blocks[i]);
   for (size_t i = 1; i < blocks.size(); i += 2) segment->release(blocks[i]);
-  check(segment->used_bytes() == 0, "everything was given back");
+  check(segment->used_bytes() == 0, "all memory was released");
   std::byte* whole = segment->allocate((size_t{1} << 26) - Mapping::kHeapStart);
   segment->release(whole);
-  check(true, "and joined into one piece again");
+  check(true, "freed blocks merge");
   bool refused = false;
   try {
     segment->allocate(size_t{1} << 27);
   } catch (const Fault&) {
     refused = true;
   }
-  check(refused, "a full segment says so");
+  check(refused, "a full segment reports an error");
 }
 
 }  // namespace
