@@ -86,7 +86,7 @@ def test_as_by_hand(ranks: int) -> None:
 
 def test_what_makes_no_sense() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(ArgumentError, match="want how many batches make a step"):
+    with pytest.raises(ArgumentError, match="want the number of batches a step"):
         mt.accumulate(optimizer, 0)
     with pytest.raises(ArgumentError, match="optimizer is a int"):
         mt.accumulate(3, 2)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def outside_graphs(function: Function) -> Function:
 
 
 def is_within_backward() -> bool:
-    """Return whether a backward is running around this call, as around a reentrant checkpoint's inner backward."""
+    """Return whether this call runs inside a node of a backward, as in a reentrant checkpoint's inner backward."""
     return torch._C._current_autograd_node() is not None  # noqa: SLF001
 
 

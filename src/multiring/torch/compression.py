@@ -1,8 +1,8 @@
 """Compression: the form in which tensors travel.
 
-A compressor works in one of two ways. Its `compress` returns a tensor of a narrower type, as in Horovod. If a Group
-supports the compressor's `wire` type, the Group compresses only the data that cross hosts. Sums within a host are then
-computed in float32, and no number is rounded twice.
+A compressor is used in one of two ways. In general, its `compress` makes a tensor of a narrower type before the
+reduction, as in Horovod. For sums and averages of float32, the Group instead compresses only the data between hosts, to
+the compressor's `wire` type. Sums within a host are then computed in float32, and no number is rounded twice.
 """
 
 from typing import Any, ClassVar

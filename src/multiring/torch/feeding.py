@@ -87,7 +87,7 @@ class DataLoader(Loader):
             ArgumentError: this loader was not passed to `distribute`.
         """
         if self._weighing is None or self._rules is None:
-            raise ArgumentError("global_loss of a loader that did not come from `distribute`; want the one it returned")
+            raise ArgumentError("global_loss of a loader outside of `distribute`; want the loader that it returned")
         own = scaled(self._weighing.factor_of(self.share), loss.detach())
         return allreduce(own, op=self._rules.op, name="distribute.loss")
 
@@ -148,7 +148,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         return math.ceil((self._samples.order.length - self._progress.samples) / self._batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the begin of `epoch`."""
+        """Make the next iteration start at the beginning of `epoch`."""
         self._progress = replace(Progress.beginning(self._samples), epoch=epoch)
         self._tell()
 

@@ -67,7 +67,7 @@ def require_plain(tensor: Any) -> None:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Return whether `tensor`, any object, is a sparse tensor for `sparse_allreduce_async`."""
+    """Return whether `tensor`, which may be any object, is a sparse tensor for `sparse_allreduce_async`."""
     return isinstance(tensor, Tensor) and tensor.layout == torch.sparse_coo
 
 

@@ -29,7 +29,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleState":
-        """Return the present state of `module`."""
+        """Return the current state of `module`."""
         state = module.state_dict()
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))

@@ -1,8 +1,8 @@
 """Aborts: a rank that aborts a process group informs the other ranks, so that they do not wait for it.
 
-The aborting rank's operations in flight fail on all ranks by themselves. Other ranks may wait for it in operations that
-it has not started, or in messages. It therefore sends them control messages outside any operation. Each rank forwards
-the message, because two ranks that never communicated have no connection.
+The aborting rank's operations in flight fail on all ranks by themselves. Other ranks may wait for this rank in
+operations that it has not started, or in messages. The aborting rank therefore sends them a control message outside any
+operation. Each rank forwards the message, because two ranks that never communicated have no connection.
 """
 
 import struct

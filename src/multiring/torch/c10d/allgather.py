@@ -54,7 +54,7 @@ def broadcast(
     memory = as_bytes(place)
     title = f"broadcast from rank {source} of {dtype_name(tensor.dtype)} of shape ({tensor.numel()},)"
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.broadcast(memory, source, title, waits=waits)
 
     return state.issue("broadcast", Ready(start, settle), state.options_of(opts, timeout), several)
@@ -134,7 +134,7 @@ def all_gather_single_coalesced(
 def barrier(state: GroupState, opts: Any = None, *, timeout: timedelta | None = None) -> Any:
     """Wait until every rank has called this function."""
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return start_barrier(state.calls, "", waits=waits)
 
     return state.issue("barrier", Ready(start), state.options_of(opts, timeout), ())
@@ -178,7 +178,7 @@ def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int,
     each = f"{len(counts)} times {counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
     title = f"all_gather of {each} {dtype_name(tensor.dtype)}"
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.all_gather(own, out, sizes, title, waits=waits)
 
     return Ready(start, settle)

@@ -153,7 +153,7 @@ def _options(opts: Any, op: Any) -> tuple[Any, Any]:
     return None, opts
 
 
-# ---- operations that are ready to start, each with the work after its end ----
+# ---- operations that are ready to start ----
 
 
 def _all_reduce(

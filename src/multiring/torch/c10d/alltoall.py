@@ -38,9 +38,9 @@ def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
     opts: Any = None,
     timeout: timedelta | None = None,
 ) -> Any:
-    """Send rows of `source` to each rank, and write the received rows to `output` in the senders' rank order.
+    """Send rows of `source` to each rank, and write the received rows to `output`.
 
-    Without splits, each rank gets an equal number of rows.
+    The received rows are in the senders' rank order. Without splits, each rank gets an equal number of rows.
     """
     what = "all_to_all_single"
     require_host(what, source)
@@ -54,7 +54,8 @@ def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
     width = math.prod(source.shape[1:])
     if math.prod(output.shape[1:]) != width:
         raise RefusedError(
-            f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}"
+            f"{what}: rows of shape {tuple(source.shape[1:])} into rows of shape {tuple(output.shape[1:])}; want rows "
+            "of the same number of elements"
         )
     place, settle = place_for(state.group, output)
     start = _exchange(state, source, place, rows, (dtype_name(source.dtype), width))
@@ -104,7 +105,7 @@ def _exchange(
     )
     title = f"all_to_all of {kind[0]} rows of {kind[1]}"
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.all_to_all_rows(taken, put, rows, title, waits=waits)
 
     return start
@@ -116,7 +117,7 @@ def _rows(state: GroupState, what: str, name: str, tensor: Tensor, splits: Seque
         if not tensor.dim() or rows % ranks:
             raise RefusedError(
                 f"{what}: the {name} of shape {tuple(tensor.shape)} does not divide equally across the group of "
-                f"{ranks} ranks; want a multiple of rows, or split sizes"
+                f"{ranks} ranks; want a number of rows that is a multiple of the ranks, or split sizes"
             )
         return [rows // ranks] * ranks
     found = list(splits)

@@ -92,9 +92,7 @@ def require_like(what: str, one: Tensor, other: Tensor) -> None:
 def require_rank(what: str, name: str, value: int, ranks: int) -> None:
     """Raise RefusedError unless `value` is a rank of the group."""
     if not 0 <= value < ranks:
-        raise RefusedError(
-            f"{what}: invalid {name} rank {value}; want 0 to {ranks - 1}, as the group numbers its ranks"
-        )
+        raise RefusedError(f"{what}: invalid {name} rank {value}; want 0 to {ranks - 1}, a rank's number in the group")
 
 
 def require_as_many(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:

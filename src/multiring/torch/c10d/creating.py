@@ -33,7 +33,7 @@ _IGNITE = (
 
 
 class _Now:
-    """The present group of all ranks of torch.distributed, and counts of the groups made within it."""
+    """The current group of all ranks of torch.distributed, and counts of the groups made within it."""
 
     def __init__(self) -> None:
         self.whole: Group | None = None

@@ -1,4 +1,4 @@
-"""Convert multiring's errors to torch's error classes; the text is multiring's, and its error is the cause."""
+"""Convert multiring's errors to torch's error classes; multiring's error becomes the cause."""
 
 import torch.distributed as dist
 

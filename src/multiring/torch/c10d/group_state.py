@@ -69,7 +69,7 @@ class GroupState:
         # DistributedDataParallel's join, for example, waits for an operation of one number. Keep such Works alive here.
         self._lent: deque[OperationWork] = deque(maxlen=_LENT)
         self._owed: deque[OperationWork] = deque()  # operations whose results must be copied to the outputs afterwards
-        self._batch: list[OperationWork] | None = None  # the operations of the present coalescing, if there is one
+        self._batch: list[OperationWork] | None = None  # the operations of the running coalescing, if there is one
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
         self._parts: dict[type, Any] = {}  # parts that only some groups need, by their class
@@ -151,7 +151,7 @@ class GroupState:
         """Start several operations and return one Work for all of them; see `issue`."""
         settles = [each.settle for each in ready if each.settle is not None]
 
-        def start(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+        def start(_waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
             return SeveralHandles([each.start(False) for each in ready])
 
         def settle() -> None:

@@ -86,7 +86,7 @@ def _checked(what: str, tensors: Any, tag: int) -> Tensor:
 def _issue_message(
     state: GroupState, what: str, start: Callable[[], Handle], tensor: Tensor, settle: Settle = None
 ) -> Any:
-    def started(_waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def started(_waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return start()
 
     return state.issue(what, Ready(started, settle), state.options_of(None), (tensor,), Message)

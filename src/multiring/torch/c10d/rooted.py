@@ -106,7 +106,7 @@ def _start(
     buffers = as_bytes(source), as_bytes(place)
     title = f"{title} of {part.numel()} {dtype_name(part.dtype)}"
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.all_to_all(buffers, sizes, size_bytes, title, waits=waits)
 
     return start

@@ -33,7 +33,7 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
     own = tensor.detach().coalesce()
     found: list[Tensor] = []
 
-    def start(waits: bool) -> Handle:  # noqa: FBT001 -- as `issue` calls it
+    def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         gather = _SparseGather(group, own, reduction.name)
         first = gather.counts(waits=waits)
 

@@ -52,8 +52,8 @@ def allreduce(
         tensor: a tensor of the same shape and type on all ranks: floats, integers, bools (no average) or complex
             numbers (sum and average only). A sparse tensor gives a sparse sum or average.
         average: DEPRECATED, use op.
-        name: the ranks match their operations by this name, or by the order of their unnamed operations.
-        compression: a member of `Compression`: the form in which the tensor travels.
+        name: the name by which the ranks match this operation. Unnamed operations are matched by their order.
+        compression: the form in which the tensor travels, a member of `Compression` or the program's own compressor.
         op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
         prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
         postscale_factor: multiplies the result in the same way.
@@ -98,7 +98,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Replace `tensor` by the combination of all ranks' tensors, and return it; otherwise like `allreduce`."""
+    """Run an `allreduce` that overwrites `tensor` with the result, and return it."""
     how = combination(op, average, prescale_factor, postscale_factor)
     found: Tensor = submit_allreduce(tensor, name, how, process_set, in_place=True, waits=True).wait()
     return found
@@ -151,7 +151,7 @@ def submit_allreduce(
 
 
 def without_compressor(how: Combination, compression: Any, tensors: Sequence[Tensor]) -> Combination | None:
-    """Return the combination that lets a Group apply `compression` itself, on the data that crosses hosts.
+    """Return `how`, extended so that the Group itself compresses the data between hosts.
 
     The result is None if the caller must compress `tensors` before the reduction and decompress them afterwards.
     """

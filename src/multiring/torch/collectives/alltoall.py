@@ -18,10 +18,10 @@ Splits = Tensor | Sequence[int] | None
 def alltoall(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send rows of `tensor` to each rank, and return the received rows in the senders' rank order.
+    """Send rows of `tensor` to each rank, and return the received rows.
 
-    The operation is differentiable. Backward returns each row's gradient to the sender of the row. Every rank must
-    therefore run the backward pass.
+    The received rows are in the senders' rank order. The operation is differentiable. Backward returns each row's
+    gradient to the sender of the row. Every rank must therefore run the backward pass.
 
     Args:
         tensor: a tensor of any type; the ranks' shapes may differ in the first dimension only.
@@ -79,7 +79,7 @@ def _splits(splits: Splits, rows: int, ranks: int) -> list[int]:
     """Return the number of rows for each rank."""
     if splits is None:
         if rows % ranks:
-            raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple, or splits")
+            raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple of {ranks}, or splits")
         return [rows // ranks] * ranks
     if isinstance(splits, Tensor):
         if splits.dtype != torch.int32 or splits.dim() != 1:

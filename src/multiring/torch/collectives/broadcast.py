@@ -54,7 +54,7 @@ def broadcast_async(
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Overwrite `tensor` with the tensor of rank `root_rank`, and return it; otherwise like `broadcast`."""
+    """Run a `broadcast` that overwrites `tensor` with the root's tensor, and return it."""
     found: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True).wait()
     return found
 

@@ -48,10 +48,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Return new tensors, each combined over the ranks; one collective combines all tensors of one type.
+    """Return new tensors: each of `tensors` combined over the ranks.
 
-    Every rank must pass the same number of tensors, of the same shapes and types in the same order. Otherwise the
-    function works like `allreduce`.
+    One collective combines all tensors of one type. Every rank must pass the same number of tensors, of the same shapes
+    and types in the same order. The arguments and errors are those of `allreduce`.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     direct = without_compressor(how, compression, tensors)
@@ -85,9 +85,9 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """Combine each tensor in place, and return the tensors; otherwise like `grouped_allreduce`.
+    """Run a `grouped_allreduce` that overwrites each tensor with its result, and return them.
 
-    Tensors that `arena_like` made are not copied.
+    Tensors that `arena_like` made are reduced in their own memory, without a copy.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     span = None

@@ -46,7 +46,7 @@ def reducescatter(
     Args:
         tensor: a tensor of the same shape and type on all ranks, with at least one dimension.
         name: as for `allreduce`.
-        compression: a member of `Compression`: the form in which the tensor travels.
+        compression: the form in which the tensor travels, a member of `Compression` or the program's own compressor.
         op: Average or Sum, or their names.
         process_set: the ranks that take part; by default all ranks.
         prescale_factor: as for `allreduce`.

@@ -31,7 +31,7 @@ class SparseHandle:
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int | str | None, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
-    """Start to add up the ranks' sparse tensors; return a handle that is called to get the result.
+    """Start an allreduce of sparse tensors, and return its handle; call the handle to wait for the result.
 
     Each rank first adds up its elements that have the same indices. The result has each index once.
 
@@ -83,7 +83,7 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
         result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
         if not in_place:
             return result
-        with torch.no_grad():  # tensor.detach() would not do: it does not share memory with a sparse tensor
+        with torch.no_grad():  # and into `tensor` itself: tensor.detach() would not share the new entries
             tensor.copy_(result)
         return tensor
 

@@ -1,4 +1,4 @@
-"""Collectives on rows, of which each rank may have another number. Tensors of any type travel as rows of bytes."""
+"""Collectives on rows; the number of rows may differ between ranks. Tensors of any type travel as rows of bytes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,8 +67,8 @@ def submit_exchange(
 def submit_refusal(members: Members, tensor: Tensor, name: Name, operation: str) -> Pending:
     """Start an operation that fails on every rank, because `tensor` has no dimension and therefore no rows.
 
-    The ranks negotiate it like any other operation. The ranks stay in step, and ranks whose tensors have rows also
-    get the error.
+    The ranks negotiate the operation as usual. They therefore stay in step, and ranks whose tensors have rows get the
+    error too.
     """
 
     def start(group: Group, label: str) -> Handle:

@@ -87,7 +87,7 @@ class BucketSharing:
 
     @property
     def _process_group(self) -> ProcessGroup:
-        """The present process group; torch's default group may have been destroyed and made anew."""
+        """The current process group; torch's default group may have been destroyed and made anew."""
         found = dist.group.WORLD if self._given is None else self._given
         if isinstance(found, ProcessGroup) and found is self._known_group:
             return found
@@ -106,7 +106,7 @@ class BucketSharing:
     def _issue(
         self, buffer: Tensor, start: Callable[[], Handle], settle: Callable[[], None] | None = None
     ) -> Future[Tensor]:
-        """Start the operation, and return a future of `buffer`, set after the operation has ended and `settle` ran."""
+        """Start an operation; return a future that is set to `buffer` after the operation and `settle` have ended."""
         over = self._process_group
         work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])

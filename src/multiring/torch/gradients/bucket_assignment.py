@@ -151,7 +151,7 @@ class BucketAssignment:
             self.buckets[at : at + 1] = parts
 
     def _bucket_of(self, gradients: list[ParameterGradient]) -> Bucket:
-        """Return a new bucket for these gradients of one type, with their present contents."""
+        """Return a new bucket for these gradients of one type, with their current contents."""
         parameters = [entry.parameter for entry in gradients]
         return self._settle(gradients, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
 

@@ -21,7 +21,7 @@ class Witnesses:
         self._seen: list[_Seen] = []
 
     def see(self, buckets: Iterable[Bucket]) -> None:
-        """Record the present gradients of `buckets`; from now on, only the gradient reducer may change them."""
+        """Record the current gradients of `buckets`; from now on, only the gradient reducer may change them."""
         for bucket in buckets:
             largest = max(bucket.gradients, key=lambda entry: entry.view.numel())
             self._seen += [

@@ -55,7 +55,7 @@ class Distributed(torch.optim.Optimizer):
     _is_accumulating: bool = False
     ends_early: bool = False  # the group of backwards ends with the next backward, even if it is incomplete
     _is_lenient: bool = False  # warn, and do not raise, if gradients were changed before they were reduced
-    _has_warned: bool = False  # about gradients that were changed before they were reduced
+    _has_warned: bool = False  # this warning was given
     _watching: GradientWatch | None = None  # see `watch`
     share_of_batch: Share | None = None  # this rank's part of the newest batch of a loader of `distribute`
     _shares: tuple[Share, ...] = ()  # this rank's parts of the batches in the gradients; the newest may be missing
@@ -69,7 +69,7 @@ class Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Return a context in which `step` uses the present gradients, without another reduction.
+        """Return a context in which `step` uses the current gradients, without another reduction.
 
         Call `synchronize` before, and change the gradients as needed, for example by clipping.
 
@@ -78,8 +78,8 @@ class Distributed(torch.optim.Optimizer):
         """
         if self._delta_reducer is not None:
             raise LoopOrderError(
-                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines what the "
-                "ranks have changed: leave skip_synchronize() away, or use op=Average"
+                "Skipping synchronization is not supported when using Adasum optimizer. Each step combines the ranks' "
+                "changes: remove skip_synchronize(), or use op=Average"
             )
         self._skips = True
         try:
@@ -129,7 +129,7 @@ class Distributed(torch.optim.Optimizer):
 
     @property
     def shares_of_step(self) -> tuple[Share, ...]:
-        """This rank's parts of the batches that contributed to the present gradients."""
+        """This rank's parts of the batches that contributed to the current gradients."""
         self._count_batch()
         return self._shares
 
@@ -182,7 +182,9 @@ class Distributed(torch.optim.Optimizer):
         return self._group
 
     def before_step(self, call: Any, *, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        """Reduce the gradients for a step, and return the step's closure. A closure reduces them after its backward.
+        """Reduce the gradients for a step, and return the closure for the step.
+
+        If the step has a closure, the returned closure reduces the gradients after the closure's backward.
 
         Args:
             call: the frame of the call of `step`.

@@ -96,7 +96,7 @@ class GradientReducer:
         self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
         self._is_unused = False  # a backward brought gradients, and neither `step` nor `synchronize` has used them
-        self._witnesses = Witnesses()  # of gradients of the last backward that are not reduced yet
+        self._witnesses = Witnesses()  # records of gradients that the last backward left unreduced
         self.rounds = Rounds(self._assignment, self._witnesses)
         self.home: Home | None = None
         self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
@@ -185,7 +185,7 @@ class GradientReducer:
         return self.rounds.changed(self._steps + 1, self._passes_done, self._passes)
 
     def use_up(self) -> None:
-        """Record that the optimizer takes a step with the present gradients."""
+        """Record that the optimizer takes a step with the current gradients."""
         self._steps += 1
         self._assignment.first_steps.step()
         self._end_group()
@@ -355,7 +355,7 @@ class GradientReducer:
         self._passes_done = 0
 
     def contribute_neutrally(self) -> None:
-        """Take part in the reductions of ranks that still train, without own gradients; every rank ends with this."""
+        """Take part in the other ranks' reductions without own gradients; all ranks call this after their last step."""
         if self._is_open:
             raise StateError("a backward began and did not complete. " + _ANEW)
         self.rounds.contribute_neutrally(self._order)
@@ -366,7 +366,7 @@ class Home(NamedTuple):
     """The ranks of a reducer, and the function that moves its gradients to the next job.
 
     members: the ranks.
-    move: shares the gradients in the current job, and takes the given parameter's gradient first.
+    move: a function that shares the gradients in the current job, starting with the given parameter's gradient.
     """
 
     members: Members

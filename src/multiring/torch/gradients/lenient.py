@@ -13,7 +13,7 @@ from multiring.torch.gradients.setup import Setup, placed
 
 
 def _lenient(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `make` so that its optimizers warn if gradients were changed, and have the attributes of Horovod's."""
+    """Wrap `make`: its optimizers warn if gradients were changed, and have the attributes of Horovod's optimizers."""
 
     @wraps(make)
     def made(*arguments: Any, **keywords: Any) -> Any:

@@ -115,7 +115,7 @@ class ParameterGradient:
             )
         if gradient.layout is not torch.strided and gradient.layout is not torch.sparse_coo:
             kind = str(gradient.layout).removeprefix("torch.")
-            raise UnsupportedError(f"the gradient of {self.name} is {kind}; want a dense or a sparse COO one")
+            raise UnsupportedError(f"the gradient of {self.name} is {kind}; want a dense or sparse COO gradient")
         if gradient.shape != self.view.shape or gradient.dtype != self.view.dtype:
             raise StateError(
                 f"the gradient of {self.name} is {described(gradient)}, but was {described(self.view)} when the "

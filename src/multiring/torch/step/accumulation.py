@@ -18,7 +18,7 @@ class Accumulation:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(f"optimizer is a {type(optimizer).__name__}; want a torch.optim.Optimizer")
         if not isinstance(steps, int) or steps < 1:
-            raise ArgumentError(f"accumulate(optimizer, {steps!r}): want how many batches make a step, 1 or more")
+            raise ArgumentError(f"accumulate(optimizer, {steps!r}): want the number of batches a step, 1 or more")
         self._optimizer: torch.optim.Optimizer = optimizer
         self._steps: int = steps
         self._done = 0  # the number of batches in the current step

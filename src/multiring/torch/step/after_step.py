@@ -61,7 +61,7 @@ class RateSchedule:
 
 
 def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
-    """Scale the optimizer's present learning rates by `rule`; the loop needs no further call.
+    """Scale the optimizer's learning rates by `rule` at each step; the loop needs no further call.
 
         mt.schedule(optimizer, Warmup(500) * Cosine(10_000))
 
@@ -107,7 +107,7 @@ class MovingAverage:
         self._averages = [each.detach().clone() for each in self._followed()]
 
     def _followed(self) -> list[Tensor]:
-        """Return this rank's parts of the model's present tensors.
+        """Return this rank's parts of the model's current tensors.
 
         `model.half()` or a forward pass may replace the tensors, so this is called for each use.
         """
@@ -132,7 +132,7 @@ class MovingAverage:
         """Do nothing."""
 
     def after(self, step: StepContext, *, applied: bool) -> None:  # noqa: ARG002 -- as Stage
-        """Move the averages towards the present weights and statistics."""
+        """Move the averages towards the current weights and statistics."""
         if applied:
             with torch.no_grad():
                 torch._foreach_lerp_(self._averages, self._followed(), 1 - self._decay)
@@ -154,7 +154,7 @@ def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 
     """Keep an exponential moving average of `model`'s weights, updated at each step that had a gradient.
 
     Floating-point and complex buffers, such as batch norm's running statistics, are averaged in the same way, because
-    the statistics of the present weights do not fit averaged weights. Averages of buffers differ between ranks, as the
+    the statistics of the current weights do not fit averaged weights. Averages of buffers differ between ranks, as the
     buffers do. The averages are saved with the optimizer's state; a checkpoint has those of rank 0 for all ranks.
 
     Raises:

@@ -24,8 +24,8 @@ def with_gradients(optimizer: str, group: dict[str, Any]) -> tuple[list[Tensor],
     for each in parameters:
         if each.grad.layout != torch.strided:
             raise UnsupportedError(
-                f"{optimizer}: the gradient of a parameter, {described(each)}, is sparse; want a dense one, as of "
-                "Embedding(sparse=False)"
+                f"{optimizer}: the gradient of a parameter, {described(each)}, is sparse; want a dense gradient, as "
+                "from Embedding(sparse=False)"
             )
     return parameters, [each.grad for each in parameters]
 

@@ -85,7 +85,7 @@ class GradientLag:
             each.grad = found.get(number)
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     def _made(self, step: StepContext) -> _Waiting:
         optimizer, count = step.optimizer, len(step.parameters)
@@ -131,14 +131,14 @@ class GradientLag:
             if kept.shape != parameter.shape:
                 raise ArgumentError(
                     f"gradient lag: the state has a gradient of shape {tuple(kept.shape)} for parameter {number}, of "
-                    f"shape {tuple(parameter.shape)}; it is another model's"
+                    f"shape {tuple(parameter.shape)}; want the state of the same model"
                 )
             found[number] = kept.clone() if kept.layout != torch.strided else torch.empty_like(parameter).copy_(kept)
         self._waiting = _Waiting(len(parameters), state.get("marks", {}), found) if found else None
 
 
 def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLag:
-    """Make each step of `optimizer` apply the gradient of the previous step; return the stage that keeps it.
+    """Make each step of `optimizer` apply the gradient of the previous step.
 
         lag = mt.gradient_lag(optimizer)
         ...
@@ -162,6 +162,9 @@ def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLa
     Args:
         optimizer: a plain or distributed optimizer; it may also become distributed later.
         steps: 1, or 0 for no lag.
+
+    Returns:
+        The stage that keeps the waiting gradient.
 
     Raises:
         ArgumentError: `steps` is neither 0 nor 1.

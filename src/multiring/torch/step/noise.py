@@ -78,9 +78,9 @@ class NoiseWatch:
     def report(self) -> str:
         """Return a line of text with the noise scale, or with the number of measurements that it needs."""
         if len(self._known) < 8:
-            return f"noise scale: {len(self._known)} of at least 8 measurements; a longer run tells it"
+            return f"noise scale: {len(self._known)} of at least 8 measurements; a longer run is needed"
         left = self._known.steps_needed()
-        more = "" if left == 0 else ", no end in sight" if left < 0 else f", to 25 % in {left * self._every} steps more"
+        more = "" if left == 0 else ", too noisy yet" if left < 0 else f", to 25 % in {left * self._every} more steps"
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
     def advise(self, **known: Any) -> Advice:
@@ -90,7 +90,7 @@ class NoiseWatch:
             StateError: there are too few measurements, or they give no finite noise scale yet.
         """
         if "critical" not in known and not 0 < self.value < float("inf"):
-            raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps before")
+            raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps first")
         return advise(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
@@ -330,7 +330,7 @@ def noise_scale(
     window: int = 1000,
     warns: bool = True,
 ) -> NoiseWatch:
-    """Measure the gradient noise scale of `optimizer`'s steps; return the object that reports it.
+    """Measure the gradient noise scale of `optimizer`'s steps.
 
         noise = mt.noise_scale(optimizer)
         ...
@@ -338,8 +338,9 @@ def noise_scale(
         if len(noise) >= 8:
             mt.print_once(noise.advise(learning_rate=0.1))
 
-    A measurement computes the squared norms of each rank's gradient and of the average gradient, and sums a few numbers
-    over the ranks. On a single rank, each step needs two or more backwards; call `noise.part(samples)` after each.
+    The returned object reports the noise scale. A measurement computes the squared norms of each rank's gradient and of
+    the average gradient, and sums a few numbers over the ranks. On a single rank, each step needs two or more
+    backwards; call `noise.part(samples)` after each.
 
     Args:
         optimizer: a DistributedOptimizer; on a single rank, any optimizer.

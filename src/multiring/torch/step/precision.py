@@ -128,7 +128,7 @@ class MixedPrecision:
         return _Round(overflows, set())
 
     def _scale_residuals(self, change: float) -> None:
-        """Scale the errors that error feedback keeps by `change`, as the loss scale."""
+        """Multiply the compression errors of error feedback by `change`, the change of the loss scale."""
         for optimizer in self._optimizers:
             if isinstance(optimizer, Distributed):
                 optimizer.scale_residuals(change)
@@ -161,8 +161,8 @@ class MixedPrecision:
         whose = ", ".join(f"{losses[rank]} on rank {rank}" for rank in bad)
         what = f"the loss is {whose}" if bad else "the loss is finite on every rank, but gradients are not"
         return StateError(
-            f"step {mark.get('step', '?')}: {what}{why}. The weights are those of the step before; go on from the last "
-            "checkpoint with a lower learning rate, or without the samples that caused this"
+            f"step {mark.get('step', '?')}: {what}{why}. The weights are those of the step before; resume from the "
+            "last checkpoint with a lower learning rate, or without the samples that caused this"
         )
 
 
@@ -217,8 +217,8 @@ def mixed_precision(
         precision.backward(loss)
         optimizer.step()
 
-    Weights, gradients, their sums and the optimizer's state stay float32. So do the functions that torch's autocast
-    computes in float32: norms, losses and softmax.
+    Weights, gradients, their sums and the optimizer's state stay float32. torch's autocast also computes norms, losses
+    and softmax in float32.
 
     With "fp16" the loss is scaled, and a step whose gradient overflows is skipped. All ranks skip the same steps,
     because they check the same reduced gradients. With the other types, a gradient that is not finite raises an error
@@ -247,8 +247,8 @@ def mixed_precision(
     if held is not None and dtype == "fp16":
         raise ArgumentError(
             f"mixed_precision(dtype='fp16') of a model that parallelize made ({held.parallelism}): its step() runs "
-            "backward itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler as "
-            "docs/parallelize.md has it"
+            "backward itself, and would not scale the loss; want 'bf16', or torch.amp.GradScaler as in "
+            "docs/parallelize.md"
         )
     for group in (group for each in optimizers for group in each.param_groups):
         for each in group["params"]:

@@ -38,7 +38,7 @@ class StepContext:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """The present gradients, in the order of the parameters."""
+        """The gradients that exist (are not None), in the order of the parameters."""
         return [each.grad for each in self.parameters if each.grad is not None]
 
     def drop(self) -> None:
