@@ -1,4 +1,4 @@
-"""Large-batch training without a framework: noise scale, critical batch and rate schedules."""
+"""Large-batch training: noise scale, critical batch and learning-rate schedules."""
 
 from multiring.convergence.critical_batch import Advice as Advice
 from multiring.convergence.critical_batch import Law as Law

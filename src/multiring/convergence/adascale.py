@@ -1,4 +1,4 @@
-"""AdaScale: the number of small-batch steps that one step with an S times larger batch is worth.
+"""AdaScale: the worth of a step with S times the batch, in small-batch steps.
 
     gain = (sigma^2 + mu^2) / (sigma^2 / S + mu^2)        from 1 to S
 

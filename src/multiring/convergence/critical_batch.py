@@ -38,7 +38,7 @@ class Law:
         return float(self.least * (1.0 + (batch / self.critical) ** self.exponent))
 
     def residuals(self, batches: Sequence[float], needed: Sequence[float]) -> list[float]:
-        """Return the relative deviation of each of `needed` from the law, positive above the law."""
+        """Return the relative deviation of each of `needed`, positive above the law."""
         return [each / self.needed(batch) - 1.0 for batch, each in zip(batches, needed, strict=True)]
 
 
@@ -118,7 +118,7 @@ def advise(  # noqa: PLR0913 -- the numbers that describe a run
     samples_per_epoch: int | None = None,
     batches: Sequence[int] | None = None,
 ) -> Advice:
-    """Return the largest batch that pays, and the costs of others in steps and samples.
+    """Return the largest batch that pays, and the steps and samples of others.
 
     Args:
         critical: Bc in samples, from a fit or from the noise scale averaged over a run (`NoiseScale.progress_mean`).

@@ -1,4 +1,4 @@
-"""The gradient noise scale: the batch size beyond which more samples hardly reduce the gradient's noise.
+"""The gradient noise scale: the batch size from which noise hardly falls further.
 
     noise scale = tr(Sigma) / |G|^2
 
@@ -31,7 +31,10 @@ Series = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class NoiseSample:
-    """Estimates from one step. Either may be negative; only means over many steps are meaningful."""
+    """Estimates from one step.
+
+    Either may be negative, because only means over many steps are meaningful.
+    """
 
     signal: float  # estimate of |G|^2
     noise: float  # estimate of tr(Sigma)
@@ -39,7 +42,10 @@ class NoiseSample:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and its confidence interval, in samples; `high` is infinite if the data gives no limit."""
+    """A value and its confidence interval, in samples.
+
+    `high` is infinite if the data gives no upper limit.
+    """
 
     value: float
     low: float
@@ -106,7 +112,10 @@ class NoiseScale:
         return len(self._signals)
 
     def add(self, sample: NoiseSample) -> None:
-        """Count one step; a sample that is not finite, for example after an overflow, is ignored."""
+        """Count one step.
+
+        A sample that is not finite, for example after an overflow, is ignored.
+        """
         if not (math.isfinite(sample.signal) and math.isfinite(sample.noise)):
             return
         self._signals.append(sample.signal)
@@ -124,7 +133,7 @@ class NoiseScale:
         return float(_quotient(np.mean(self._noises), np.mean(self._signals)))
 
     def interval(self, level: float = 0.95, *, resamples: int = 1000, seed: int = 0) -> Interval:
-        """Return the noise scale with its block-bootstrap interval; see `block_bootstrap`."""
+        """Return the noise scale with its interval by `block_bootstrap`."""
         if len(self) < 2:
             raise ArgumentError(f"interval of {len(self)} steps: want 2 or more")
         return block_bootstrap(
@@ -132,11 +141,11 @@ class NoiseScale:
         )
 
     def steps_needed(self, precision: float = 0.25) -> int:
-        """Return the number of further steps until the interval's half width is about `precision` times the value.
+        """Return the number of further steps that reach a relative precision.
 
-        The estimate assumes that the width falls as one over the square root of the number of steps. The result is 0 if
-        the interval is narrow enough already. It is -1 if there are too few steps for an estimate, or if the gradient
-        cannot be distinguished from zero.
+        The precision is the interval's half width, as a share of the value. The estimate assumes that the width falls
+        as one over the square root of the number of steps. The result is 0 if the interval is narrow enough already. It
+        is -1 if there are too few steps for an estimate, or if the gradient cannot be distinguished from zero.
         """
         if len(self) < 8:
             return -1
@@ -147,11 +156,11 @@ class NoiseScale:
         return max(0, math.ceil(len(self) * ((width / precision) ** 2 - 1)))
 
     def progress_mean(self, batch: float, blocks: int = 16) -> float:
-        """Return the critical batch Emin / Smin of a whole run at batch size `batch`; all steps must be counted.
+        """Return the critical batch Emin / Smin of a run at batch size `batch`.
 
-        The noise scale grows while a model trains. A step at batch B makes 1 / (1 + noise/B) of the progress of a step
-        without noise. The noise scale is averaged over that progress. For this, the steps are cut into `blocks`, and
-        both estimates are averaged within each block.
+        All steps of the run must have been counted. The noise scale grows while a model trains. A step at batch B makes
+        1 / (1 + noise/B) of the progress of a step without noise. The noise scale is averaged over that progress. For
+        this, the steps are cut into `blocks`, and both estimates are averaged within each block.
 
         Source: McCandlish et al. 2018, appendix D, for a constant batch.
         """
@@ -179,7 +188,7 @@ class NoiseScale:
 def block_bootstrap(
     noises: Series, signals: Series, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """Return mean(noises) / mean(signals) with its percentile interval over resampled blocks of steps.
+    """Return mean(noises) / mean(signals) with its interval over resampled blocks.
 
     Consecutive steps are correlated, so blocks of n^(1/3) consecutive steps are drawn; the last step is followed by the
     first.

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate and the batch size over training steps, for any framework.
+"""Schedules of the learning rate and the batch size, for any framework.
 
 A schedule is a function of the step, which may be fractional. It returns the factor of the initial learning rate.
 torch's LambdaLR, optax's scale_by_schedule and multiring's own schedules accept such functions. Schedules can be
@@ -115,7 +115,7 @@ class Steps(Schedule):
 
 @dataclass(frozen=True)
 class GrowingBatch:
-    """A batch size that grows by the factor by which `Steps` would lower the learning rate.
+    """A batch size that grows where `Steps` would lower the learning rate.
 
     Once the batch has reached its limit, the learning rate falls instead.
 
@@ -143,7 +143,7 @@ class GrowingBatch:
 
 
 def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> float:
-    """Return the learning rate for a batch of `to` samples, given the `rate` for `batch` samples.
+    """Return the learning rate for `to` samples, given `rate` for `batch` samples.
 
     Args:
         rate: the known learning rate.
@@ -161,7 +161,7 @@ def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> f
 
 
 def advanced(schedule: Schedule, gains: Sequence[float]) -> list[float]:
-    """Return the factors of steps that advance `schedule` by `gains`, like AdaScale's steps."""
+    """Return the factors of steps that advance `schedule` by `gains`, as in AdaScale."""
     found, at = [], 0.0
     for gain in gains:
         found.append(schedule(at))

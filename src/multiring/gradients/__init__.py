@@ -1,1 +1,1 @@
-"""Gradient buckets: all ranks reduce them during backward, exactly or with lossy compression."""
+"""Gradient buckets, which all ranks reduce during backward, exactly or lossily."""

@@ -1,4 +1,4 @@
-"""The assignment of gradients to buckets, and each gradient's offset in its bucket."""
+"""Assign gradients to buckets, and lay out each bucket."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,10 @@ TRAINS_FLAG = -1
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """Type and memory layout of a dense gradient: its elements lie without gaps, in some order."""
+    """Type and memory layout of a dense gradient.
+
+    Its elements lie without gaps, in some order.
+    """
 
     dtype: str  # NumPy's name
     shape: tuple[int, ...]
@@ -54,11 +57,12 @@ class GradientSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLayout:
-    """The layout of one bucket's gradients. Offsets and `count` are in elements of `dtype`.
+    """The layout of one bucket's gradients.
 
-    The gradients are followed by one flag per member: 1 if this rank has the gradient, else 0. The reduced flags
-    distinguish a gradient that no rank has from a gradient of zeros. Three more flags follow: whether any rank wants to
-    compare its first steps, whether any rank got unexpected sparse gradients, and whether any rank still trains.
+    Offsets and `count` are in elements of `dtype`. The gradients are followed by one flag per member: 1 if this rank
+    has the gradient, else 0. The reduced flags distinguish a gradient that no rank has from a gradient of zeros. Three
+    more flags follow: whether any rank wants to compare its first steps, whether any rank got unexpected sparse
+    gradients, and whether any rank still trains.
     """
 
     dtype: str  # NumPy's name
@@ -80,7 +84,7 @@ class BucketLayout:
 def lay_out(
     specs: Sequence[GradientSpec], bucket_bytes: int, together: Sequence[Sequence[int]] = ()
 ) -> list[BucketLayout]:
-    """Return the buckets of some gradients, in the order in which their reductions start.
+    """Return the buckets of gradients, in the order in which they start.
 
     Backward makes gradients roughly in the reverse order of the parameters' use. Therefore buckets are filled from the
     last gradient on. Each bucket has one type, and at most `bucket_bytes`, unless a single gradient is larger.
@@ -119,12 +123,17 @@ def lay_out(
 
 
 def lay_out_one(specs: Sequence[GradientSpec]) -> BucketLayout:
-    """Return the layout of one bucket of these gradients, which have one type, in this order."""
+    """Return the layout of one bucket of these gradients, in this order.
+
+    All gradients must have the same type.
+    """
     return _bucket(specs, range(len(specs)))
 
 
 def places_in(memory: NDArray[Any], layout: BucketLayout, specs: Sequence[GradientSpec]) -> list[NDArray[Any]]:
-    """Return a view of each member's gradient in the bucket's flat `memory`, with the gradient's strides.
+    """Return a view of each member's gradient in the bucket's flat `memory`.
+
+    The views have the gradients' strides.
 
     Args:
         memory: at least `layout.flags_offset` elements.

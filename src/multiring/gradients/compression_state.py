@@ -1,4 +1,4 @@
-"""The state of lossy gradient compression in the state_dict of an optimizer or a checkpoint.
+"""The state of lossy gradient compression in a state_dict.
 
 It is a dict that a state_dict has under KEY, and that plain optimizers ignore:
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("multiring")
 
 
 def packed(states: Sequence[CompressionState | None], group: Group) -> dict[str, Any]:
-    """Return the compression state by parameter for a state_dict; empty if there is none."""
+    """Return the compression state for a state_dict, or an empty dict."""
     found = {index: each for index, each in enumerate(states) if each is not None}
     residuals = {index: each.residual for index, each in found.items() if each.residual is not None}
     queries = {index: each.query for index, each in found.items() if each.query is not None}

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling: the largest scale of 16-bit gradients that does not overflow.
+"""Dynamic loss scaling, which keeps 16-bit gradients large without overflow.
 
 Half precision has no values below 6e-8. Therefore the loss is multiplied by a scale, and gradients are divided by it
 once they are float32 again. If a gradient overflows, it is discarded, and the scale is reduced. After some steps

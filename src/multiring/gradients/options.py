@@ -14,7 +14,7 @@ OPS = ("average", "sum", "adasum")
 
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
-    """Compress each matrix gradient as two narrow factors, and add the error to the next gradient.
+    """Compress matrix gradients as two narrow factors, with error feedback.
 
     A gradient of shape (n, ...) is treated as an n x m matrix M with n m numbers. Ranks send its factors P (n x rank)
     and Q (m x rank), which have rank (n + m) numbers. The larger `rank`, the closer P Q^T is to M. Gradients that would
@@ -46,7 +46,7 @@ class PowerSGD:
 
 @dataclass(frozen=True, slots=True)
 class WireOnly:
-    """A wire type by name, for adapters without compressors; see `Options.compression`.
+    """A wire type for `Options.compression`, for adapters without compressors.
 
     Raises:
         ArgumentError: there is no such wire type.
@@ -190,7 +190,7 @@ class Options:
 
 
 def require_compressor(compression: Any) -> None:
-    """Raise ArgumentError unless `compression` can compress and decompress, or is None."""
+    """Raise ArgumentError unless `compression` is a compressor or None."""
     if compression is None:
         return
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):

@@ -35,7 +35,7 @@ _BLOCK = 1 << 18  # elements of a matrix in one block of a product
 
 
 class Stages:
-    """The groups of the two reductions of every bucket, and the order of the second reductions.
+    """The groups of both reductions of a bucket, and the order of second reductions.
 
     First reductions start during backward. A thread starts each second reduction when the first one has ended. Each
     kind uses a group of its own, in which the buckets have the same order on all ranks.
@@ -48,9 +48,10 @@ class Stages:
         self._latest.set_result(None)
 
     def next_turn(self) -> tuple["Future[None]", "Future[None]"]:
-        """Return a future to wait for before the second reduction starts, and one to set afterwards.
+        """Return two futures, which keep second reductions in order.
 
-        If a second reduction cannot start, the later ones must not start either: other ranks would mix them up.
+        Wait for the first future before starting a second reduction, and set the other one afterwards. If a second
+        reduction cannot start, the later ones must not start either: other ranks would mix them up.
         """
         before, self._latest = self._latest, Future()
         return before, self._latest
@@ -114,7 +115,7 @@ class _Matrix:
 
 
 class Factored:
-    """A bucket of float32 gradients whose matrices are sent as factors; see `Reduction`.
+    """A `Reduction` of float32 gradients whose matrices are sent as factors.
 
     One all_reduce sums all P of the bucket, the uncompressed gradients and the flags. Another one sums all Q.
     """
@@ -168,7 +169,7 @@ class Factored:
         return int(self._first.nbytes + self._second.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        """Start to reduce; return a function that waits for the result, or raises."""
         before, self._latest[:] = list(self._latest), []
         for wait in before:
             wait()
@@ -209,7 +210,7 @@ class Factored:
             line[...] = sent
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of the compression state of `member`; no reduction may be running."""
+        """Return a copy of `member`'s compression state; no reduction may be running."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return CompressionState()
@@ -226,7 +227,7 @@ class Factored:
             matrix.query[...] = state.query
 
     def twin(self) -> "Factored":
-        """See `Reduction.twin`; a twin's reduction waits for the previous one, whose residual it needs."""
+        """See `Reduction.twin`; a twin waits for the reduction whose residual it needs."""
         found = copy(self)
         found._take_places()  # noqa: SLF001 -- an attribute of the same class
         return found

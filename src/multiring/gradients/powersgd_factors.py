@@ -1,4 +1,4 @@
-"""The arithmetic of PowerSGD that every rank does by itself, with bit-identical results.
+"""The local arithmetic of PowerSGD, with bit-identical results on all ranks.
 
 Ranks may run on different processors, or with different numbers of threads. A BLAS then adds in a different order.
 Therefore this module uses only elementwise additions, multiplications, divisions and roots, which IEEE 754 defines

@@ -1,4 +1,4 @@
-"""Quantized gradients: a bucket that takes fewer bytes between hosts, with optional error feedback.
+"""Quantized gradients: fewer bytes between hosts, with optional error feedback.
 
 With error feedback, each rank rounds its gradients to values that the wire type represents exactly, before it sends
 them:
@@ -63,7 +63,7 @@ class Coded:
         return encoded_bytes(wire_of(self._wire), self.memory.size) + int(self.flags.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        """Start to reduce; return a function that waits for the result, or raises."""
         # An infinity in a gap between gradients would make its whole block NaN, and nothing else overwrites the gaps.
         for gap in self._gaps:
             self.memory[gap] = 0.0
@@ -96,7 +96,7 @@ class Coded:
             self._owed_places[member][...] = residual
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of the compression state of `member`; no reduction may be running."""
+        """Return a copy of `member`'s compression state; no reduction may be running."""
         return CompressionState(residual=self._owed_places[member].copy("K") if self._owed_places else None)
 
     def load_state(self, member: int, state: CompressionState) -> None:
@@ -105,7 +105,7 @@ class Coded:
             self._owed_places[member][...] = state.residual
 
     def twin(self) -> "Coded":
-        """See `Reduction.twin`; the twins share the residual, which is final once a reduction has started."""
+        """See `Reduction.twin`; the shared residual is final once a reduction starts."""
         found = copy(self)
         found._take_places()  # noqa: SLF001 -- an attribute of the same class
         return found

@@ -1,4 +1,4 @@
-"""Buckets whose reductions start in one order on all ranks, in whatever order gradients arrive.
+"""Buckets that start in the same order on all ranks, whenever gradients arrive.
 
 A bucket starts when all of its gradients have arrived and the previous bucket has started. At the end of a step, the
 remaining buckets are started too, and all buckets are waited for. GradientReducer does this for NumPy arrays. The
@@ -27,7 +27,7 @@ _WHAT = "gradients"
 
 
 class BucketOrder:
-    """Starts reductions of buckets in an order that is the same on all ranks, and waits for them."""
+    """Starts buckets in an order that is the same on all ranks, and waits for them."""
 
     def __init__(self, what: str) -> None:
         """Use `what` as the name of the operation in errors."""
@@ -53,7 +53,7 @@ class BucketOrder:
         self._wait_for(self._waits)
 
     def take(self) -> Callable[[], None]:
-        """Start a new round, and return a function that waits for the reductions started so far."""
+        """Start a new round; return a function that waits for the previous reductions."""
         waits, self._waits = self._waits, []
         return partial(self._wait_for, waits)
 
@@ -65,7 +65,7 @@ class BucketOrder:
 
 
 class GradientReducer:
-    """The gradients of some parameters, which the ranks of a group reduce together, step by step.
+    """Reduces the gradients of some parameters over the ranks, step by step.
 
     Call `bring` with each gradient when it is made, in any order, and then `finish`. Or call `reduce` with all
     gradients. A gradient is an array that NumPy accepts, or None if this rank has none; it is not changed. The results
@@ -155,9 +155,10 @@ class GradientReducer:
             self._start()
 
     def finish(self) -> list[NDArray[Any] | None]:
-        """Wait for the reductions, and return the reduced gradients; None for a gradient that no rank has.
+        """Wait for the reductions, and return the reduced gradients.
 
-        A gradient that was not brought counts as missing on this rank.
+        The result is None for a gradient that no rank has. A gradient that was not brought counts as missing on this
+        rank.
 
         Raises:
             HorovodInternalError: the ranks disagree, or a rank is lost.
@@ -180,7 +181,7 @@ class GradientReducer:
         return self.finish()
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' steps without gradients, until no rank trains any more.
+        """Take part in other ranks' steps without gradients, until no rank trains.
 
         Every rank calls it when it has no more samples.
         """

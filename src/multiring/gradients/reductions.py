@@ -13,7 +13,10 @@ from multiring.runtime import Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressionState:
-    """The compression state of one gradient, in arrays of any library; None for absent parts."""
+    """The compression state of one gradient; None for absent parts.
+
+    The arrays may belong to any library.
+    """
 
     residual: Any = None  # the part of this rank's gradients that it has not sent yet
     query: Any = None  # PowerSGD's Q, the same on all ranks
@@ -29,30 +32,33 @@ class Reduction(Protocol):
 
     @property
     def places(self) -> Sequence[Any]:
-        """Arrays for each member's gradient before and after the reduction, with the gradients' layout."""
+        """Arrays of each member's gradient, before and after the reduction."""
 
     @property
     def flags(self) -> NDArray[Any]:
-        """Flags of members and further flags; after the reduction, positive if any rank's flag was set."""
+        """The members' flags, followed by further flags.
+
+        After the reduction, a flag is above 0 if any rank has set it.
+        """
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that one reduction sends, as encoded between hosts."""
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        """Start to reduce; return a function that waits for the result, or raises."""
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of the compression state of `member`; no reduction may be running."""
+        """Return a copy of `member`'s compression state; no reduction may be running."""
 
     def load_state(self, member: int, state: CompressionState) -> None:
         """Load the parts of `state` that this reduction uses, for `member`."""
 
     def twin(self) -> "Reduction":
-        """Return a reduction with its own places and flags, for the next step's gradients; the two alternate.
+        """Return a second reduction of the same gradients, with its own places and flags.
 
-        Both share one compression state. The second may start before the first has finished, and still continues from
-        the state that the first leaves.
+        The two take turns from step to step. Both share one compression state. The second may start before the first
+        has finished, and still continues from the state that the first leaves.
         """
 
 
@@ -68,7 +74,10 @@ class ArrayReduction(Reduction, Protocol):
 
 
 class Plain:
-    """The reduction of gradients in their own type; the flags follow them in one array of the arena."""
+    """The reduction of gradients in their own type.
+
+    The flags follow the gradients in one array of the arena.
+    """
 
     def __init__(self, group: Group, op: str, layout: BucketLayout, specs: Sequence[GradientSpec]) -> None:
         self._group = group
@@ -84,7 +93,7 @@ class Plain:
         return int(self.memory.nbytes)
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        """Start to reduce; return a function that waits for the result, or raises."""
         return self._group.all_reduce_async(self.memory, self._op).wait
 
     def state(self, _member: int) -> CompressionState:
@@ -100,7 +109,7 @@ class Plain:
 
 
 class Predivided:
-    """A reduction whose average is divided in two parts: by `factor` before the sum, by the rest after it."""
+    """An average whose divisor is split: `factor` before the sum, the rest after it."""
 
     def __init__(self, summed: Reduction, factor: float, ranks: int) -> None:
         """Wrap `summed`, a reduction that sums."""
@@ -117,7 +126,7 @@ class Predivided:
         return self._summed.sent_bytes
 
     def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits for `places` and `flags`, or raises."""
+        """Start to reduce; return a function that waits for the result, or raises."""
         self._scale(self._before)
         summed = self._summed.start()
 
@@ -133,7 +142,7 @@ class Predivided:
             part *= place.dtype.type(factor) if isinstance(place, np.ndarray) else factor
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of the compression state of `member`; no reduction may be running."""
+        """Return a copy of `member`'s compression state; no reduction may be running."""
         return self._summed.state(member)
 
     def load_state(self, member: int, state: CompressionState) -> None:

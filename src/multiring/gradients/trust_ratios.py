@@ -1,4 +1,4 @@
-"""Trust ratios: factors of each layer's step, from the norms of its weights and of its step.
+"""Trust ratios: factors of a layer's step, from norms of its weights and step.
 
     LARS          trust |w| / (|g| + wd |w| + eps)        as published; or trust |w| / (|g + wd w| + eps)
     LARC, scale   the LARS ratio, as a factor of the learning rate
@@ -48,7 +48,7 @@ def lars_ratios(  # noqa: PLR0913 -- one number for each term of the formula
 
 
 def larc_ratios(ratios: ArrayLike, learning_rate: float, mode: str) -> Ratios:
-    """Return the factor of the gradient for each LARS ratio, before a step with `learning_rate`.
+    """Return the gradient's factor for each LARS ratio, given the learning rate.
 
     Args:
         ratios: the result of `lars_ratios`.

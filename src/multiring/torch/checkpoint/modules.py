@@ -1,4 +1,4 @@
-"""The state of torch's modules and optimizers in checkpoints, and the mapping of saved names."""
+"""The state of torch's modules and optimizers in checkpoints."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +126,7 @@ def _difference(ref: Ref | None, mine: Tensor) -> str:
 
 
 def load_module(module: nn.Module, state: State) -> None:
-    """Load the `state` of `state_of_module`; the saved model may have been in other wrappers."""
+    """Load the result of `state_of_module`, perhaps of a model in other wrappers."""
     own, shared = module.state_dict(), dict(state.shared)
     names = matched(own, shared)
     back = {saved: name for name, saved in names.items()}
@@ -164,7 +164,7 @@ def _load_beside(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, 
 
 
 def places_in_optimizer(optimizer: torch.optim.Optimizer, state: Any, tree: Any) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's `state` by their names in the file, for loading in place.
+    """Return an optimizer's tensors by their names in the file, for loading in place.
 
     The result is empty if the file's state has another structure. Tensors that share memory, such as the learning rate
     of several groups, are left out, because the file may have several values for them.
@@ -212,7 +212,7 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
-    """Return an optimizer's state in which each tensor is laid out like its parameter.
+    """Return an optimizer's state, with each tensor laid out like its parameter.
 
     This concerns the distribution over ranks, and the order in memory: a step sums in memory order, so another order
     would round differently.

@@ -123,7 +123,7 @@ def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 
 def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomness: bool = True, **parts: Any) -> None:
-    """Save models, optimizers, schedulers and plain values to the folder `path`, replacing its contents.
+    """Save models, optimizers and plain values as the checkpoint in folder `path`.
 
     Every rank calls it. When it returns, the new checkpoint is complete; until then, the previous one remains. Rank 0
     writes the state that all ranks share. Each rank writes its own state: random number generators, a model's running
@@ -150,7 +150,7 @@ def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomnes
 
 
 def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
-    """Load the last complete checkpoint of `path` into `parts`; return the other values.
+    """Load the last complete checkpoint of `path` into `parts`; return other values.
 
     Every rank calls it. The number of ranks may differ from the one that saved. Nothing is unpickled.
 

@@ -1,4 +1,4 @@
-"""torch's tensors in checkpoints: their bytes, and the kinds of tensors that cannot be saved."""
+"""torch's tensors in checkpoints: their bytes, and kinds that cannot be saved."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +40,10 @@ class TensorArrays:
         return isinstance(value, Tensor)
 
     def outgoing(self, array: Tensor, name: str) -> Outgoing:
-        """Return a tensor's type, shape and bytes for writing; raise ArgumentError if it cannot be saved."""
+        """Return a tensor's type, shape and bytes.
+
+        Raise ArgumentError if the tensor cannot be saved.
+        """
         whole = is_dtensor(array)
         if not whole:
             _refuse(array, name)
@@ -64,7 +67,10 @@ class TensorArrays:
         return array.dtype.itemsize
 
     def windows(self, array: Tensor) -> Iterator[memoryview]:
-        """Yield buffers for the bytes of a tensor, row by row; the tensor must satisfy `can_be_filled`."""
+        """Yield buffers to write a tensor's bytes to, row by row.
+
+        The tensor must satisfy `can_be_filled`.
+        """
         if is_one_piece(array):
             yield _bytes_of(array)
             return
@@ -96,7 +102,10 @@ def can_be_filled(tensor: Tensor) -> bool:
 
 
 def placed_as(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of `whole`, distributed like the DTensor `like`; nothing is sent."""
+    """Return `whole`, distributed like the DTensor `like`; nothing is sent.
+
+    Every rank must have the same `whole` tensor.
+    """
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 -- the import takes a second
 
     placed: Tensor = distribute_tensor(

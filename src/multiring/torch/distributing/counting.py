@@ -1,4 +1,4 @@
-"""Counts of the samples in each rank's batch, for data whose batch sizes are not known in advance."""
+"""Counts of each rank's samples, for batches of sizes not known in advance."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _NOTHING_MORE = (0, 0, UNKNOWN)
 
 
 class Counted(NamedTuple):
-    """A batch and the number of samples that this rank contributes to the global batch."""
+    """A batch, and the number of samples in it that belong to this rank."""
 
     batch: Any
     samples: int  # samples in `batch` that belong to this rank
@@ -105,7 +105,7 @@ def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
 
 
 def require_distinct(batch: Any, share: Share) -> None:
-    """Raise ArgumentError on every rank if two ranks have the same samples in their batches."""
+    """Raise ArgumentError on every rank if two ranks have the same batch."""
     own = fingerprint(batch) if share.samples else UNKNOWN
     found: list[int] = allgather(torch.tensor([own]), name="distribute.first_batch").tolist()
     alike = [[str(rank) for rank, each in enumerate(found) if each == one] for one in set(found) - {UNKNOWN}]

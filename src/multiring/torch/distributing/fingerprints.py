@@ -1,4 +1,4 @@
-"""Fingerprints of samples, by which ranks find out whether they read the same data."""
+"""Fingerprints of samples, which show whether ranks read the same data."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ UNKNOWN = 0
 
 
 def fingerprint(value: Any) -> int:
-    """Return a hash of `value`, from 1 to 2^63 - 1, or UNKNOWN if nothing in it is comparable.
+    """Return a hash from 1 to 2^63 - 1, or UNKNOWN if nothing is comparable.
 
     Args:
         value: tensors and arrays in host memory, strings, bytes, numbers, and lists, tuples and mappings of them.

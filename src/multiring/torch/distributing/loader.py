@@ -1,4 +1,4 @@
-"""DistributedLoader: a data loader that gives each rank its part of every global batch."""
+"""DistributedLoader: gives each rank its part of every global batch."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _INITIALIZED = "_DataLoader__initialized"
 
 
 class DistributedLoader(DataLoader[Batch_co]):
-    """A data loader that yields this rank's part of each global batch; `distribute` makes it.
+    """A data loader, made by `distribute`, of this rank's part of each global batch.
 
     When the loader yields a batch, it sets the weight of gradients to this rank's part of that batch. Run the batch's
     backward before taking the next batch. All ranks have to iterate over the same number of batches.
@@ -83,13 +83,13 @@ class DistributedLoader(DataLoader[Batch_co]):
 
     @property
     def global_batch_size(self) -> int | None:
-        """The number of samples of a step on all ranks, or None if the batch sampler decides."""
+        """The number of samples of a step on all ranks; None if a batch sampler decides."""
         return self._batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the sampler, the batch sampler and the data set. Call it on every rank.
+        """Set the epoch of the sampler, the batch sampler and the data set.
 
-        Objects without a `set_epoch` method are skipped.
+        Call it on every rank. Objects without a `set_epoch` method are skipped.
         """
         for each in self._epochs:
             each.set_epoch(epoch)
@@ -132,7 +132,10 @@ class DistributedLoader(DataLoader[Batch_co]):
         return super().__len__()
 
     def __iter__(self) -> Any:
-        """Start a pass over the data set, or over the rest of it if the sampler resumes an interrupted pass."""
+        """Start a pass over the data set.
+
+        If the sampler resumes an interrupted pass, only the rest of that pass follows.
+        """
         self._follow_job()
         self._advance_epochs()
         self._draw_other_seeds()

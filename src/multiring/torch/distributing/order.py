@@ -1,4 +1,4 @@
-"""The order of a data set's samples: rank 0's sampler draws it, and every rank gets its part of each batch.
+"""The order of samples: rank 0's sampler draws it, and each rank gets its part.
 
 All ranks therefore train in the order of one sampler, as a single process does. The order does not depend on how the
 other ranks seed their samplers. Two ranks never get the same sample of a batch, unless the sampler drew it twice.

@@ -1,4 +1,4 @@
-"""distribute: prepare a model, its optimizer and its loader for any number of ranks."""
+"""distribute: prepare a model, an optimizer and a loader for any number of ranks."""
 
 from collections.abc import Sized
 from typing import Any, TypeVar, cast, overload

@@ -1,4 +1,4 @@
-"""The options of `distribute`, and the check that they do not contradict each other."""
+"""The options of `distribute`, and the check that they are consistent."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The options of `distribute`: the size of a step, its learning rate and the division of samples.
+    """The options of `distribute`.
 
     Raises:
         ArgumentError: an option has an unknown value, or two options contradict each other.
@@ -54,7 +54,7 @@ class Rules:
 
     @property
     def op(self) -> str:
-        """The reduction that turns the ranks' gradients into the global batch's gradients."""
+        """The reduction that gives the global batch's gradients: "sum" or "average"."""
         return "sum" if self.reduction == "sum" else "average"
 
     def batches_together(self, ranks: int) -> int:
@@ -62,7 +62,7 @@ class Rules:
         return ranks if self.batch == "per_rank" and not self.sharded else 1
 
     def require_no_scheduler(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise StateError if a scheduler has recorded the learning rate that has to be scaled."""
+        """Raise StateError if a scheduler has recorded the unscaled learning rate."""
         if self.learning_rate in {"linear", "sqrt"} and any("initial_lr" in each for each in optimizer.param_groups):
             raise StateError(
                 f"learning_rate={self.learning_rate!r}, and a scheduler was made with the optimizer before: it would "
@@ -70,7 +70,7 @@ class Rules:
             )
 
     def scale(self, optimizer: torch.optim.Optimizer, ranks: int) -> None:
-        """Scale the optimizer's learning rates for a global batch that is `ranks` times the loader's."""
+        """Scale the learning rates for a global batch of `ranks` loader batches."""
         factor: Any = {"linear": ranks, "sqrt": math.sqrt(ranks)}.get(self.learning_rate or "keep", 1)
         if factor == 1:
             return

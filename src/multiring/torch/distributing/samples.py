@@ -1,4 +1,4 @@
-"""A check that all ranks have the same data set: before training, they compare a few samples."""
+"""A check that all ranks have the same data set, by a few of its samples."""
 
 import random
 from collections.abc import Iterator, Sized
@@ -18,10 +18,10 @@ _LOOKED_AT = 5  # number of evenly spaced samples to compare: reading a file tak
 
 
 def require_same_samples(loader: DataLoader[Any]) -> None:
-    """Raise MismatchError on every rank if a few samples of the ranks' map-style data sets differ.
+    """Raise MismatchError on every rank if the ranks' map-style data sets differ.
 
-    Every rank has to call it. It skips samples that cannot be compared: samples without numbers, samples that differ at
-    each read, and samples that cannot be read. Training reports the last kind.
+    The ranks compare a few samples. Every rank has to call it. It skips samples that cannot be compared: samples
+    without numbers, samples that differ at each read, and samples that cannot be read. Training reports the last kind.
     """
     dataset: Any = loader.dataset
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset) or not len(dataset):

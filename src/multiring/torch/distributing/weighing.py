@@ -1,4 +1,4 @@
-"""Weights for the gradients of a rank's loss, by its number of samples in the global batch.
+"""Weights of a rank's gradients, by its number of samples in the global batch.
 
 The loss of a global batch is the mean over its samples. That is the mean of the ranks' losses, weighted by each
 rank's number of samples. The same holds for gradients. If all ranks have equally many samples, every weight is 1, and
@@ -76,7 +76,7 @@ class Weighing:
         return cast("Distributed", self._optimizer)
 
     def factor_of(self, share: Share) -> float:
-        """Return the weight of a rank's loss in the ranks' average or sum, given its share of the batch."""
+        """Return the weight of a rank's loss in the average or sum, given its share."""
         return share.weight if self._reduction == "mean" else float(share.samples > 0)
 
     def set(self, share: Share | None) -> None:
@@ -95,16 +95,16 @@ class Weighing:
 
     @property
     def accumulates(self) -> bool:
-        """Whether an optimizer that trains on this loader's batches accumulates several backwards per step."""
+        """Whether an optimizer of this loader accumulates several backwards per step."""
         return any(each.optimizer.accumulates for each in self.companions())
 
     def reduce_early(self, *, early: bool) -> None:
-        """Set whether the current batch is the last of its pass, which ends accumulated steps."""
+        """Set whether the batch is the last of its pass, which ends accumulated steps."""
         for each in self.companions():
             each.optimizer.reduce_early(early=early)
 
     def companions(self) -> "list[Weighing]":
-        """Return the Weighing objects of the same model or the same data, this one included."""
+        """Return the Weighing objects of the same model or data, this one included."""
         return [
             each
             for each in _batches.weighings()
@@ -222,7 +222,10 @@ _batches = _Batches()
 
 
 def scaled(factor: float, tensor: Tensor) -> Tensor:
-    """Return `tensor` times `factor`; for a factor of 0, zeros even if it contains NaN or infinity."""
+    """Return `tensor` times `factor`.
+
+    A factor of 0 gives zeros even for NaN and infinity.
+    """
     return tensor * factor if factor else torch.zeros_like(tensor)
 
 

@@ -1,4 +1,4 @@
-"""Training that continues after a failure from its last commit; Horovod's interface.
+"""Training that continues after a failure from its last commit, as in Horovod.
 
     @mt.elastic.run
     def train(state):

@@ -1,4 +1,4 @@
-"""ElasticSampler: a sampler that deals the unprocessed rest of an epoch anew after a reset."""
+"""ElasticSampler: deals the unprocessed rest of an epoch anew after a reset."""
 
 from collections.abc import Sized
 
@@ -10,7 +10,7 @@ from multiring.runtime.job.job import is_rank
 
 
 class ElasticSampler(ElasticOrder, Sampler[int]):
-    """This rank's share of the samples that have not been processed in the current epoch.
+    """This rank's share of the epoch's samples that have not been processed.
 
     Pass the sampler to a TorchState, call `record_batch` after each batch, and `set_epoch` at the end of each epoch.
     After a reset the ranks continue with the samples that the last commit had not recorded, each of them once. If their

@@ -1,4 +1,4 @@
-"""TorchState: the state that a torch program saves to continue from after a failure."""
+"""TorchState: the state from which a torch program continues after a failure."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 
 
 class StateHandler:
-    """Saves, restores and synchronises one object of a state; the base class of all handlers."""
+    """Saves, restores and synchronises one object of a state; base of all handlers."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def meet(self) -> None:
-        """Exchange information with other ranks; every handler does this before any handler saves."""
+        """Exchange information with other ranks, before any handler saves."""
 
     def save(self) -> None:
         """Save the object as it is now."""
@@ -73,7 +73,10 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """Saves a model's parameters, all of its buffers (also non-persistent ones), and its extra state."""
+    """Saves a model's parameters, buffers and extra state.
+
+    Non-persistent buffers are saved, too.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         refuse_parts("TorchState", held_of_module(model), _PARTED)
@@ -169,9 +172,9 @@ def _recorded_by_all(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer and other values: `commit` saves them, `sync` copies rank 0's.
+    """A model, an optimizer and other values, for `commit` and `sync`.
 
-    Each value is an attribute of the state.
+    Each value is an attribute of the state. `commit` saves all values, and `sync` replaces them by rank 0's.
 
     Modules, optimizers, learning rate schedulers, gradient scalers and ElasticSamplers are saved by their state_dict,
     and stay the same objects. Any other value is copied, so it has to be one that `broadcast_object` accepts.

@@ -32,7 +32,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation like torch's BatchNorm1d, 2d and 3d, over the samples of all ranks.
+    """Batch normalisation like torch's BatchNorm1d to 3d, over all ranks' samples.
 
     In training, every rank of the process set has to run each forward, and each backward that reaches the input. Ranks
     may have different numbers of samples, or none. Running means and variances are the same on all ranks. Gradients
@@ -119,7 +119,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(module: nn.Module, process_set: ProcessSet = global_process_set) -> nn.Module:
-    """Replace each BatchNorm layer of `module` by a SyncBatchNorm, and return the module.
+    """Replace each BatchNorm layer of `module` by a SyncBatchNorm; return the module.
 
     If `module` itself is a BatchNorm layer, return a SyncBatchNorm. Parameters and running statistics stay the same
     tensors, so an optimizer of the module remains valid.

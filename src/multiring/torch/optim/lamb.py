@@ -22,7 +22,7 @@ from multiring.torch.step.gradients import (
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam with decoupled decay, whose steps are scaled to the norm of each layer's weights.
+    """Adam with decoupled decay and steps scaled to the norm of each layer's weights.
 
     `multiring.gradients.trust_ratios` gives the formula of the scale. A parameter group with trust_ratio=False steps as
     AdamW does; `parameter_groups` makes such a group of the biases and norms.

@@ -103,7 +103,7 @@ def LARC(  # noqa: N802 -- the field's name; one number for each term of the for
     order: str | None = None,
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Scale each layer's step of `optimizer` to the norm of its weights; return `optimizer`.
+    """Scale each layer's step to the norm of its weights; return `optimizer`.
 
         "clip"     the layer's learning rate is min(lr, ratio)
         "scale"    the layer's learning rate is lr * ratio, as in LARS

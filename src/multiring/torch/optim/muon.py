@@ -31,7 +31,7 @@ _RATES = ("original", "match_rms_adamw")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewtonSchulz:
-    """The iteration that orthogonalises a matrix X: repeat a X + b (X X^T) X + c (X X^T)^2 X.
+    """The iteration X <- a X + b (X X^T) X + c (X X^T)^2 X, which orthogonalises X.
 
     Args:
         coefficients: a, b and c.
@@ -85,7 +85,9 @@ class Muon(torch.optim.Optimizer):
         iteration: NewtonSchulz | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        """Optimize `params`; in tensors of more than two dimensions, all but the first count as columns.
+        """Optimize `params`.
+
+        In tensors of more than two dimensions, all dimensions but the first count as columns.
 
         Args:
             params: tensors, pairs of names and tensors, or groups with options of their own.
@@ -141,7 +143,10 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the current gradients; call it on every rank, with the same gradients."""
+        """Take a step with the current gradients.
+
+        Every rank calls it, with the same gradients.
+        """
         loss = evaluated(closure)
         found = [(group, *with_gradients("Muon", group)) for group in self.param_groups]
         for group, parameters, gradients in found:
@@ -215,9 +220,9 @@ class Muon(torch.optim.Optimizer):
 def orthogonalised(
     matrix: Tensor, precision: torch.dtype, coefficients: tuple[float, float, float], *, steps: int, eps: float
 ) -> Tensor:
-    """Return an approximation of U V^T, given `matrix` = U S V^T, by Newton-Schulz iterations.
+    """Return U V^T approximately, given U S V^T, by Newton-Schulz iterations.
 
-    The result has the shape of `matrix` and the data type `precision`.
+    `matrix` is U S V^T. The result has the same shape, and the data type `precision`.
     """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)

@@ -1,4 +1,4 @@
-"""Parameter groups: matrices and filters take weight decay and a trust ratio, biases and norms do not."""
+"""Parameter groups: weight decay and trust ratios, but not for biases and norms."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The structure of a model: its units in order, and the layers that tensor-axis ranks can divide."""
+"""The structure of a model: its units, and layers that a tensor axis can divide."""
 
 import math
 from collections import Counter
@@ -22,7 +22,10 @@ _ALONE_LEAST_BYTES = 1 << 20  # least size of a layer that is divided alone
 
 
 class Split(Enum):
-    """How a layer is divided. Unless stated otherwise, ranks have all input and output features."""
+    """How a layer is divided.
+
+    Unless stated otherwise, ranks have all input and output features.
+    """
 
     COLUMN = "column"  # each rank computes its own features, and keeps them
     ROW = "row"  # each rank reads its own features; the results are summed
@@ -31,7 +34,10 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A unit: its name in the model and its module, or None for parameters of the model itself."""
+    """A unit: its name in the model, and its module.
+
+    The module is None for the parameters of the model itself.
+    """
 
     name: str
     module: nn.Module | None
@@ -106,7 +112,7 @@ def _draws(module: nn.Module) -> bool:
 
 
 def is_sequence(model: nn.Module) -> bool:
-    """Return whether the parts of `model` run one after the other, each on the previous part's output."""
+    """Return whether the parts of `model` run in a sequence."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 

@@ -85,7 +85,7 @@ def restore_batch_norms(model: nn.Module) -> None:
 
 
 def synchronise_batch_norms(model: nn.Module, groups: Sequence[dist.ProcessGroup]) -> None:
-    """Make each batch norm of `model` normalise over the samples of all ranks of `groups`.
+    """Make batch norms normalise over the samples of all ranks of `groups`.
 
     The modules stay the same objects, and instances of their class. `groups` are axes of a mesh.
     """

@@ -1,4 +1,4 @@
-"""Apply a parallelism with torch's own means: DistributedDataParallel, fully_shard and DTensor plans."""
+"""Apply a parallelism by DistributedDataParallel, fully_shard or DTensor plans."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -50,7 +50,10 @@ def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
 
 
 def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], mesh: DeviceMesh) -> nn.Module:
-    """Return the model sharded over the last axis of `mesh`, and replicated over the other axis, if any."""
+    """Return the model, sharded over the last axis of `mesh`.
+
+    If `mesh` has another axis, the model is replicated over it.
+    """
     for group in gathered_together(units)[1:]:
         modules = [parts[index].module for index in group]
         for module in modules:
@@ -64,7 +67,7 @@ def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], 
 
 
 def divided(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh) -> nn.Module:
-    """Return the model with the layers of `splits` divided over the only axis of `mesh`."""
+    """Return the model, with the layers of `splits` divided over the axis of `mesh`."""
     # All ranks have the same parameters, so each takes its part without communication.
     return parallelize_module(model, mesh, {name: _style(split) for name, split in splits.items()}, src_data_rank=None)
 
@@ -76,7 +79,7 @@ def _style(split: Split) -> ParallelStyle:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Average this rank's parts of all gradients over `group`, with one buffer per data type.
+    """Average this rank's parts of all gradients over `group`, one buffer per type.
 
     A missing gradient counts as zero; if a parameter has no gradient on any rank, it gets none.
     """

@@ -1,8 +1,8 @@
-"""The state of a parallel model and of its optimizer, in the form of a single process, for checkpoints of any mesh.
+"""The state of a parallel model and its optimizer, in the form of one process.
 
-Each parameter is put together from the ranks' parts. The state of a pipeline contains all stages, in the order of the
-model. Parameters have the numbers that an optimizer of the whole model would give them if its groups list them in the
-model's order. Every rank has to call each of these functions.
+Checkpoints of this form can be loaded on any mesh. Each parameter is put together from the ranks' parts. The state of a
+pipeline contains all stages, in the order of the model. Parameters have the numbers that an optimizer of the whole
+model would give them if its groups list them in the model's order. Every rank has to call each of these functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ def _refuse_other_shapes(own: State, given: State, held: Held) -> None:
 
 
 def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: State, stages_key: str) -> State:
-    """Turn this rank's optimizer `state` into the state of an optimizer of the whole model.
+    """Turn this rank's optimizer `state` into that of the whole model's optimizer.
 
     Raises:
         ArgumentError: the stages' optimizers have different groups, or the optimizer has a moving average.

@@ -37,7 +37,7 @@ Mesh = str | Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """A model's measurements for a batch, its topology, and a forecast per parallelism, best first."""
+    """A model's measurements for a batch, and a forecast per parallelism, best first."""
 
     inputs: tuple[Tensor, ...]
     measured: Measured
@@ -88,10 +88,10 @@ def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
 
 
 def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, Outcome]]:
-    """Return the chosen parallelism, and the outcome of each trial. Every rank calls it.
+    """Return the chosen parallelism, and the outcome of each trial.
 
-    "auto" chooses the best parallelism that runs and has the gradients of one process. If none has them, it chooses the
-    best one that runs.
+    Every rank calls it. "auto" chooses the best parallelism that runs and has the gradients of one process. If none has
+    them, it chooses the best one that runs.
 
     Raises:
         ArgumentError: no parallelism fits into memory, the model runs under none, or it does not run under the
@@ -121,9 +121,9 @@ def look(
     optimizer_states: int,
     topology: Topology | None,
 ) -> Prospect:
-    """Measure `model` and forecast each parallelism; afterwards all ranks have rank 0's parameters.
+    """Measure `model` and forecast each parallelism.
 
-    Every rank calls it.
+    Afterwards all ranks have rank 0's parameters. Every rank calls it.
 
     Raises:
         ArgumentError: `inputs` are no batch, `topology` has another number of ranks, or the model has a SyncBatchNorm.
@@ -184,7 +184,10 @@ def refuse_what_cannot_be(mesh: Mesh) -> None:
 
 
 def build(model: nn.Module, parallelism: Parallelism, prospect: Prospect) -> ParallelModel:
-    """Build `model`, whose parameters are alike on all ranks, under `parallelism`. Every rank calls it."""
+    """Build `model` under `parallelism`.
+
+    Every rank calls it, with the same parameters.
+    """
     profile = prospect.measured.profile
     anatomy = anatomy_of(model, parallelism.ranks)
     mesh = mesh_of(parallelism, prospect.topology)

@@ -19,7 +19,7 @@ _NAMES = ("inputs", "targets")
 
 
 def compare_first_batch(batch: tuple[Any, Any], data_rank: int, data_ranks: int, parallelism: str) -> None:
-    """Compare this rank's first batch with the other ranks' batches. Every rank calls it.
+    """Compare the ranks' first batches. Every rank calls it.
 
     It warns if all parts of the batch are equal.
 

@@ -1,4 +1,4 @@
-"""A rank's part of a parallel model, for code that computes norms, takes steps or writes checkpoints.
+"""Marks that tell norms, steps and checkpoints how a model is distributed.
 
 Each parameter of a model that `parallelize` made carries a `Held`. A program's own `clip_grad_norm_` and `GradScaler`
 do not read it. Therefore gradients are `PartGradient`s if other ranks have the other gradients, or if they are
@@ -63,26 +63,38 @@ def mark_held(parameters: Iterable[Tensor], held: Held) -> None:
 
 
 def held_of(parameters: Iterable[Tensor]) -> Held | None:
-    """Return how the model of `parameters` is distributed; None if `parallelize` did not make it."""
+    """Return how the model of `parameters` is distributed.
+
+    The result is None if `parallelize` did not make the model.
+    """
     return next((found for each in parameters if (found := vars(each).get(_KEY)) is not None), None)
 
 
 def mark_module(module: nn.Module, held: Held) -> None:
-    """Record on `module`, its parameters and its state_dict how the model is distributed; copies keep it."""
+    """Record on `module` and its tensors how the model is distributed.
+
+    The state_dict and copies of the module keep the record.
+    """
     mark_held(module.parameters(), held)
     vars(module)[_KEY] = held  # copied modules keep this attribute, copied parameters do not
     module.register_state_dict_post_hook(partial(_mark_state, held))  # type: ignore[no-untyped-call] # torch does not annotate it
 
 
 def held_of_module(module: nn.Module) -> Held | None:
-    """Return how the model of `module`, or of its original, is distributed; None if `parallelize` did not make it."""
+    """Return how the model of `module`, or of its original, is distributed.
+
+    The result is None if `parallelize` did not make the model.
+    """
     found = held_of(module.parameters())
     marks = (vars(each).get(_KEY) for each in module.modules())
     return found if found is not None else next((each for each in marks if each is not None), None)
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> Held | None:
-    """Return how the optimizer's model is distributed; None if `parallelize` did not make it."""
+    """Return how the optimizer's model is distributed.
+
+    The result is None if `parallelize` did not make the model.
+    """
     return held_of(each for group in optimizer.param_groups for each in group["params"])
 
 
@@ -125,7 +137,7 @@ def _mark_state(held: Held, _module: nn.Module, state: dict[str, Any], *_others:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether `value` is a DTensor, without importing torch.distributed.tensor."""
+    """Return whether `value` is a DTensor, without importing DTensor's module."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -138,7 +150,10 @@ def local(tensor: Any) -> Tensor:
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return the whole of `tensor`; every rank that holds a part of it has to call this function."""
+    """Return the whole of `tensor`.
+
+    Every rank that holds a part of it has to call this function.
+    """
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return found
 
@@ -149,7 +164,10 @@ def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
-    """Return `part` as a DTensor laid out like `likes[0]`, if that is a DTensor; nothing is sent."""
+    """Return `part` as a DTensor laid out like `likes[0]`, if that is a DTensor.
+
+    Nothing is sent.
+    """
     if not likes or not is_dtensor(likes[0]):
         return part
     like = likes[0]
@@ -160,7 +178,9 @@ def as_spread(part: Tensor, likes: Sequence[Any]) -> Tensor:
 
 
 def summed_over_parts(squares: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Sum each of `squares` over the ranks that hold parts of its tensor. Each of these ranks calls it.
+    """Sum each of `squares` over the ranks that hold parts of its tensor.
+
+    Each of these ranks calls it.
 
     Args:
         squares: sums of squares of this rank's parts, shape (tensors,). They are changed in place.
@@ -203,7 +223,10 @@ class _Part(Tensor):
 
 
 class PartGradient(_Part):
-    """A gradient that is a DTensor or has other gradients on other ranks; its norm is a PartNorm."""
+    """A DTensor gradient, or one of a model whose other gradients are on other ranks.
+
+    Its norm is a PartNorm.
+    """
 
     @classmethod
     def _computed(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

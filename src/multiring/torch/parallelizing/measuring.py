@@ -1,4 +1,4 @@
-"""Measurements of a model's step on this machine: the whole step for several batches, and each part."""
+"""Measurements of a model's step, as a whole for several batches, and in parts."""
 
 import random
 import time
@@ -27,7 +27,7 @@ _ROUNDS, _TURNS_OF_ROUND = 3, 3
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of a module's forward and backward for its samples, and the memory that autograd keeps."""
+    """Time of a module's forward and backward, and the memory that autograd keeps."""
 
     seconds: float = 0.0
     saved_bytes: int = 0
@@ -47,7 +47,7 @@ def fork_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def undone(model: nn.Module) -> Iterator[None]:
-    """Restore a model and the random number generators on exit; gradients are deleted.
+    """Restore a model and the random number generators on exit; delete gradients.
 
     It restores parameters, buffers (including those that a forward assigns or adds), and plain attributes of modules,
     such as counters and caches.
@@ -68,7 +68,7 @@ def undone(model: nn.Module) -> Iterator[None]:
 
 
 def calls_of(model: nn.Module, inputs: tuple[Tensor, ...], modules: dict[str, nn.Module]) -> dict[str, list[Call]]:
-    """Return the arguments and output of each call of `modules` in a forward of `model`."""
+    """Return arguments and output of each call of `modules` in a forward of `model`."""
     found: dict[str, list[Call]] = {name: [] for name in modules}
 
     def hook(name: str) -> Callable[..., None]:
@@ -99,7 +99,10 @@ def cost_of(module: nn.Module, calls: Sequence[Call], *, wants_gradient: bool = 
 
 
 def together(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> Compute:
-    """Return the slowest rank's time of forward and backward while all ranks compute. Every rank calls it."""
+    """Return the slowest rank's time of forward and backward while all ranks compute.
+
+    Every rank calls it.
+    """
     given = part_of(inputs, samples)
     rounds = []
     for _ in range(_ROUNDS):
@@ -121,7 +124,10 @@ def ascending(found: Sequence[Compute]) -> tuple[Compute, ...]:
 
 
 def alone(model: nn.Module, inputs: tuple[Tensor, ...], samples: int) -> float:
-    """Return the seconds of forward and backward on rank 0 while no other rank computes. Every rank calls it."""
+    """Return seconds of forward and backward on rank 0 while no other rank computes.
+
+    Every rank calls it.
+    """
     given, found = part_of(inputs, samples), 0.0
     dist.barrier()
     if dist.get_rank() == 0:

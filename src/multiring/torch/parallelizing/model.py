@@ -82,7 +82,9 @@ class ParallelModel:
         return whole_state(self.plain_module, self._held)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of the whole model; each rank takes its part. Every rank calls it.
+        """Load the state of the whole model; each rank takes its part.
+
+        Every rank calls it.
 
         Raises:
             ArgumentError: the state belongs to a different model.
@@ -103,7 +105,7 @@ class ParallelModel:
         return tuple(each.chunk(self.data_ranks)[self.data_rank] for each in batch)
 
     def step(self, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor:
-        """Run forward and backward on this rank's part; return the whole batch's loss, on all ranks.
+        """Run forward and backward on this rank's part; return the whole batch's loss.
 
         Afterwards, gradients are those of the whole batch. They add up from step to step, until the optimizer or
         its `zero_grad` clears them. To accumulate several steps, divide the loss by their number, as in one process.

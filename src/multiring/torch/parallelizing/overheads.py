@@ -1,4 +1,4 @@
-"""Measured overheads of torch on this machine: optimizer updates, DTensor dispatch and copies."""
+"""Measured overheads of torch: optimizer updates, DTensor dispatch and copies."""
 
 import statistics
 import time
@@ -25,7 +25,9 @@ _SHARDED_UNIT, _MICROBATCH = 3.0, 3.0
 
 
 def measured_overheads(parameters: Iterable[Tensor], optimizer_states: int, collective_s: float) -> Overheads:
-    """Return the overheads of the slowest rank. Every rank calls it, and all compute at once.
+    """Return the overheads of the slowest rank.
+
+    Every rank calls it, and all compute at once.
 
     Args:
         parameters: the model's parameters, the same on all ranks. Their size matters, because an optimizer takes a few

@@ -1,4 +1,4 @@
-"""`parallelize`: choose and build the parallelism with the shortest training step."""
+"""`parallelize`: build the parallelism with the shortest training step."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def parallelize(
     optimizer_states: int = 2,
     topology: Topology | None = None,
 ) -> "ParallelModel":
-    """Put `model` on all ranks in the parallelism with the shortest forecast training step.
+    """Put `model` on all ranks in the parallelism with the shortest forecast step.
 
     The call measures the model, forecasts memory and time of each mix of data, sharded, tensor and pipeline
     parallelism, prints the forecasts on rank 0, and applies the best mix. It changes the model and gives every rank

@@ -1,4 +1,4 @@
-"""The placement of mesh axes on ranks: the last axis of a parallelism lies on neighbouring ranks."""
+"""The placement of mesh axes on ranks: the last axis lies on neighbouring ranks."""
 
 import os
 
@@ -37,7 +37,7 @@ def topology_now() -> Topology:
 
 
 def mesh_of(parallelism: Parallelism, topology: Topology) -> DeviceMesh:
-    """Return the DeviceMesh of `parallelism`, placed on the ranks in its order of axes.
+    """Return the DeviceMesh of `parallelism`, with its axes placed on the ranks.
 
     The mesh lists its axes in the order data, shard, tensor, pipeline.
     """

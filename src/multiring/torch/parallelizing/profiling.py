@@ -1,4 +1,4 @@
-"""Measure a model and its batch as a profile, from which `planner.parallelism` forecasts."""
+"""Measure a model and its batch, for the forecasts of `planner.parallelism`."""
 
 import math
 from dataclasses import dataclass
@@ -43,10 +43,10 @@ class Measured:
 def measure(
     model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int, topology: Topology
 ) -> Measured:
-    """Return the profile of `model` for `inputs`, the batch of all ranks. Every rank calls it.
+    """Return the profile of `model` for `inputs`, the batch of all ranks.
 
-    All ranks get the same profile. The measurement takes about ten steps of the whole batch, during which each rank's
-    memory holds the model and its gradients.
+    Every rank calls it. All ranks get the same profile. The measurement takes about ten steps of the whole batch,
+    during which each rank's memory holds the model and its gradients.
 
     Raises:
         ArgumentError: `inputs` are no batch.

@@ -21,7 +21,7 @@ class _Noted:
 
 
 def remembered(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of `module`, with copies of tensors, arrays and containers."""
+    """Return `module`'s attributes, with copies of tensors, arrays and containers."""
     seen: _Seen = {}
     return {name: _noted(value, seen) for name, value in vars(module).items() if name not in _NOT_STATE}
 

@@ -1,4 +1,4 @@
-"""A pipeline stage of a model, and its schedule: torch.distributed.pipelining's 1F1B."""
+"""A pipeline stage of a model, with torch.distributed.pipelining's 1F1B schedule."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,10 @@ class Cut:
 
 
 class Stage:
-    """This rank's stage of a model. It replaces all other parts of the model by nn.Identity."""
+    """This rank's stage of a model.
+
+    It replaces all other parts of the model by nn.Identity.
+    """
 
     def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], cut: Cut) -> None:
         ranges = stages_of(cut.units, cut.group.size())
@@ -69,9 +72,9 @@ class Stage:
         return bool(self._stage.is_last)
 
     def step(self, inputs: tuple[Tensor, ...], targets: Tensor, loss: Loss) -> Tensor | None:
-        """Run forward and backward of all microbatches; return the mean loss, or None except on the last stage.
+        """Run forward and backward of all microbatches.
 
-        Gradients add up over microbatches and steps.
+        Return the mean loss on the last stage, and None on the others. Gradients add up over microbatches and steps.
         """
         if self._schedule is None or self._schedule[0] is not loss:
             self._schedule = (loss, self._scheduled(loss))
@@ -99,7 +102,7 @@ class Stage:
 
 
 class Between(nn.Module):
-    """A stage as its neighbours need it: it leaves its inputs unchanged, and sends dense tensors."""
+    """A stage that leaves its inputs unchanged, and sends dense tensors."""
 
     def __init__(self, stage: nn.Module, *, receives: bool) -> None:
         super().__init__()
@@ -107,7 +110,10 @@ class Between(nn.Module):
         self._receives = receives
 
     def forward(self, *given: Tensor) -> Tensor:
-        """Run the stage on copies of received tensors, since its first operation may work in place."""
+        """Run the stage on copies of received tensors.
+
+        The stage's first operation may change them in place.
+        """
         made: Tensor = self.stage(*((each.clone() for each in given) if self._receives else given))
         if torch.is_grad_enabled() and made.is_floating_point() and not made.requires_grad:
             made.requires_grad_()  # torch sends gradients back to each stage, even if no earlier stage is trained

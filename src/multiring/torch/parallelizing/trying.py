@@ -1,4 +1,4 @@
-"""Trial steps of a copy of a model, to check that a parallelism works and has one process's gradients."""
+"""Trial steps of a copy of a model, which show whether a parallelism works."""
 
 import copy
 import math
@@ -56,7 +56,10 @@ class Alone:
 
 
 def alone(model: nn.Module, inputs: tuple[Tensor, ...]) -> Alone:
-    """Return the loss and gradients of one process for `inputs`; the model is not changed."""
+    """Return the loss and gradients of one process for `inputs`.
+
+    The model is not changed.
+    """
     found = []
     for seed in range(2):
         with fork_random_numbers():
@@ -74,7 +77,9 @@ def alone(model: nn.Module, inputs: tuple[Tensor, ...]) -> Alone:
 def tried(
     model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured, build: Build
 ) -> Outcome:
-    """Run two steps of a copy of `model` under `parallelism`, and compare. Every rank calls it.
+    """Compare two steps of a copy of `model` under `parallelism` with one process.
+
+    Every rank calls it.
 
     Args:
         model: the model, which is not changed.
@@ -113,7 +118,10 @@ def tried(
 
 
 def probe(made: Any, _targets: Tensor) -> Tensor:
-    """Return a loss for any outputs, a mean over samples, in which each output number has a different weight."""
+    """Return a loss for any outputs, in which each number has a different weight.
+
+    It is a mean over samples.
+    """
     losses = []
     for each in tree_leaves(made):
         if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()):

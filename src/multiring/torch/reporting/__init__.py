@@ -1,1 +1,1 @@
-"""Reports on time: the share of the machine's peak, the bottleneck, and steps in the timeline."""
+"""Reports on time: the share of the peak, the bottleneck, and the timeline."""

@@ -1,4 +1,4 @@
-"""The balance line of a training run with torch: whether data, computation or the wire bounds it."""
+"""The balance line: whether data, computation or the wire bounds a training run."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The speed of a training run: samples and FLOP a second, and the share of this machine's peak.
+"""The speed of a training run: samples and FLOP a second, and share of the peak.
 
 FLOP are those of matrix products, convolutions, attention and recurrent layers, forward and backward. torch's counter
 and `flop_formulas` count them on a plain copy of the model without values. A multiplication with its addition counts as
@@ -105,9 +105,9 @@ def _counted(plain: nn.Module, step: Callable[[nn.Module], Tensor]) -> int:
 def measured_peak(
     dtype: str = "float32", *, sizes: Sequence[int] = SIZES, channels: int = _CHANNELS, seconds: float = 0.2
 ) -> dict[str, float]:
-    """Return this rank's FLOP/s of matrix products and of a 3 x 3 convolution, while all ranks measure.
+    """Return this rank's FLOP/s of matrix products and of a 3 x 3 convolution.
 
-    In a job of several ranks, every rank has to call it.
+    All ranks measure at the same time. In a job of several ranks, every rank has to call it.
 
     Args:
         dtype: "float32", "bf16" or "fp16".
@@ -234,7 +234,9 @@ class TrainingReport:
             self._peaks.append(max(self._measure().values()))
 
     def finish(self) -> Throughput:
-        """Measure the peak a last time, and return the speed of all ranks. Every rank calls it.
+        """Measure the peak a last time, and return the speed of all ranks.
+
+        Every rank calls it.
 
         Raises:
             StateError: no rank has counted a sample.
@@ -266,7 +268,7 @@ def training_report(
     dtype: str = "float32",
     measure: Callable[[], dict[str, float]] | None = None,
 ) -> TrainingReport:
-    """Start to report on a training run: samples and FLOP a second, and the share of the machine's peak.
+    """Start to report the speed of a training run, and its share of the peak.
 
         report = mt.training_report(model, lambda plain: loss_of(plain(inputs), labels), samples=len(inputs))
         for inputs, labels in loader:

@@ -1,4 +1,4 @@
-"""Forward, backward and optimizer steps in the timeline, recorded by hooks while it runs.
+"""Forward, backward and optimizer steps in the timeline, recorded by hooks.
 
 forward     an outermost call of a module, which is not within another module's call
 backward    from the first gradient of such a module's output to the end of that backward's graph; the wait for other
