@@ -25,7 +25,7 @@ def use_static_sets(here: Here) -> None:
         alike = mt.ProcessSet([0, 2])
         mt.init(process_sets=[alike])  # which joins nothing again
         assert alike.process_set_id == 1
-        with pytest.raises(ArgumentError, match="is not known, and the job is joined already"):
+        with pytest.raises(ArgumentError, match="is not known, and this process has joined the job already"):
             mt.init(process_sets=[mt.ProcessSet([1])])
         assert str(pair) == "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None)"
         assert pair.size() == 2

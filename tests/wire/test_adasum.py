@@ -79,7 +79,7 @@ def differ(here: Here) -> None:
         found = arrays_of(here.rank, "float32", 1)
         start_adasum(group, found).wait()
         check(group, found, "float32", 1)
-    with pytest.raises(ArgumentError, match="Adasum of float32, float64 at once: want one type"):
+    with pytest.raises(ArgumentError, match="Adasum of float32, float64 in one call: want one type"):
         start_adasum(group, [np.ones(1), np.ones(1, np.float32)])
     with pytest.raises(ArgumentError, match="Adasum of int64: want one of"):
         start_adasum(group, [np.ones(1, np.int64)])

@@ -106,7 +106,7 @@ def adasum(vectors: Sequence[Vector]) -> Vector:
 
 
 def _blocks(a: Vector, b: Vector) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the slice of each block, and float64 copies of that block of `a` and of `b`. The copies are reused."""
+    """Yield the slice of each block, and float64 copies of it from `a` and `b`. The next block overwrites them."""
     scratch = np.empty((2, min(_BLOCK, a.size)))
     for start in range(0, a.size, _BLOCK):
         place = slice(start, min(start + _BLOCK, a.size))

@@ -8,7 +8,7 @@ slices once per round. Each slice is computed on one rank only, so all ranks get
     all_reduce, each round  the dot products     24 bytes per array and pair; ceil(log2 p) rounds
     all_gather              the slices' results  (p - 1) / p of the arrays' bytes per rank
 
-An all_reduce moves the same number of bytes, at any number of ranks. While it runs, the operation needs twice the
+An all_reduce moves the same number of bytes, for any number of ranks. While it runs, the operation needs twice the
 memory of the arrays, or four times if they have a 16-bit type.
 """
 
@@ -44,7 +44,7 @@ def start_adasum(group: Group, arrays: Sequence[Array], *, label: str = "") -> H
     """
     kinds = {array.dtype for array in arrays}
     if len(kinds) > 1:
-        raise ArgumentError(f"Adasum of {', '.join(sorted(kind.name for kind in kinds))} at once: want one type")
+        raise ArgumentError(f"Adasum of {', '.join(sorted(kind.name for kind in kinds))} in one call: want one type")
     kind = kinds.pop() if kinds else np.dtype(np.float32)
     held_type(kind)
     reduction = _Reduction(group, arrays, kind)
@@ -60,14 +60,14 @@ class _Line:
     """The order of the second and later steps of one group's reductions.
 
     All ranks start the first steps in the same order. These steps end at different times on different ranks, and by
-    then other operations of the group may have been posted. The later steps therefore run on a twin of the group, one
-    reduction after the other.
+    then other operations of the group may have been posted. The later steps therefore run on a separate group of the
+    same ranks, one reduction after the other.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group.twin_for("Adasum")
         self.number = 0  # counts reductions whose first step has ended
-        self.lock = threading.Lock()  # held while a first step is posted and its turn is assigned
+        self.lock = threading.Lock()  # held while a reduction posts its first step and gets its turn
         self._latest = threading.Event()
         self._latest.set()
 
@@ -78,7 +78,7 @@ class _Line:
 
 
 class _Turn:
-    """One reduction's place in its line."""
+    """The turn of one reduction to run its later steps."""
 
     def __init__(self, line: _Line, before: threading.Event) -> None:
         self.line = line

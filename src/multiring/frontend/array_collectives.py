@@ -62,7 +62,7 @@ def start_allreduce(
     """Start an `allreduce`; `wait` of the result returns the new array. The caller may reuse `array` at once."""
     members, number, given = members_of(process_set), chosen_op(op), _native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
-        raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want numbers, or factors of 1")
+        raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want factors of 1, or an array of numbers")
     conversion = dtype_conversion(given.dtype.name, number, scales[1], members.size)
     out = np.array(converted(given, conversion, scales[0]), order="C")  # a row-major copy that is not shared
 

@@ -32,7 +32,7 @@ class DtypeConversion:
     dtype: str  # the type that the Group combines, by NumPy's name
     op: str  # the Group's operation
     is_complex: bool  # the Group's arrays have one more dimension, of 2
-    is_split: bool = False  # the same, for the halves of integers
+    is_split: bool = False  # the Group's arrays have one more dimension, of 2: the halves of integers
     divisor: int = 1  # results are divided by it, and truncated
     factor: float = 1.0  # results are multiplied by it
     is_plain: bool = False  # no conversion: the Group takes and returns the caller's arrays as they are
@@ -99,7 +99,7 @@ def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "
     if conversion.divisor != 1 and conversion.factor != 1.0:
         return average_of_halves(halves(combined), conversion.divisor, conversion.factor, dtype)
     if conversion.divisor != 1:
-        # `//` rounds towards minus infinity. Negating twice makes it truncate negative numbers; this is exact.
+        # `//` rounds towards minus infinity. Negating twice makes the division truncate negative numbers exactly.
         found = np.where(combined < 0, -(-combined // conversion.divisor), combined // conversion.divisor)
         return found.astype(dtype)
     return scaled(combined, conversion.factor).astype(dtype, copy=False)

@@ -68,7 +68,7 @@ class StateInternalError(_NamedForProgram, StateError, HorovodInternalError):
 class NotInitializedError(StateInternalError, ValueError):
     """A call came before `init` or after `shutdown`.
 
-    In this case Horovod's queries raise ValueError, and its operations raise HorovodInternalError. This is both.
+    In this case Horovod's queries raise ValueError, and its operations raise HorovodInternalError. This error is both.
     """
 
 

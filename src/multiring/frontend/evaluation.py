@@ -54,7 +54,7 @@ def mean(
     _all_reduce(members, sums, shapes)
     total = float(sums[0])
     if not total:
-        raise ArgumentError("mean: no rank has any samples; want a weight above 0 on one of them")
+        raise ArgumentError("mean: no rank has any samples; want a weight above 0 on at least one rank")
     found: dict[str, Any] = {}
     start = 1
     for name, value in zip(metrics, values, strict=True):

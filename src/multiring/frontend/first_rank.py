@@ -20,8 +20,8 @@ Item = TypeVar("Item")
 def on_first_rank(*, each_host: bool = False) -> Iterator[bool]:
     """Run the block on rank 0 first, and on the other ranks after it has ended there.
 
-    Rank 0 can so prepare files for the others. Every rank calls it. The context manager yields whether this rank is
-    first.
+    Use it to prepare files on rank 0 that the other ranks read. Every rank calls it. The context manager yields whether
+    this rank is first.
 
     Args:
         each_host: True lets the first rank of each host go first, for example to prepare files on the host's own disk.

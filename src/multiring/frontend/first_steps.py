@@ -32,7 +32,7 @@ Parameters = Callable[[], Sequence[NDArray[Any]] | None]
 
 
 class Ranks(Protocol):
-    """The ranks that compare: a Group, or an object like it whose operations the ranks match by name."""
+    """The ranks that compare: a Group, or an object with the same methods that matches operations by name."""
 
     @property
     def size(self) -> int:
@@ -123,7 +123,7 @@ class FirstSteps:
 
         Args:
             told: the result of `told` or `told_nothing`.
-            group: the same ranks, for use instead of the constructor's group if operations need a separate order.
+            group: another group of the same ranks, if the comparison cannot use the constructor's group now.
 
         Raises:
             MismatchError: on every rank: the ranks' parameters differ.

@@ -73,7 +73,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Starts an operation again that this thread has waited for. Its handle keeps the arguments."""
+    """Repeats an operation that this thread has waited for. The operation's handle keeps the arguments."""
 
     _members: Members
     _what: str
@@ -172,7 +172,7 @@ def submit(
         ArgumentError: an operation of this name was submitted and has not been synchronized.
     """
     operation = signature[0][1]
-    # The names of unnamed operations omit the operation, so that ranks with different operations meet and report it.
+    # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
     if name is None:
         name = Unnamed(members.next_number(), "")
     if isinstance(name, Unnamed):
@@ -238,11 +238,11 @@ def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnam
 
 
 def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
-    """Return a name for each operation of one call: the call's name, or a number for all, and one of `endings`."""
+    """Return a name for each operation of one call: the call's name or number, followed by one of `endings`."""
     if isinstance(name, Unnamed):
         return [Unnamed(name.number, name.ending + ending) for ending in endings]
     if name is not None:
         return [f"{name}{ending}" for ending in endings]
     number = members.next_number()
-    # The first name has no ending, like that of a single operation. A rank with another operation then meets it.
+    # The first name has no ending. It is then matched with a single operation of another rank, which is a mismatch.
     return [Unnamed(number, ending if place else "") for place, ending in enumerate(endings)]

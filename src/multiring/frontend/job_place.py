@@ -10,7 +10,7 @@ Place = tuple[int, int]
 
 
 class _Known:
-    """The rank of the process at its latest fork, which its children inherit."""
+    """Stores the rank of the process at its latest fork, for the forked child."""
 
     def __init__(self) -> None:
         self.process, self.place = os.getpid(), (0, 1)

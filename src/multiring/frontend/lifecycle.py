@@ -50,13 +50,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             return
         settings = Settings.from_environment(horovod=True)
         runtime.init(settings)
-        if not is_rank():  # a multiprocessing worker of one
+        if not is_rank():  # this process is a multiprocessing worker of a rank
             return
         try:
             if by_mpi:
                 require_job_is_world(rank(), size())
             if comm and sorted(comm) != list(range(size())):
-                raise ArgumentError(f"comm={comm}: want all {size()} ranks; for fewer make a ProcessSet of them")
+                raise ArgumentError(f"comm={comm}: want all {size()} ranks; for fewer ranks, make a ProcessSet")
             open_sets(sets, is_dynamic=by_name or settings.dynamic_process_sets)
         except (MultiringError, RuntimeError):
             shutdown()

@@ -44,7 +44,9 @@ class MetricsHook:
             MismatchError, HorovodInternalError: as in `mean`.
         """
         if self._sums and list(metrics) != list(self._sums):
-            raise ArgumentError(f"metrics {', '.join(metrics)}; want those of the step before: {', '.join(self._sums)}")
+            raise ArgumentError(
+                f"metrics {', '.join(metrics)}; want the metrics of the step before: {', '.join(self._sums)}"
+            )
         for name, value in zip(metrics, checked(metrics, weight), strict=True):
             self._sums[name] = self._sums.get(name, 0.0) + (value * weight if weight else np.zeros_like(value))
         self._weight += weight

@@ -49,7 +49,7 @@ def broadcast_object(
         raise
     size = int(_broadcast(members, np.array([len(data)]), root_rank, f"{name}.size")[0])
     if size == _FAILED:
-        raise MismatchInternalError(f"{name}: rank {root_rank} could not pickle its object, and raises why")
+        raise MismatchInternalError(f"{name}: rank {root_rank} could not pickle its object; its own error says why")
     if not is_root:
         data = np.empty(size, np.uint8)
     _broadcast(members, data, root_rank, f"{name}.data")
@@ -74,7 +74,7 @@ def allgather_object(
     gathered, sizes = _allgather(members, data, name)
     if 0 in sizes:
         failed = members.group.ranks[list(sizes).index(0)]
-        raise MismatchInternalError(f"{name}: rank {failed} could not pickle its object, and raises why")
+        raise MismatchInternalError(f"{name}: rank {failed} could not pickle its object; its own error says why")
     return [_unpickled(part) for part in np.split(gathered, np.cumsum(sizes)[:-1])]
 
 

@@ -45,7 +45,7 @@ class ProcessSet:
         if found is None or any(not isinstance(rank, int) for rank in found):
             raise ArgumentError(
                 f"ProcessSet({ranks_or_comm!r}): ProcessSet should be initialized with a list of process ranks, or a "
-                "communicator of mpi4py's"
+                "communicator of mpi4py"
             )
         self.ranks = sorted(found)
 
@@ -83,7 +83,7 @@ class Reducer(Protocol):
 
 
 class Members:
-    """The ranks of a process set, as one of them sees them."""
+    """The ranks of a process set, for use by one of these ranks."""
 
     def __init__(self, group: Group) -> None:
         self.group = group  # for operations that all ranks call in the same order
@@ -92,7 +92,7 @@ class Members:
         self.size = group.size
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        self.is_over = False  # True after the process left the job or the set was removed; users must then rebuild
+        self.is_over = False  # True after `shutdown` or removal of the set; dependent objects must then be built again
         self._kept: dict[Callable[[], Any], Any] = {}
         self._joins = 0
         self._numbers = itertools.count(1)
@@ -246,7 +246,8 @@ def know_sets(process_sets: Iterable[ProcessSet]) -> None:
         number = numbers.get(tuple(each.ranks or ()))
         if number is None:
             raise ArgumentError(
-                f"{each} is not known, and the job is joined already; want shutdown before init, or add_process_set"
+                f"{each} is not known, and this process has joined the job already; call shutdown before init, or use "
+                "add_process_set"
             )
         each.process_set_id = number
         if each not in sets.objects[number]:
@@ -287,7 +288,7 @@ def add_process_set(process_set: Any) -> ProcessSet:
     """Make a process set, and return it. Every rank of the job calls it, with the same ranks.
 
     Args:
-        process_set: a ProcessSet, or the arguments of one.
+        process_set: a ProcessSet, or ranks as for ProcessSet.
 
     Raises:
         ArgumentError: the set exists already, a rank is not in the job, or sets were not made dynamic by

@@ -24,7 +24,7 @@ _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
 
 
 def name_of(op: int) -> str:
-    """Return the name of `op`. It is also a Group's name of the operation, except "adasum", which no Group has."""
+    """Return the name of `op`. A Group uses the same names, but has no "adasum"."""
     return _NAMES[op]
 
 

@@ -33,10 +33,10 @@ from multiring.keras.values import MARK, is_shared
 def distribute(model: Any, *, compression: Any = None) -> Any:
     """Return `model`, changed so that `fit`, `evaluate` and `predict` run on all ranks together.
 
-    Every rank calls them, with the same arguments as in one process, the same on all ranks. Each rank computes its part
-    of every batch, so batches, steps and the learning rate do not depend on the number of ranks. All ranks train rank
-    0's variables. Rank 0 alone shows progress and writes the files of callbacks. `evaluate` and `predict` return the
-    results of one process on each rank. Batch normalization uses the samples of all ranks.
+    Every rank calls these methods with the arguments that one process would pass. Each rank computes its part of every
+    batch, so batches, steps and the learning rate do not depend on the number of ranks. The training starts from rank
+    0's variables. Rank 0 alone shows progress and writes the files of callbacks. `evaluate` and `predict` return on
+    each rank the results that one process would get. Batch normalization uses the samples of all ranks.
 
     Args:
         model: a model of Keras 3, compiled or not.
@@ -135,7 +135,7 @@ class _Distribution:
         return self._plain["evaluate"](data, steps=_steps(most), **options)
 
     def predict(self, x: Any, **options: Any) -> Any:
-        """Predict. Each rank predicts a part of arrays; any other data are predicted on every rank."""
+        """Predict arrays in parts, one part on each rank, and any other data on every rank."""
         options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
         same_variables(self._model)
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]

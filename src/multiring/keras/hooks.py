@@ -18,7 +18,7 @@ from multiring.keras.replicas import digests
 from multiring.keras.saving import SharedSaving
 from multiring.keras.values import settled
 
-# These callbacks write or send files without the model's own methods. One process must do that.
+# These callbacks write or send files without the model's own methods, so only one rank may call them.
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")

@@ -23,7 +23,7 @@ _told: set[str] = set()
 
 
 def install() -> None:
-    """Make Keras' losses use the current step."""
+    """Patch Keras so that its losses are scaled for the current step."""
     plain = keras_loss.reduce_weighted_values
     if not hasattr(plain, "multiring"):
         found = functools.wraps(plain)(functools.partial(_reduced, plain))

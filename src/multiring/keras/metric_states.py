@@ -181,7 +181,7 @@ class MetricStates:
         return whole
 
     def _last(self, own: Mapping[str, float]) -> dict[str, float]:
-        """Return the logs of the last batch: an average weighted by samples, or those of the rank with that batch."""
+        """Return the last batch's logs: their average weighted by samples, or the logs of the rank with that batch."""
         rows = self._steps.rows.get(self._steps.kind)
         everybodys = allgather_object((0 if rows is None else int(rows), dict(own)), name="keras.metrics")
         weights = [each for each, _ in everybodys]

@@ -33,7 +33,7 @@ _COUNTS = 3  # columns before the indices in the table of a pass
 
 
 def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
-    """Return a batch together with the numbers of this rank's rows and of the whole batch's rows."""
+    """Return a batch together with the number of this rank's rows and the number of rows in the whole batch."""
     return {_DATA: data, _PART: (rows, batch_rows)}
 
 

@@ -112,7 +112,7 @@ class Steps:
         )
 
     def _metric_values(self, rows: Any) -> dict[int, Any] | None:
-        """Return the metrics' values before a step if its samples may not count; None if they do."""
+        """Return the metrics' values before a step if its samples may not count; None if they surely count."""
         if isinstance(rows, int) and rows:
             return None
         return {id(each): keras.ops.copy(each.value) for each in self._model.metrics_variables}
@@ -155,7 +155,7 @@ def _chosen(rows: Any, new: Any, old: Any) -> Any:
 
 
 def _built(plain: Callable[..., Any], iterator: Any = None, data_batch: Any = None) -> Any:
-    """Build a model on a batch without sample counts."""
+    """Build a model from batches, after removing their sample counts."""
     batches = None if iterator is None else _WithoutParts(iterator)
     return plain(iterator=batches, data_batch=data_batch)
 

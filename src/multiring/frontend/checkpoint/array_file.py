@@ -126,7 +126,7 @@ def entries_in(header: bytes, data_bytes: int | None, what: str) -> dict[str, En
             raise ArgumentError(f"{what} is damaged: {name!r} does not begin where the array before it ends")
         size = _SIZES.get(entry.dtype)
         if size is not None and size * math.prod(entry.shape) != entry.end - entry.begin:
-            raise ArgumentError(f"{what} is damaged: {name!r} has another number of bytes than its shape says")
+            raise ArgumentError(f"{what} is damaged: {name!r} has a number of bytes that does not fit its shape")
         end = entry.end
     if data_bytes is not None and end != data_bytes:
         raise ArgumentError(f"{what} is damaged: it has {data_bytes} bytes of arrays, but its header describes {end}")

@@ -154,8 +154,8 @@ def numpy_dtype(kind: Kind) -> np.dtype[Any]:
         found = np.dtype(kind) if isinstance(kind, str) else np.dtype(_fields(kind))
     except (TypeError, ValueError, SyntaxError) as error:
         raise ArgumentError(
-            f"the checkpoint has arrays of type {str(kind)[:80]!r}, which NumPy {np.__version__} does not know: want "
-            "the versions that saved it"
+            f"the checkpoint has arrays of type {str(kind)[:80]!r}, which NumPy {np.__version__} does not know: use "
+            "the package versions that saved it"
         ) from error
     if found.hasobject:
         raise ArgumentError(f"the checkpoint is damaged: arrays of type {str(kind)[:80]!r} cannot be stored")
@@ -240,10 +240,11 @@ def shown(name: str) -> str:
 
 
 class WordSum:
-    """A checksum of bytes that runs at the speed of memory.
+    """A checksum of bytes, as fast as memory can be read.
 
-    It sums little-endian words of 64 bits, each multiplied by the odd number of its page of 4 KiB. The sum changes if
-    any single word changes, or if pages are swapped. It does not depend on the order of the words within a page.
+    It sums little-endian words of 64 bits. Each word is multiplied by an odd number, which differs between pages of
+    4 KiB. The sum changes if any single word changes, or if pages are swapped. It does not depend on the order of the
+    words within a page.
     """
 
     def __init__(self) -> None:

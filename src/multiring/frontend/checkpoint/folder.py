@@ -28,7 +28,7 @@ FORMAT = 2
 BEFORE = 1  # the format of multiring 0.2: all files are in the folder itself, which was replaced as a whole
 MANIFEST, MARK = "manifest.json", "save.json"
 SAVER = "multiring checkpoint"
-# Locks of another host may not be visible here. Its save counts as abandoned if no file of it changed for this long.
+# Locks of another host may not be visible here. A save there counts as abandoned if its files stay unchanged so long.
 LOST_AFTER_S = 3600.0
 _DATA = re.compile(r"data-([0-9a-f]{16})")
 _NEW = re.compile(r"manifest-([0-9a-f]{16})\.new")
@@ -200,7 +200,7 @@ def publish(path: Path, manifest: dict[str, Any], write: Any) -> None:
 
 
 def _clean(path: Path, before: dict[str, Any] | None) -> None:
-    """Remove the previous save, and unfinished saves that nobody writes any more."""
+    """Remove the previous save, and unfinished saves that no process is writing."""
     if before is not None and before["format"] == FORMAT and before["token"] != token_in(path):
         _remove(path, before["token"])
     if before is not None and before["format"] == BEFORE:

@@ -194,7 +194,7 @@ def _files(
             elif find(target)[1]["token"] != manifest["token"]:
                 return place, None, None, f"checkpoint {target} was replaced by another save"
             else:
-                _log.warning("load: %s has no own values of rank %d: it continues without them", target, rank())
+                _log.warning("load: %s has no own values of rank %d: loading continues without them", target, rank())
     except VanishedError as error:
         return place, None, None, str(error)
     return place, shared, own, ""
@@ -319,12 +319,12 @@ def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
     stored = (SAFETENSORS[str(ref.kind)], ref.shape) if native else (BYTES, (*ref.shape, *entry.shape[-1:]))
     if stored != (entry.dtype, entry.shape):
         raise ArgumentError(
-            f"the checkpoint is damaged: {ref.name!r} is said to be {ref.kind} of shape {ref.shape}, and is stored as "
+            f"the checkpoint is damaged: {ref.name!r} is described as {ref.kind} of shape {ref.shape}, but stored as "
             f"{entry.dtype} of shape {entry.shape}"
         )
     array = arrays.empty(ref.kind, ref.shape) if place is None else place
     if math.prod(ref.shape) * arrays.itemsize(array) != entry.end - entry.begin:
-        raise ArgumentError(f"the checkpoint is damaged: {ref.name!r} has another number of bytes than its type says")
+        raise ArgumentError(f"the checkpoint is damaged: {ref.name!r} has a number of bytes that does not fit its type")
     return array
 
 

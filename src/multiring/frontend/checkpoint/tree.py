@@ -1,9 +1,9 @@
 """Convert nested values to JSON and named arrays, and back. Loading never runs code from the file.
 
 In the JSON, an object with a single key that begins with "$" represents a value that JSON lacks. Examples are an array
-(its stored name, type and shape), a tuple, and a dict whose keys are not strings. The names of arrays serve human
-readers only; the tree refers to them, so different keys cannot collide. Saving rejects values that could not be
-restored exactly.
+(its stored name, type and shape), a tuple, and a dict whose keys are not strings. Array names are chosen for human
+readers. The tree alone says where each array belongs, so different keys cannot collide. Saving rejects values that
+could not be restored exactly.
 """
 
 import math
@@ -88,7 +88,7 @@ class Flattener:
         """
         if depth > MOST_DEEP:
             raise ArgumentError(
-                f"{shown(name)} is nested deeper than {MOST_DEEP} levels, or contains itself: want less"
+                f"{shown(name)} is nested deeper than {MOST_DEEP} levels, or contains itself: want fewer levels"
             )
         if isinstance(value, np.generic):
             return {SCALAR: [numpy_kind(value.dtype, name), scalar_bytes(value).hex()]}
@@ -207,7 +207,7 @@ def _said(key: Any) -> str:
 
 
 def _key_of(name: str) -> str:
-    """Return the name of an array, shortened and with printable characters only, as other readers may require."""
+    """Return an array's name in the file, shortened and printable, because other programs may reject other names."""
     if len(name) > _NAME_LENGTH:
         name = f"{name[: _NAME_LENGTH - 40]}...{name[-37:]}"
     return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
@@ -220,7 +220,7 @@ def refs_in(tree: Any, depth: int = 0) -> Iterator[Ref]:
         ArgumentError: the tree is damaged.
     """
     if depth > 4 * MOST_DEEP:
-        raise ArgumentError("the checkpoint is damaged: its values lie too deep")
+        raise ArgumentError("the checkpoint is damaged: its values are nested too deeply")
     if isinstance(tree, list):
         for each in tree:
             yield from refs_in(each, depth + 1)

@@ -45,4 +45,4 @@ class Rank:
         found = self.reduced(np.full(3, self.rank + 1, np.float32))
         total = self.size * (self.size + 1) // 2
         if found.tolist() != [total] * 3:
-            raise NonconformanceError(f"after that, a sum is {found.tolist()}; want {[total] * 3}")
+            raise NonconformanceError(f"after the check, a sum is {found.tolist()}; want {[total] * 3}")

@@ -21,7 +21,7 @@ Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
 Gather = Callable[[Any], Sequence[Any]]  # this rank's object -> all ranks' objects, by rank
 
 _log = logging.getLogger("multiring")
-# After so many failures in a row without a commit, a further attempt would fail as well.
+# The training gives up after so many failures in a row without a commit.
 _MOST_FAILURES = 10
 
 

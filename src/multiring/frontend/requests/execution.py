@@ -357,7 +357,9 @@ class _Rows:
         ranks, splits = self._members.size, self._wanted.splits
         if splits is None:
             if shape[0] % ranks:
-                raise ArgumentError(f"alltoall of {shape[0]} rows over {ranks} ranks: want a multiple, or splits")
+                raise ArgumentError(
+                    f"alltoall of {shape[0]} rows over {ranks} ranks: want a multiple of the ranks, or splits"
+                )
             return [shape[0] // ranks] * ranks
         if len(splits) != ranks or min(splits) < 0 or sum(splits) > shape[0]:
             raise ArgumentError(
@@ -369,7 +371,7 @@ class _Rows:
 
 def _check_factors(wanted: Wanted) -> None:
     if wanted.dtype == "bool" and (wanted.prescale, wanted.postscale) != (1.0, 1.0):
-        raise ArgumentError(f"factors {wanted.prescale} and {wanted.postscale} for bool: want numbers, or factors of 1")
+        raise ArgumentError(f"factors {wanted.prescale} and {wanted.postscale} for bool: want factors of 1, or numbers")
 
 
 def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:

@@ -1,7 +1,8 @@
 """The threads that serve requests of native code. They submit the requests in order, and wait for the results.
 
 Each request in flight occupies one thread, like an operation of Python. Stall warnings and the detection of deadlocks
-between ranks therefore include it. The number of threads is the largest number of requests ever in flight, plus one.
+between ranks therefore cover requests. The number of threads is the largest number of requests ever in flight, plus
+one.
 """
 
 import atexit
