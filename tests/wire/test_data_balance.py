@@ -89,7 +89,7 @@ def test_what_is_paused_does_not_count_and_a_watch_ends_once(url: str) -> None:
     assert watch.finish().step_s < 0.06
     with pytest.raises(StateError, match="finished"):
         watch.finish()
-    with pytest.raises(StateError, match="no batch"):
+    with pytest.raises(StateError, match="has not yielded a batch"):
         BalanceWatch(loader).finish()
 
 

@@ -143,7 +143,7 @@ def test_a_host_that_dies_costs_a_second_fetch(url: str, tmp_path: Path) -> None
         staged([exchanges[0], exchanges[2]])
         assert whole(exchanges[0], url)
         assert whole(exchanges[2], url)
-    assert any(f"data peer {servers[1].address}" in each and "come from the source" in each for each in told)
+    assert any(f"data peer {servers[1].address}" in each and "blocks are read from the source" in each for each in told)
 
 
 def test_a_host_that_gives_other_bytes_is_not_believed(url: str, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_host_that_gives_other_bytes_is_not_believed(url: str, tmp_path: Path)
         exchanges[1].give = lambda request: b"x" + right(request)[1:]  # type: ignore[method-assign]
         staged(exchanges[:1])
         assert whole(exchanges[0], url)
-    assert sum("damaged; the source has it" in each for each in told) > 3, told
+    assert sum("damaged; it is read from the source" in each for each in told) > 3, told
 
 
 @pytest.fixture
@@ -209,8 +209,8 @@ def test_who_knows_the_secret_may_ask_for_blocks_only(url: str, server: tuple[Tc
     key = Dataset(url).source.manifest.digest
     for request, text in (
         (Request("0" * 32, 0, 0), f"this host stages pack {key}"),
-        (Request(key, 9, 0), "there is none"),
-        (Request(key, 0, 1 << 30), "there is none"),
+        (Request(key, 9, 0), "does not exist in this pack"),
+        (Request(key, 0, 1 << 30), "does not exist in this pack"),
         (Request("../x", 0, 0), "closed"),
     ):
         peer = Peer(address, SECRET, told.append)

@@ -1,1 +1,1 @@
-"""What bounds a training: its data, its computation or its wire."""
+"""Find the bottleneck of a training: its data, its computation or its network."""

@@ -1,9 +1,9 @@
-"""Which stage of a training bounds it: that whose doubling would shorten a step most, by what was counted.
+"""Find the bottleneck of a training: the stage whose doubled speed would shorten a step most.
 
-A step ends when its batch is there, and its computation and what the wire does not hide behind it are done, so that it
-takes the longest of three: what workers need for a batch; what a resource needs that serves one request at a time, or
-the host's cores; and computation with the exposed part of the wire. Each stage is halved in turn, and the step computed
-again. Where two of the three are nearly as long, neither hides the other fully: hence a norm in place of the maximum.
+A step takes the longest of three times: the workers' time for a batch; the time of a resource that serves one request
+at a time, or of the host's cores; and the computation with the exposed part of the communication ("wire"). The model
+halves the time of each stage in turn, and computes the step's time again. If two of the three times are nearly equal,
+they do not overlap perfectly. The model therefore uses a norm instead of the maximum.
 """
 
 from collections.abc import Mapping
@@ -13,31 +13,34 @@ SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "c
 WORKERS, COMPUTE, WIRE = "workers", "compute", "wire"
 STAGES = (SOURCE, DISK, NETWORK, DECODE, COPY, COMPUTE, WIRE, WORKERS)
 NAMES = {COPY: "host-to-arena", WORKERS: "number of workers"}
-REQUESTED = (SOURCE, DISK, NETWORK)  # stages that somebody else may be slow in
+REQUESTED = (SOURCE, DISK, NETWORK)  # stages in which workers wait for requests to a shared resource
 _NORM = 8
-# Requests beside others take so much longer than ones alone where they are served in turn: half of it with two workers.
+# If concurrent requests take longer than single requests by this factor, the resource serves one request at a time. Two
+# workers at such a resource would give a factor of 1.5.
 _IN_TURN = 1.25
-_BUSY = 0.9  # of the cores: beyond it a worker's clock counts its waiting for one
-_QUEUED = 0.05  # of workers' time, waited for a core: beyond it more of them would not have more cores
-_FEW = 8  # requests alone: fewer of them tell nothing
+_BUSY = 0.9  # share of the cores from which workers' measured times include waiting for a core
+_QUEUED = 0.05  # share of workers' time waiting for a core, from which more workers would not get more cores
+_FEW = 8  # single requests below which their mean time is not reliable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """What one rank counted of its training. Times are seconds, of all workers together where they are the workers'.
+    """One rank's measurements of its training.
+
+    Times are in seconds; workers' times are sums over all workers.
 
     Attributes:
-        wall_s: of training, without what was paused.
-        steps: in it.
-        waited_s: of the training's thread, for batches.
-        wire_s: in which an operation was on the wire that all ranks had come to.
-        exposed_s: of that, in which a thread waited for it.
-        peers_s: in which a thread waited for ranks that had not come.
-        cpu_s: of this process's threads together.
-        workers: how many.
-        cores: that this rank may use.
-        spent: seconds by stage, "cpu" (workers' threads), "queued" (when those could have run, but had no core), and by
-            "STAGE alone", "STAGE beside" how long requests took.
+        wall_s: the elapsed time of the training, without pauses.
+        steps: the number of steps in this time.
+        waited_s: the time in which the training's thread waited for batches.
+        wire_s: the time in which an operation that all ranks had posted was running.
+        exposed_s: the part of `wire_s` in which a thread waited for the operation.
+        peers_s: the time in which a thread waited for ranks that had not posted an operation yet.
+        cpu_s: the CPU time of all threads of this process.
+        workers: the number of workers.
+        cores: the number of cores that this rank can use.
+        spent: the workers' time by stage. "cpu" is their CPU time, "queued" the time in which they waited for a core.
+            "STAGE alone" and "STAGE beside" are the times of requests; see `StageClock`.
     """
 
     wall_s: float
@@ -54,20 +57,23 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A step's parts, in seconds: those of workers together, those of resources, and those of the training's thread."""
+    """The times of a step's parts, in seconds.
 
-    stages: Mapping[str, float]  # of workers
-    in_turn: Mapping[str, float]  # of stages that serve one request at a time
-    cpu: Mapping[str, float]  # of decode, copy, and the training's threads: compute
-    workers: int
-    cores: float
-    compute: float
-    exposed: float
-    wire: float
+    Workers' times are sums over all workers.
+    """
+
+    stages: Mapping[str, float]  # workers' time by stage
+    in_turn: Mapping[str, float]  # time of stages that serve one request at a time
+    cpu: Mapping[str, float]  # CPU time of decode, of copy, and of the training's threads ("compute")
+    workers: int  # number of workers
+    cores: float  # number of cores
+    compute: float  # computation time of the training's thread
+    exposed: float  # the part of `wire` that the computation does not hide
+    wire: float  # communication time
 
     @property
     def step_s(self) -> float:
-        """Return how long a step takes."""
+        """Return the time of a step in seconds."""
         made = sum(self.stages.values()) / self.workers
         cpu = sum(self.cpu.values()) / self.cores
         lengths = (made, *self.in_turn.values(), cpu, self.compute + self.exposed)
@@ -75,13 +81,13 @@ class Model:
         return float(longest * sum((each / longest) ** _NORM for each in lengths) ** (1 / _NORM))
 
     def doubled(self, stage: str) -> "Model":
-        """Return it with a stage twice as fast."""
+        """Return the model with a stage twice as fast."""
         if stage == WORKERS:
             return replace(self, workers=2 * self.workers)
         if stage == WIRE:
             return replace(self, wire=self.wire / 2, exposed=max(0.0, self.exposed - self.wire / 2))
         if stage == COMPUTE:
-            # Half as much time is left for the wire to hide behind.
+            # With half the computation, less of the communication is hidden.
             hidden = min(self.wire - self.exposed, self.compute / 2)
             exposed = self.wire - max(0.0, hidden)
             return replace(self, compute=self.compute / 2, exposed=exposed, cpu=_halved(self.cpu, stage))
@@ -95,15 +101,15 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """What bounded a training.
+    """The bottleneck of a training.
 
     Attributes:
-        bound: the stage, of STAGES.
-        gains: how many times as fast a step would be with each stage twice as fast.
-        shares: of the time: workers' by stage, the training's thread's by what it did or waited for.
-        steps: of the training.
+        bound: the stage that is the bottleneck, of STAGES.
+        gains: the speed-up of a step if each stage were twice as fast.
+        shares: shares of the time: of workers' time by stage, and of the training thread's time by activity.
+        steps: the number of steps of the training.
         step_s: seconds a step.
-        workers: of a rank.
+        workers: the number of workers of a rank.
     """
 
     bound: str
@@ -125,10 +131,12 @@ class Balance:
 
 
 def balance_of(ranks: list[Counted]) -> Balance:
-    """Return what bounded a training of one or more ranks: of the one that waited least for the others.
+    """Return the bottleneck of a training of one or more ranks.
+
+    The rank that waited least for other ranks is the slowest; its measurements decide.
 
     Args:
-        ranks: what each counted, at least one, with steps.
+        ranks: the measurements of each rank, at least one; each must have steps.
     """
     slowest = min(ranks, key=lambda each: each.peers_s / each.steps)
     model = model_of(slowest)
@@ -153,17 +161,17 @@ def balance_of(ranks: list[Counted]) -> Balance:
 
 
 def model_of(counted: Counted) -> Model:
-    """Return the model of a rank's step."""
+    """Return the model of a rank's step from its measurements."""
     steps, spent = counted.steps, counted.spent
     is_full = counted.cpu_s > _BUSY * counted.cores * counted.wall_s
     workers_cpu, queued = spent.get("cpu", 0.0), spent.get("queued", 0.0)
     cores = counted.cores
     if queued > _QUEUED * sum(spent.get(name, 0.0) for name in (*REQUESTED, DECODE, COPY)):
-        # Others compute on these cores too, and have what is missing of each.
+        # Other processes use these cores too; this rank gets only a part of each core.
         is_full = True
         cores = max(cores * workers_cpu / (workers_cpu + queued), counted.cpu_s / counted.wall_s)
     cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
-    # What is read is copied too, out of the page cache; that goes with the copying.
+    # Reading also copies, out of the page cache; this CPU time counts as copying.
     cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}
     stages = {name: spent.get(name, 0.0) for name in (*REQUESTED, DECODE, COPY)}
     in_turn = {}
@@ -172,13 +180,14 @@ def model_of(counted: Counted) -> Model:
         beside = _mean(spent, f"{name} beside")
         requests = spent.get(f"{name} alone requests", 0) + spent.get(f"{name} beside requests", 0)
         if counted.workers > 1 and spent.get(f"{name} alone requests", 0) < _FEW:
-            # Somebody always waits for it: as far as can be told it does all it can.
+            # A request is nearly always running, so the resource seems to work at its limit.
             in_turn[name] = min(stages[name], counted.wall_s)
         elif counted.workers > 1 and beside > _IN_TURN * alone:
-            # What a request took longer than alone it waited for others: a faster stage, or fewer workers, spare it.
+            # The extra time of concurrent requests is waiting for each other, which a faster resource would avoid.
             in_turn[name] = stages[name] = alone * requests
     if is_full:
-        # Without its waiting for a core, as far as that is told; what sleeps in it would sleep on a free core, too.
+        # Subtract the waiting for a core from the decoding time if it is known. Sleeping in a transform still counts,
+        # because it would take as long on a free core.
         stages[DECODE] = max(cpu[DECODE], stages[DECODE] - queued) if queued else cpu[DECODE]
     compute = counted.wall_s - counted.waited_s - counted.exposed_s - counted.peers_s
     return Model(

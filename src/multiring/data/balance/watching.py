@@ -1,4 +1,4 @@
-"""Counting what a training does, for its balance line: the loader's workers, and the runtime's events."""
+"""Measure a training for its balance line, from the loader's workers and the runtime's events."""
 
 import os
 import time
@@ -17,18 +17,18 @@ Span = tuple[float, float]
 
 
 class BalanceWatch:
-    """Counts from its making on; `finish` says what bounded the training.
+    """Measures a training from now on; `finish` returns the bottleneck.
 
     Args:
-        loader: that feeds it.
-        host_ranks: ranks that share this host's cores.
-        gather: returns what every rank's watch counted, given this rank's; every rank calls it then.
+        loader: the training's loader.
+        host_ranks: the number of ranks that share this host's cores.
+        gather: called with this rank's measurements; returns those of all ranks. Every rank calls it in `finish`.
     """
 
     def __init__(self, loader: Loader, host_ranks: int = 1, gather: Gather | None = None) -> None:
         self._loader, self._gather = loader, gather
         own, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-        # A rank that is bound to some cores has those to itself.
+        # A rank that is bound to some cores does not share them.
         self._cores = float(own) if own < every else own / host_ranks
         self._events = event_reader() if is_initialized() else None
         self._wire: list[Span] = []
@@ -50,7 +50,7 @@ class BalanceWatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within it nothing counts: evaluation, checkpoints."""
+        """Exclude a `with` block, for instance an evaluation, from the measurements."""
         self._stop()
         try:
             yield
@@ -61,27 +61,30 @@ class BalanceWatch:
 
     def _stop(self) -> None:
         if self._began is None:
-            raise StateError("balance: paused, or finished, already")
+            raise StateError("balance: already paused or finished; pause and finish only while measuring")
         self._look()
         for name, value in self._now().items():
             self._totals[name] += value - self._began.get(name, 0.0)
         self._began = None
 
     def _look(self) -> None:
-        """Sort what was recorded since the last look: often, as the runtime keeps the newest events only."""
+        """Evaluate the events since the last call.
+
+        Calls must be frequent: the runtime keeps only the newest events.
+        """
         if self._events is None or self._began is None:
             return
         events = [event_of(raw, 0) for raw in self._events.take()]
         wire, waits, absent = spans_of(events)
         self._totals["wire"] += length(merged(wire))
         self._totals["exposed"] += length(common(merged(wire), merged(waits)))
-        # While something is on the wire, nobody waits for others alone.
+        # Time in which an operation is running does not count as waiting for other ranks.
         alone = length(common(merged(absent), merged(waits)))
         both = length(common(common(merged(absent), merged(waits)), merged(wire)))
         self._totals["peers"] += alone - both
 
     def counted(self) -> Counted:
-        """Return what this rank has counted."""
+        """Return this rank's measurements."""
         totals = self._totals
         return Counted(
             wall_s=totals["wall"],
@@ -99,21 +102,26 @@ class BalanceWatch:
         )
 
     def finish(self) -> Balance:
-        """Return what bounded the training; where there are several ranks, every one calls it.
+        """Return the bottleneck of the training.
+
+        With several ranks, every rank must call this.
 
         Raises:
-            StateError: it is paused, or was finished; or there was no step.
+            StateError: the measurement is paused or finished, or there was no step.
         """
         self._stop()
         self._loader.attend_by(None)
         if not self._totals["steps"]:
-            raise StateError("balance: the loader has handed out no batch")
+            raise StateError("balance: the loader has not yielded a batch; finish after the first step")
         own = self.counted()
         return balance_of([own] if self._gather is None else self._gather(own))
 
 
 def spans_of(events: Iterable[Event]) -> tuple[list[Span], list[Span], list[Span]]:
-    """Return when operations were on the wire, when threads waited, and when operations waited for ranks."""
+    """Return the spans of running operations, of waiting threads, and of waits for ranks.
+
+    A wait for ranks begins when an operation starts, and ends when all ranks have posted it.
+    """
     wire, waits, absent = [], [], []
     for each in events:
         if each.kind == "wait":
@@ -125,7 +133,7 @@ def spans_of(events: Iterable[Event]) -> tuple[list[Span], list[Span], list[Span
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return spans of time without overlaps, by their beginnings."""
+    """Return the union of time spans as sorted spans without overlaps."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -136,7 +144,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def common(some: list[Span], others: list[Span]) -> list[Span]:
-    """Return what is in both of two merged lists."""
+    """Return the intersection of two merged lists of spans."""
     found, turn = [], 0
     for begin, end in some:
         while turn < len(others) and others[turn][1] <= begin:
@@ -149,5 +157,5 @@ def common(some: list[Span], others: list[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Return the seconds in merged spans."""
+    """Return the total seconds of merged spans."""
     return sum(end - begin for begin, end in spans)

@@ -1,1 +1,1 @@
-"""Blocks from host to host, so that each leaves its source once."""
+"""Hosts pass blocks to each other, so that each block is read from the source only once."""

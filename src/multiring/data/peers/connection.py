@@ -1,4 +1,4 @@
-"""Sockets of data peers: both ends prove that they know the secret before any other byte."""
+"""Connections between data peers. Both ends prove that they have the secret before they exchange any other byte."""
 
 import contextlib
 import hashlib
@@ -22,17 +22,17 @@ from multiring.runtime.bootstrap.handshake import (
     proof,
 )
 
-_LENGTH = struct.Struct(">I")  # of a frame, as in the handshake
-_PIECE_BYTES = 1 << 16  # of a block, between which gradients go first
-_PEER = 0  # what takes a rank's place in proofs: data peers have none
+_LENGTH = struct.Struct(">I")  # the length of a frame, as in the handshake
+_PIECE_BYTES = 1 << 16  # bytes of a block that are sent at once; between these pieces, gradients have priority
+_PEER = 0  # stands for the rank in proofs, because data peers have no rank
 
 
 class Line:
-    """A connected socket: frames, and bytes between them, each within a time.
+    """A connected socket that transfers frames and blocks within a time-out.
 
     Args:
-        sock: which it closes.
-        timeout_s: for each frame or block as a whole, however slowly its bytes come.
+        sock: the socket; `close` closes it.
+        timeout_s: the most seconds for each frame or block as a whole.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -41,11 +41,11 @@ class Line:
         self._seal: Seal | None = None
 
     def greet(self, secret: bytes) -> None:
-        """Prove to a server that we know the secret, and have it prove the same.
+        """Prove to a server that this end has the secret; verify the server's proof.
 
         Raises:
-            FrameError: it does not.
-            OSError: it is gone, or silent.
+            FrameError: the server's proof is wrong.
+            OSError: the server is gone, or does not answer in time.
         """
         theirs = decode(self._frame()).get("nonce")
         if not isinstance(theirs, str) or not is_nonce(theirs):
@@ -58,11 +58,11 @@ class Line:
         self._seal = Seal(proof(secret, "session", theirs, nonce, _PEER), "client")
 
     def welcome(self, secret: bytes) -> None:
-        """Let a client prove that it knows the secret.
+        """Verify a client's proof that it has the secret; prove the same to the client.
 
         Raises:
-            FrameError: it does not.
-            OSError: it is gone, or silent.
+            FrameError: the client's proof is wrong.
+            OSError: the client is gone, or does not answer in time.
         """
         nonce = new_nonce()
         self._send(frame(encode({"nonce": nonce})))
@@ -76,26 +76,29 @@ class Line:
         self._seal = Seal(proof(secret, "session", nonce, theirs, _PEER), "server")
 
     def ask(self, request: Request) -> bytes:
-        """Return a block.
+        """Send a request, and return the bytes of the answer.
 
         Raises:
-            FrameError: it is not given.
-            OSError: the other end is gone, or silent.
+            FrameError: the other end answers with an error, or the bytes do not match their SHA-256.
+            OSError: the other end is gone, or does not answer in time.
         """
         self._say(request.message())
         size, digest = length_of(self._hear())
         data = self._bytes(size, time.monotonic() + self._timeout_s)
         if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), digest):
-            raise FrameError("the block's bytes are not those that were sent")
+            raise FrameError("the block's bytes do not match their SHA-256")
         return data
 
     def request(self) -> Request | None:
-        """Return what the other end asks for; None where it has closed the connection."""
+        """Return the next request; None if the other end has closed the connection."""
         found = self._frame_or_end()
         return None if found is None else request_of(self._sealed().open(found))
 
     def give(self, data: bytes, wait: Callable[[], None] | None = None) -> None:
-        """Answer with a block; `wait` is called before each piece of it, and returns when that may go."""
+        """Answer with a block.
+
+        `wait` is called before each piece, and returns when the piece may be sent.
+        """
         self._send(self._sealed().close(encode(answer(data))))
         if wait is None:
             self._send(data)
@@ -110,11 +113,11 @@ class Line:
         self._say({"error": text[:300]})
 
     def patience(self, idle_s: float, timeout_s: float) -> None:
-        """Wait for so long for a request to begin, and for the rest of anything."""
+        """Set the time-out for a request to begin, and that for all other transfers."""
         self._idle_s, self._timeout_s = idle_s, timeout_s
 
     def end(self) -> None:
-        """End the connection while another thread waits in it."""
+        """Shut the connection down, which wakes a thread that waits in it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -124,7 +127,7 @@ class Line:
 
     def _sealed(self) -> Seal:
         if self._seal is None:
-            raise FrameError("nobody has proven anything yet")
+            raise FrameError("handshake incomplete: the peer has not authenticated")
         return self._seal
 
     def _say(self, message: Message) -> None:
@@ -134,11 +137,14 @@ class Line:
         return self._sealed().open(self._frame())
 
     def keep_little(self) -> None:
-        """Have the kernel take no more ahead of the wire than some pieces: what it has cannot be kept back."""
+        """Limit the kernel's send buffer to some pieces.
+
+        Bytes that are in the buffer cannot be delayed any more.
+        """
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _PIECE_BYTES)
 
     def _send(self, data: bytes | memoryview) -> None:
-        self._sock.settimeout(self._timeout_s)  # of the whole, as sendall reckons it
+        self._sock.settimeout(self._timeout_s)  # sendall applies the time-out to the whole transfer
         self._sock.sendall(data)
 
     def _frame(self) -> bytes:
@@ -146,7 +152,7 @@ class Line:
         return self._framed(self._bytes(_LENGTH.size, until), until)
 
     def _frame_or_end(self) -> bytes | None:
-        """Return a frame; None where the other end closed the connection in place of one."""
+        """Return a frame; None if the other end has closed the connection."""
         self._sock.settimeout(self._idle_s)
         first = self._sock.recv(1)
         until = time.monotonic() + self._timeout_s
@@ -155,11 +161,11 @@ class Line:
     def _framed(self, head: bytes, until: float) -> bytes:
         (length,) = _LENGTH.unpack(head)
         if length > REQUEST_BYTES:
-            raise FrameError(f"a frame of {length} bytes, at most {REQUEST_BYTES} are allowed")
+            raise FrameError(f"it sent a frame of {length} bytes; at most {REQUEST_BYTES} are allowed")
         return self._bytes(length, until)
 
     def _bytes(self, size: int, until: float) -> bytes:
-        """Return exactly so many bytes: what follows them stays in the socket."""
+        """Return exactly `size` bytes; later bytes stay in the socket."""
         out = bytearray(size)
         view = memoryview(out)
         done = 0

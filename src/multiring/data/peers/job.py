@@ -1,4 +1,4 @@
-"""Hosts of a job pass blocks on: while they stage, and while they train."""
+"""Exchange blocks between the hosts of a job, while they stage a pack and while they train."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -26,17 +26,17 @@ _PROBLEM_BYTES = 1000
 
 
 class Sharing:
-    """This process's part in an exchange of a pack's blocks between a job's hosts; every rank of `group` makes it.
+    """This process's part in an exchange of a pack's blocks between a job's hosts.
 
-    One process of each host serves: its first rank. The port's secret is drawn for this exchange, by rank 0, and told
-    by the job's own connections.
+    Every rank of `group` must make this object. The first rank of each host serves blocks. Rank 0 draws a secret for
+    this exchange, and sends it to the other ranks over the job's own connections.
 
     Args:
-        group: the ranks.
-        storage: the pack, with the host's cache; None on a host that takes no part.
-        tell: is told of peers that fail.
-        weights: the hosts' shares, in the order of their first ranks; alike by default.
-        first_only: whether the other ranks of a host take no part.
+        group: the ranks that take part.
+        storage: the pack's storage, with the host's cache; None on a host that takes no part.
+        tell: called with a warning about a failed peer.
+        weights: the hosts' shares of the blocks, in the order of their first ranks; by default equal.
+        first_only: whether only the first rank of each host takes part.
     """
 
     def __init__(
@@ -84,17 +84,23 @@ class Sharing:
 
     @property
     def is_over(self) -> bool:
-        """Return whether this process is in another job by now, or in none: others have left it, and their ports."""
+        """Return whether this process has left the job of this exchange.
+
+        The other processes then have left it too, and closed their ports.
+        """
         return not is_rank() or world() is not self._world
 
     def keep_own(self) -> None:
-        """Keep on this host's disk what it owns alone, so that the hosts' caches hold the pack together."""
+        """Keep only this host's own blocks on its disk.
+
+        The caches of all hosts together then hold the pack.
+        """
         if self.part is not None:
             storage = self.part.storage
             storage.keep_only(np.array([self.part.owns(*each) for each in storage.each_block()], dtype=np.bool_))
 
     def close(self) -> None:
-        """Close the port, and the connections to other hosts."""
+        """Close the port and the connections to other hosts."""
         for each in self._peers:
             if each is not None:
                 each.close()
@@ -106,15 +112,16 @@ class Sharing:
 def exchange_of(
     group: Group, storage: CachedStorage | None, tell: Tell, weights: Sequence[float] | None = None
 ) -> Iterator[Exchange | None]:
-    """Give each host's first rank its part in an exchange, the others None; every rank of `group` calls it.
+    """Yield a host's part in an exchange to its first rank, and None to other ranks.
 
-    The port is open until all ranks are done: until then one host may need another's blocks.
+    Every rank of `group` must call this. The port stays open until all ranks have left the `with` block, because until
+    then a host may need another host's blocks.
 
     Args:
-        group: the ranks.
-        storage: the pack, with the host's cache; None on a host that takes no part.
-        tell: is told of peers that fail.
-        weights: the hosts' shares, in the order of their ranks; alike by default.
+        group: the ranks that take part.
+        storage: the pack's storage, with the host's cache; None on a host that takes no part.
+        tell: called with a warning about a failed peer.
+        weights: the hosts' shares of the blocks, in the order of their ranks; by default equal.
     """
     sharing = Sharing(group, storage, tell, weights)
     try:
@@ -125,11 +132,11 @@ def exchange_of(
 
 
 class Known:
-    """A storage some of whose files' bytes are known already.
+    """A storage with the bytes of some files in memory.
 
     Args:
-        storage: that has the others.
-        files: their bytes, by name.
+        storage: the storage of all other files.
+        files: the bytes of the files in memory, by name.
     """
 
     def __init__(self, storage: Storage, files: dict[str, bytes]) -> None:
@@ -137,11 +144,11 @@ class Known:
         self._storage, self._files = storage, files
 
     def names(self) -> list[str]:
-        """Return all files, sorted."""
+        """Return the names of all files, sorted."""
         return self._storage.names()
 
     def size(self, name: str) -> int:
-        """Return a file's bytes."""
+        """Return a file's size in bytes."""
         known = self._files.get(name)
         return self._storage.size(name) if known is None else len(known)
 
@@ -157,10 +164,12 @@ class Known:
 
 
 def told_once(group: Group, storage: Storage, root: int = 0) -> Known:
-    """Return a storage whose manifest, index and check sums rank `root` alone has read; every rank calls it.
+    """Return a storage whose manifest, index and check sums only rank `root` reads.
+
+    Every rank must call this; rank `root` sends the files to the others.
 
     Raises:
-        DataError: rank `root` cannot read them, on every rank.
+        DataError: rank `root` cannot read the files; every rank raises this error.
     """
     limits = Limits()
     files: dict[str, bytes] = {}
@@ -187,7 +196,7 @@ def told_once(group: Group, storage: Storage, root: int = 0) -> Known:
 
 
 def _told(group: Group, address: str) -> list[TcpAddress | None]:
-    """Return the addresses of the ranks' servers; None where a rank has none."""
+    """Return the address of each rank's server; None for a rank without a server."""
     row = np.zeros((1, _ADDRESS_BYTES), np.uint8)
     row[0, : len(address)] = np.frombuffer(address.encode(), np.uint8)
     texts = [bytes(each).rstrip(b"\0").decode() for each in np.asarray(group.all_gather(row))]

@@ -1,4 +1,4 @@
-"""Which host fetches a block from the source: the one that the others then have it from."""
+"""Assign each block to an owner: the host that fetches it from the source and serves it to the other hosts."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ import numpy as np
 
 from multiring.errors import ArgumentError
 
-# The golden ratio's fractional part: its multiples fill every share of the unit interval evenly, at any time
-# (Weyl 1916; Knuth, The Art of Computer Programming 3, section 6.4, theorem S).
+# The fractional part of the golden ratio. The fractional parts of its first n multiples fill the unit interval evenly
+# for every n (Weyl 1916; Knuth, The Art of Computer Programming 3, section 6.4, theorem S).
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Owners:
-    """Deals blocks to hosts.
+    """Assigns blocks to hosts, in proportion to weights.
 
-    Any piece of a data set is dealt as evenly as all of it, so that hosts that go through it fetch at the same pace.
+    Each part of a data set is shared as evenly as the whole, so that hosts that read it in order fetch at equal rates.
 
     Args:
-        weights: one for each host, > 0: its share; by the rates at which hosts send, say.
+        weights: one weight > 0 for each host, for instance the rate at which the host can send.
 
     Raises:
-        ArgumentError: no host, or a weight that is not positive.
+        ArgumentError: there is no host, or a weight is not positive and finite.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -32,7 +32,7 @@ class Owners:
         self._is_even = len(set(weights)) == 1
 
     def owner(self, number: int) -> int:
-        """Return the host that owns a block, by its number in the data set."""
+        """Return the host that owns a block; `number` counts through the data set."""
         if self._is_even:
             return number % self.hosts
         place = (number + 1) * _GOLDEN % 1.0

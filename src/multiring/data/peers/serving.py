@@ -1,4 +1,4 @@
-"""A host's server of blocks, and the way to another host's."""
+"""A host's server of blocks, and the client of another host's server."""
 
 import contextlib
 import socket
@@ -17,26 +17,26 @@ Give = Callable[[Request], bytes]
 Tell = Callable[[str], None]
 
 CONNECTIONS = 256
-_PROOF_S = 10.0  # until somebody has proven to know the secret
-_PEER_S = 60.0  # for a request to come, and for a block to go
-_IDLE_S = 3600.0
-_AGAIN_S = 0.05  # until a connection is tried to be accepted again
-_SHUNNED_S = 30.0  # how long a peer that failed is not asked again
+_PROOF_S = 10.0  # time-out of the handshake
+_PEER_S = 60.0  # time-out for receiving a request, and for sending a block
+_IDLE_S = 3600.0  # time-out for the begin of the next request
+_AGAIN_S = 0.05  # seconds before the server retries after a failed accept
+_SHUNNED_S = 30.0  # seconds for which a failed peer gets no requests
 
 
 class BlockServer:
-    """Gives blocks to whoever knows the secret.
+    """Serves blocks to peers that have the secret.
 
     Args:
-        secret: of the job; not empty.
-        host: the address of the interface to listen on, and nowhere else.
-        give: returns a block, or raises a MultiringError, whose text the other end is told.
-        tell: is told of strangers.
-        wait: is called before each 64 KiB that are sent, and returns when they may go.
+        secret: the exchange's secret, not empty.
+        host: the address of the only interface on which the server listens.
+        give: returns the bytes for a request. If it raises a MultiringError, the peer gets the error's text.
+        tell: called with a warning about a connection that failed the handshake or the protocol.
+        wait: called before each 64 KiB that are sent; it returns when they may be sent.
 
     Raises:
-        ArgumentError: there is no secret.
-        OSError: the address is not this host's.
+        ArgumentError: the secret is empty.
+        OSError: the address does not belong to this host.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class BlockServer:
         while not self._closed:
             try:
                 sock, (host, *_) = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small answers go at once
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # send small answers without delay
             except OSError:
-                # A full table of descriptors, or a stranger that is gone already, ends nothing but this connection.
+                # The process has no free descriptors, or the client is already gone: only this connection is lost.
                 if not self._closed:
                     time.sleep(_AGAIN_S)
                 continue
@@ -76,7 +76,7 @@ class BlockServer:
                 continue
             try:
                 threading.Thread(target=self._serve, args=(line, host), daemon=True, name="multiring-blocks").start()
-            except RuntimeError:  # no thread can be had now
+            except RuntimeError:  # no thread can be started now
                 with self._lock:
                     self._lines.discard(line)
                 line.close()
@@ -97,7 +97,7 @@ class BlockServer:
         except FrameError as error:
             self._tell(f"a connection from {host} was closed: {error}")
         except OSError:
-            pass  # it went, or was silent for too long; who asked asks another
+            pass  # the client is gone or timed out; it reads the block from the source
         finally:
             with self._lock:
                 self._lines.discard(line)
@@ -108,7 +108,7 @@ class BlockServer:
         with self._lock:
             self._closed = True
             lines = list(self._lines)
-        # A thread that waits in accept is woken by this only.
+        # Only shutdown wakes the thread that waits in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -117,13 +117,13 @@ class BlockServer:
 
 
 class Peer:
-    """Another host's server: some connections to it, made as they are needed.
+    """A client of another host's server. It opens connections as they are needed.
 
     Args:
-        address: where it listens.
-        secret: of the job.
-        tell: is told when it fails.
-        timeout_s: for a block.
+        address: the server's address.
+        secret: the exchange's secret.
+        tell: called with a warning when the server fails.
+        timeout_s: the most seconds for a block.
     """
 
     def __init__(self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _PEER_S) -> None:
@@ -139,7 +139,10 @@ class Peer:
         Peer.__init__(self, *state)
 
     def block(self, request: Request) -> bytes | None:
-        """Return a block; None where the peer does not give it, which is told."""
+        """Return the bytes for a request; None if the peer fails, which is reported.
+
+        A peer that has failed gets no requests for 30 s; the result is then None, too.
+        """
         if time.monotonic() < self._shunned_until:
             return None
         try:
@@ -153,7 +156,7 @@ class Peer:
             self._shunned_until = time.monotonic() + _SHUNNED_S
             self._idle.clear()
             why = str(error) or type(error).__name__
-            self._tell(f"data peer {self.address}: {why}; its blocks come from the source for {_SHUNNED_S:g} s")
+            self._tell(f"data peer {self.address}: {why}; its blocks are read from the source for {_SHUNNED_S:g} s")
             return None
         self._idle.append(line)
         return data

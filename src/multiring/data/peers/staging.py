@@ -1,4 +1,4 @@
-"""Bringing a pack to hosts: each block is fetched from the source by the host that owns it, and passed on."""
+"""Bring a pack to hosts: each block's owner fetches it from the source and serves it to the other hosts."""
 
 import threading
 import time
@@ -14,28 +14,30 @@ from multiring.data.peers.serving import CONNECTIONS, Peer, Tell
 from multiring.data.peers.words import Request
 from multiring.errors import DataError
 
-Progress = Callable[[int, int], None]  # bytes that are here, of how many
+Progress = Callable[[int, int], None]  # called with the bytes that this host has, and their total
 
-_FETCHING = 4  # at a time, from the source
-_FEWEST, _MOST = 2, 16  # requests of a host that are under way at its source
-_CROWDED = 1.5  # times the least that a request took: more at a time gain nothing
-_FEWEST_ASKED, _MOST_ASKED = 8, 32  # of peers: few would all wait for what comes late, while others are there
-_RECEIVING = 4  # of those, once they are there: more would flood a link that is slower than theirs
+_FETCHING = 4  # threads that stage the host's own blocks
+_FEWEST, _MOST = 2, 16  # limits for the concurrent requests of a host to its source
+_CROWDED = 1.5  # ratio of the mean request time to the shortest one, from which more requests at a time gain nothing
+# Limits for the blocks that a host waits for at its peers at a time. With fewer, all could wait for late blocks while
+# other blocks are ready.
+_FEWEST_ASKED, _MOST_ASKED = 8, 32
+_RECEIVING = 4  # blocks that a host receives from peers at a time; more would flood a link that is slower than theirs
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes, by where this host had them from."""
+    """The bytes that this host has received, by their origin."""
 
     source: int = 0
     peers: int = 0
 
 
 class Gate:
-    """How many requests of a host are under way at its source: more while they do not slow each other.
+    """Limits the concurrent requests of a host to its source.
 
-    Blocks that come one after the other are passed on while the next ones come; were all asked for at once, all would
-    come at the end.
+    The limit rises while the requests do not slow each other. If blocks arrive one after the other, the host can pass
+    one on while it fetches the next. If the host requested all blocks at once, all would arrive only at the end.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class Gate:
             self._turn.notify()
 
     def took(self, seconds: float) -> None:
-        """Note what a request took."""
+        """Record the time of a request, and adapt the limit."""
         with self._turn:
             self._least_s = min(self._least_s, seconds)
             self._taken.append(seconds)
@@ -72,14 +74,16 @@ class Gate:
 
 
 class Exchange:
-    """A host's part in it: it owns some blocks, which it fetches; the others it asks their owners for.
+    """One host's part in an exchange of blocks.
+
+    The host fetches the blocks that it owns from the source. It requests the other blocks from their owners.
 
     Args:
-        storage: the pack, with this host's cache.
-        owners: who owns what.
-        here: this host.
-        peers: by host; None for this one.
-        tell: is told of damaged blocks.
+        storage: the pack's storage, with this host's cache.
+        owners: the owners of the blocks.
+        here: this host's number.
+        peers: the peer of each host; None for this host.
+        tell: called with a warning about a damaged block.
     """
 
     def __init__(
@@ -90,10 +94,10 @@ class Exchange:
         self.traffic = Traffic()
         self._lock = threading.Lock()
         self._gate, self._receiving = Gate(), threading.Semaphore(_RECEIVING)
-        self.server: Peer | None = None  # this host's own, for its other processes
+        self.server: Peer | None = None  # this host's own server, for its other processes
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process has what its host owns from the process that serves, as others have.
+        # A worker process requests its host's own blocks from the host's serving process, as other hosts do.
         peers = [self.server if each is None else each for each in self._peers]
         return {"storage": self.storage, "_owners": self._owners, "_here": -1, "_peers": peers, "_tell": self._tell}
 
@@ -103,12 +107,16 @@ class Exchange:
         self._receiving = threading.Semaphore(_RECEIVING)
 
     def fetch(self, shard: int, block: int) -> bytes:
-        """Return a block's bytes: its owner's, or the source's where this host owns it or its owner fails."""
+        """Return a block's bytes from its owner.
+
+        They come from the source if this host owns the block or the owner fails.
+        """
         peer = self._peers[self.owner(shard, block)]
         data = None if peer is None else peer.block(Request(self.storage.key, shard, block))
         if data is not None and xxh3(data) != self.storage.wanted(shard, block):
             self._tell(
-                f"data peer {peer and peer.address} gave block {block} of shard {shard} damaged; the source has it"
+                f"data peer {peer and peer.address} sent block {block} of shard {shard} damaged; it is read from the "
+                "source"
             )
             data = None
         if data is not None:
@@ -132,10 +140,10 @@ class Exchange:
         return self.owner(shard, block) == self._here
 
     def give(self, request: Request) -> bytes:
-        """Return what a peer asks for, verified.
+        """Return the verified bytes for a peer's request.
 
         Raises:
-            DataError: it is of another pack, there is no such block, or this host cannot have it.
+            DataError: the request is for another pack or for a missing block, or this host cannot read the block.
         """
         if request.pack != self.storage.key:
             raise DataError(f"this host stages pack {self.storage.key}, not {request.pack}")
@@ -149,7 +157,11 @@ class Exchange:
         return self.storage.block(request.shard, request.block, end - begin)[begin:end]
 
     def fetch_piece(self, shard: int, block: int, begin: int, out: memoryview) -> bool:
-        """Fill `out` with a piece of a block that another host keeps; False where none does."""
+        """Fill `out` with a piece of a block from its owner.
+
+        Returns:
+            Whether `out` was filled; False if this host owns the block, or its owner fails or does not keep it.
+        """
         peer = self._peers[self.owner(shard, block)]
         request = Request(self.storage.key, shard, block, (begin, begin + len(out)))
         data = None if peer is None else peer.block(request)
@@ -161,15 +173,16 @@ class Exchange:
         return True
 
     def stage(self, progress: Progress, *, own_only: bool = False) -> None:
-        """Bring every block here; those that this host owns first, as others wait for them.
+        """Bring every block to this host.
+
+        Its own blocks and those of other hosts are staged at the same time.
 
         Args:
-            progress: is told how many bytes are here.
-            own_only: whether only the blocks that this host owns are brought, so that the hosts' caches hold the pack
-                together.
+            progress: called with the bytes that this host has, and their total.
+            own_only: whether to bring only this host's own blocks. The caches of all hosts together then hold the pack.
 
         Raises:
-            DataError: a block cannot be had.
+            DataError: a block cannot be read.
         """
         own, others = deque[tuple[int, int]](), deque[tuple[int, int]]()
         for shard, block in self.storage.each_block():
@@ -187,7 +200,7 @@ class Exchange:
             each.start()
         for each in threads:
             while each.is_alive():
-                each.join(0.5)  # in pieces: so Ctrl-C is served
+                each.join(0.5)  # short waits let Ctrl-C interrupt
         if state.errors:
             raise state.errors[0]
 
@@ -196,16 +209,22 @@ class Exchange:
         return len(range(self.storage.begin_of(block), self.storage.end_of(shard, block)))
 
     def _asking(self) -> int:
-        """Return for how many blocks peers are asked at a time: all hosts may wait for one that is late."""
+        """Return the number of blocks that this host requests from peers at a time.
+
+        It is limited because all hosts may wait at one host, which accepts only `CONNECTIONS` connections.
+        """
         return max(_FEWEST_ASKED, min(_MOST_ASKED, CONNECTIONS // len(self._peers)))
 
     def _bring(self, shard: int, block: int) -> None:
-        """Have a block here; one that another host owns is asked for once that host has it."""
+        """Bring a block to this host.
+
+        If another host owns it, wait until that host has it, and then request it.
+        """
         peer = self._peers[self.owner(shard, block)]
         if peer is None or self.storage.is_here(shard, block):
             self.storage.block(shard, block)
             return
-        peer.block(Request(self.storage.key, shard, block, waits_only=True))  # one that fails is told of
+        peer.block(Request(self.storage.key, shard, block, waits_only=True))  # the peer reports a failure
         with self._receiving:
             self.storage.block(shard, block)
 
@@ -218,12 +237,12 @@ class Exchange:
                     return
                 self._bring(shard, block)
                 state.done(self._bytes((shard, block)))
-        except Exception as error:  # noqa: BLE001 -- raised by who staged
+        except Exception as error:  # noqa: BLE001 -- raised again by `stage`
             state.errors.append(error)
 
 
 class _State:
-    """How far staging is."""
+    """The progress of staging, and the errors of its threads."""
 
     def __init__(self, *, total: int, progress: Progress) -> None:
         self._total, self._progress = total, progress

@@ -1,9 +1,9 @@
-"""What data peers say to each other, behind the runtime's handshake: one block asked for, one answer. No sockets here.
+"""The messages between data peers, after the runtime's handshake. This module has no sockets.
 
-A request is a sealed frame {"pack", "shard", "block"}: numbers in a manifest that both ends have, never a path or URL.
-With "begin" and "end" it is for a piece of the block, which comes without bytes where the other end does not keep it;
-with "ready", which is 1, it is answered without bytes once the block is there.
-An answer is a sealed frame {"bytes", "sha256"} and that many bytes behind it, or a sealed frame {"error"}.
+A request is a sealed frame {"pack", "shard", "block"}. Its numbers refer to the manifest that both ends have; it never
+contains a path or URL. With "begin" and "end", the request is for a piece of the block. The answer has no bytes if the
+server does not keep the block. With "ready", which is 1, the server answers without bytes as soon as it has the block.
+An answer is a sealed frame {"bytes", "sha256"}, followed by this number of bytes, or a sealed frame {"error"}.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A block of a pack, or a piece of one."""
+    """A request for a block of a pack, or for a piece of a block."""
 
     pack: str
     shard: int
     block: int
-    piece: tuple[int, int] | None = None  # its first byte, and the one behind its last
-    waits_only: bool = False  # until the block is there, and wants no bytes
+    piece: tuple[int, int] | None = None  # the piece's first byte and end, in the block
+    waits_only: bool = False  # whether the answer only reports that the server has the block
 
     def message(self) -> Message:
-        """Return it as a message."""
+        """Return the request as a message."""
         told: Message = {"pack": self.pack, "shard": self.shard, "block": self.block}
         if self.waits_only:
             return {**told, "ready": 1}
@@ -39,10 +39,10 @@ class Request:
 
 
 def request_of(message: Message) -> Request:
-    """Return the request that a message is.
+    """Return the request in a message.
 
     Raises:
-        FrameError: it is none.
+        FrameError: the message is not a valid request.
     """
     pack = message.get("pack")
     named, pieced, ready = {"pack", "shard", "block"}, {"begin", "end"}, {"ready"}
@@ -51,38 +51,38 @@ def request_of(message: Message) -> Request:
         or not isinstance(pack, str)
         or not _DIGEST.fullmatch(pack)
     ):
-        raise FrameError("it is no request for a block of a pack")
+        raise FrameError("it sent an invalid request: want a block of a pack")
     piece = (_number(message, "begin"), _number(message, "end")) if pieced <= set(message) else None
     if piece is not None and not piece[0] < piece[1] <= BLOCK_BYTES:
-        raise FrameError("it is no request for a piece of a block")
+        raise FrameError("it sent an invalid request: want a piece within one block")
     waits_only = "ready" in message
     if waits_only and _number(message, "ready") != 1:
-        raise FrameError("its ready is not 1")
+        raise FrameError("it sent an invalid request: its ready is not 1")
     return Request(pack, _number(message, "shard"), _number(message, "block"), piece, waits_only)
 
 
 def _number(message: Message, name: str) -> int:
     value: Any = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
-        raise FrameError(f"its {name} is no number of one")
+        raise FrameError(f"it sent an invalid message: its {name} is not an integer of 0 or more")
     return value
 
 
 def answer(data: bytes) -> Message:
-    """Return what goes before a block's bytes."""
+    """Return the message that precedes a block's bytes in an answer."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def length_of(message: Message) -> tuple[int, str]:
-    """Return how many bytes follow an answer, and their SHA-256.
+    """Return the number of bytes that follow an answer, and their SHA-256.
 
     Raises:
-        FrameError: the other end has an error to tell, or more than a block to send.
+        FrameError: the answer is an error, is invalid, or announces more bytes than a block has.
     """
     if "error" in message:
-        raise FrameError(f"it says: {str(message['error'])[:300]}")
+        raise FrameError(f"it reports: {str(message['error'])[:300]}")
     digest = message.get("sha256")
     size = _number(message, "bytes")
     if size > BLOCK_BYTES or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-        raise FrameError("it is no answer with a block")
+        raise FrameError("it sent an invalid answer: want a block")
     return size, digest

@@ -1,21 +1,21 @@
-"""Gradients go first: blocks wait while the job's own bytes move between hosts."""
+"""Give gradients priority: blocks wait while the job's collectives move bytes between hosts."""
 
 import threading
 import time
 from collections.abc import Callable
 
 _LOOK_S = 0.002
-# At least one piece goes in so long: a training that waits for its data sends no gradients either.
+# The longest wait in seconds before a piece is sent anyway: a training that waits for its data sends no gradients.
 _LONGEST_S = 0.02
 
 
 class Yielding:
-    """Tells when a piece of a block may be sent.
+    """Delays pieces of blocks while collectives move bytes.
 
     Args:
-        moved: gives how many bytes of collectives other hosts have taken so far.
-        clock: in seconds.
-        sleep: for some seconds.
+        moved: returns how many bytes of collectives other hosts have received so far.
+        clock: returns the time in seconds.
+        sleep: called with the seconds to sleep.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Yielding:
         self._busy = False
 
     def is_busy(self) -> bool:
-        """Return whether collectives moved bytes when it was last looked, at most some milliseconds ago."""
+        """Return whether collectives moved bytes in the last few milliseconds."""
         with self._lock:
             now = self._clock()
             if now - self._looked >= _LOOK_S:
@@ -40,7 +40,10 @@ class Yielding:
             return self._busy
 
     def wait(self) -> None:
-        """Return when a piece may go: at once where nothing else moves, else after some hundredths of a second."""
+        """Wait until a piece may be sent.
+
+        That is when collectives move no bytes, or after 20 ms.
+        """
         until = self._clock() + _LONGEST_S
         while self.is_busy() and self._clock() < until:
             self._sleep(_LOOK_S)
