@@ -1,12 +1,12 @@
-"""Deep-learning training on many processors: collectives by proven schedules, for any framework.
+"""Deep-learning training on many processors: collectives with proven schedules, for any framework.
 
     import multiring
 
     group = multiring.init()
     group.all_reduce(gradients, op="average")
 
-`multiring run -n 2 script.py` starts such a script on two ranks of this machine, and `multiring.run(function, ranks=2)`
-a function, also from a notebook.
+`multiring run -n 2 script.py` starts such a script on two ranks of this machine. `multiring.run(function, ranks=2)`
+starts a function on two ranks, for example from a notebook.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `run` or `error_of`, whose rooms take time to import, and which few ranks need."""
+    """Import `run` or `error_of` on first use: their modules take time to import, and few ranks need them."""
     found: Any
     if name == "run":
         from multiring.launch import run as found  # noqa: PLC0415 -- see above
@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the interface, without what it is made of."""
+    """Return the public names only."""
     return __all__

@@ -1,8 +1,8 @@
-"""The kinds of error a caller can act on; each says whether its Group is still usable.
+"""The errors that a caller can handle; each class says whether its Group is still usable.
 
-`group_usable` is True where the error was found before any input was overwritten: inputs are
-intact and the next operation on the Group works. It is False where a peer is gone or silent:
-buffers of the operations in flight are undefined and the Group raises from then on.
+`group_usable` is True if the error was detected before any input was overwritten. Then the inputs are intact, and the
+next operation on the Group works. It is False if a peer is lost or silent. Then the buffers of the operations in flight
+are undefined, and every later operation on the Group raises.
 """
 
 from collections.abc import Mapping
@@ -10,35 +10,35 @@ from typing import ClassVar
 
 
 class MultiringError(Exception):
-    """Base of every error multiring raises on purpose; anything else is a bug."""
+    """The base class of all errors that multiring raises on purpose; any other exception is a bug."""
 
     group_usable: ClassVar[bool] = True
 
 
 class ArgumentError(MultiringError, ValueError):
-    """An argument is wrong on this rank alone; nothing was sent."""
+    """An argument on this rank is wrong; nothing was sent."""
 
 
 class DataError(MultiringError, ValueError):
-    """A file of a data set is damaged, cut short, dangerous, or not what it is said to be."""
+    """A file of a data set is damaged, truncated, dangerous, or of another kind than declared."""
 
 
 class SourceTimeoutError(DataError, TimeoutError):
-    """Where a data set is stored did not answer within the time allowed."""
+    """The storage of a data set did not answer within the time allowed."""
 
 
 class ScheduleError(ArgumentError):
-    """A schedule is malformed or does not do what its collective promises."""
+    """A schedule is malformed, or does not compute its collective."""
 
 
 class UnsupportedError(MultiringError, NotImplementedError):
-    """What was asked for is sound, but this version, system or device cannot do it."""
+    """The request is valid, but this version, system or device does not support it."""
 
 
 class MismatchError(MultiringError, ValueError):
-    """Ranks called one operation with different arguments; raised on every rank of the group.
+    """Ranks called an operation with different arguments; raised on every rank of the group.
 
-    `titles` says what each rank of the group called it.
+    `titles` gives, by rank of the group, each rank's description of the operation.
     """
 
     def __init__(self, text: str, titles: Mapping[int, str] | None = None) -> None:
@@ -46,15 +46,14 @@ class MismatchError(MultiringError, ValueError):
         self.titles = dict(titles or {})
 
 
-# What the ranks must agree on of a named operation: pairs of what is meant and its value, in the order of checking.
+# The properties of a named operation on which the ranks must agree: pairs (property, value), in the order of checking.
 Signature = tuple[tuple[str, str], ...]
 
 
 class DisagreementError(MismatchError):
-    """Ranks came to one named operation with different signatures; raised on every rank of the set, inputs intact.
+    """Ranks submitted a named operation with different signatures. Every rank of the set raises; inputs are intact.
 
-    `signatures` says by rank of the set what each came with: pairs of what is meant and its value, in the order of
-    checking.
+    `signatures` gives, by rank of the set, each rank's pairs (property, value), in the order of checking.
     """
 
     def __init__(self, text: str, signatures: Mapping[int, Signature] | None = None) -> None:
@@ -63,11 +62,11 @@ class DisagreementError(MismatchError):
 
 
 class StateError(MultiringError, RuntimeError):
-    """The call does not fit the moment: before `init`, after `shutdown`, after a fork, twice."""
+    """The call is not allowed at this time: before `init`, after `shutdown`, after a fork, or a second time."""
 
 
 class RendezvousError(MultiringError, RuntimeError):
-    """The ranks did not find each other: one is missing, has another secret or another version."""
+    """The ranks did not find each other: a rank is missing, or has another secret or version."""
 
     group_usable = False
 
@@ -85,4 +84,4 @@ class StallError(MultiringError, TimeoutError):
 
 
 class LaunchError(MultiringError, RuntimeError):
-    """A job could not be started as asked."""
+    """A job could not be started as requested."""

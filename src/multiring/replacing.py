@@ -1,4 +1,4 @@
-"""Files that users name to be written: one that is there is replaced only where multiring wrote it."""
+"""Write files at paths that users give. An existing file is replaced only if multiring wrote it."""
 
 import os
 import secrets
@@ -10,19 +10,19 @@ from multiring.errors import ArgumentError
 
 
 def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], what: str) -> None:
-    """Write a file, whole or not at all. It may replace an empty file, and one of which `is_ours` is true.
+    """Write a file atomically. It replaces an empty file, or a file for which `is_ours` returns True.
 
-    Devices and pipes are written to.
+    If `path` is a device or a pipe, the data is written to it.
 
     Args:
-        path: of the file; a link is followed.
-        data: what it shall have.
-        is_ours: told the bytes of a file that is there, returns whether multiring wrote it.
-        what: what errors call the file.
+        path: the file's path; a link is followed.
+        data: the new contents.
+        is_ours: returns whether multiring wrote an existing file, given its bytes.
+        what: the name of the kind of file in error messages.
 
     Raises:
-        ArgumentError: something else is at `path`, which is left as it is.
-        OSError: the file cannot be written; what was there is there.
+        ArgumentError: another file is at `path`; it is left unchanged.
+        OSError: the file cannot be written; an existing file is left unchanged.
     """
     require_replaceable(path, is_ours=is_ours, what=what)
     if path.exists() and not path.is_file():
@@ -45,10 +45,10 @@ def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], w
 
 
 def require_replaceable(path: Path, *, is_ours: Callable[[bytes], bool], what: str) -> None:
-    """Raise ArgumentError where something is at `path` that `replace_file` would not replace.
+    """Raise ArgumentError if `replace_file` would not replace the file at `path`.
 
     Raises:
-        ArgumentError: a folder, or a file that multiring did not write.
+        ArgumentError: `path` is a folder, or a file that multiring did not write.
         OSError: the file cannot be read.
     """
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""How a setting's text becomes its value, within a range; what is no such value is a ValueError or a KeyError."""
+"""Parsers of settings: each converts a text to a value, and raises ValueError or KeyError for an invalid text."""
 
 import re
 from collections.abc import Callable
@@ -9,19 +9,19 @@ _ENGINES = ("auto", "shm", "tcp", "mpi")
 
 
 def boolean(text: str) -> bool:
-    """Return whether `text` says yes."""
+    """Parse a boolean: 1, true, yes, 0, false or no."""
     return _BOOLEANS[text.lower()]
 
 
 def engine(text: str) -> str:
-    """Return the engine of that name."""
+    """Return `text` if it is the name of an engine."""
     if text not in _ENGINES:
         raise ValueError(text)
     return text
 
 
 def port_range(text: str) -> tuple[int, int]:
-    """Return the first and the last port of FIRST-LAST."""
+    """Return the first and the last port of a range FIRST-LAST."""
     first, _, last = text.partition("-")
     low, high = int(first), int(last or first)
     if not 0 <= low <= high <= 65535:
@@ -36,7 +36,7 @@ MOST_BYTES = 1 << 62
 
 
 def positive(text: str) -> float:
-    """Return a time in seconds, above 0; what is longer than `NEVER_S` is that."""
+    """Parse a time in seconds, above 0. A longer time than `NEVER_S` becomes `NEVER_S`."""
     value = float(text)
     if not value > 0:
         raise ValueError(text)
@@ -44,20 +44,20 @@ def positive(text: str) -> float:
 
 
 def wire_timeout(text: str) -> float:
-    """Return a time in seconds, at least 3."""
+    """Parse a time in seconds, at least 3."""
     value = float(text)
-    if not value >= 3:  # kernels ask once a second at most
+    if not value >= 3:  # kernels send at most one probe per second
         raise ValueError(text)
     return min(value, NEVER_S)
 
 
 def natural(text: str) -> int:
-    """Return a count, from 0 on."""
+    """Parse an integer >= 0."""
     return between(0, MOST_BYTES)(text)
 
 
 def between(least: int, most: int) -> Callable[[str], int]:
-    """Return what reads an integer of this range, both ends included."""
+    """Return a parser of integers from `least` to `most`, both included."""
 
     def parse(text: str) -> int:
         value = int(text) if text.isascii() else least - 1
@@ -74,7 +74,7 @@ SECONDS = f"seconds > 0; {NEVER_S:.0f} and more mean never"
 
 
 def timeline(text: str) -> str:
-    """Return a path that is not empty."""
+    """Return `text` if it is not empty."""
     if not text:
         raise ValueError(text)
     return text
@@ -86,7 +86,7 @@ _PREFIXES = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """An interface, by name or address, that carries bytes between hosts, and its rate where the user gave one."""
+    """An interface, given by name or address, that carries data between hosts, and its rate if the user gave one."""
 
     interface: str
     bits_per_s: float | None
@@ -96,7 +96,7 @@ class Rail:
 
 
 def rails(text: str) -> tuple[Rail, ...]:
-    """Return the rails of a list with commas between."""
+    """Parse a list of rails separated by commas."""
     found = tuple(_rail(part.strip()) for part in text.split(","))
     if len({rail.interface for rail in found}) < len(found):
         raise ValueError(text)
@@ -106,7 +106,7 @@ def rails(text: str) -> tuple[Rail, ...]:
 def _rail(text: str) -> Rail:
     interface, colon, last = text.rpartition(":")
     match = _RATE.fullmatch(last.lower())
-    if not colon or match is None:  # a colon may be an address's own
+    if not colon or match is None:  # a colon may also be part of an address
         interface, bits_per_s = text, None
     else:
         bits_per_s = float(match[1]) * _PREFIXES[match[2]]

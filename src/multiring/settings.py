@@ -1,7 +1,7 @@
-"""Every environment variable multiring reads, once: name, type, unit, default, meaning.
+"""All environment variables that multiring reads: their names, types, units, defaults and meanings.
 
-Read when `Settings.from_environment` is called, never at import. An explicit argument always wins
-over the environment, the environment over the default. A value that cannot be parsed is an error.
+The variables are read when `Settings.from_environment` is called, never at import. An explicit argument overrides the
+environment, and the environment overrides the default. A value that cannot be parsed is an error.
 """
 
 import os
@@ -18,7 +18,7 @@ from multiring.errors import ArgumentError
 from multiring.setting_values import NEVER_S, Rail
 
 _PREFIX = "MULTIRING_"
-_SHOWN = 100  # characters of a wrong value
+_SHOWN = 100  # characters of an invalid value that an error shows
 TIMELINE_LATER = "DYNAMIC"
 
 
@@ -28,7 +28,7 @@ def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the environment says; `None` where it says nothing and there is no default."""
+    """The settings of a process. A setting without a value and without a default is None."""
 
     rank: int | None = _setting("MULTIRING_RANK", values.rank, None, values.RANK, "this process's rank")
     size: int | None = _setting("MULTIRING_SIZE", values.size, None, values.SIZE, "number of ranks of the job")
@@ -218,10 +218,10 @@ class Settings:
     )
 
     def changed(self, **values: Any) -> "Settings":
-        """Return these settings with some of them changed, by field name.
+        """Return a copy with some settings changed, given by field name.
 
         Raises:
-            ArgumentError: there is no such setting, or its value makes no sense.
+            ArgumentError: a setting does not exist, or its value is invalid.
         """
         known = {f.name: f for f in fields(self)}
         parsed: dict[str, Any] = {}
@@ -233,12 +233,12 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, horovod: bool = False) -> "Settings":
-        """Return the settings in `environment` (default: this process's).
+        """Return the settings in `environment` (default: this process's environment).
 
-        With `horovod` also what Horovod's variables in it mean, where MULTIRING_X does not say otherwise.
+        With `horovod`, Horovod's variables are read, too; MULTIRING_ variables override them.
 
         Raises:
-            ArgumentError: a variable's value cannot be parsed, or MULTIRING_X is unknown.
+            ArgumentError: a variable's value cannot be parsed, or a MULTIRING_ variable is unknown.
         """
         source = _with_what_was_withheld() if environment is None else environment
         known = {f.metadata["name"]: f for f in fields(cls)}
@@ -255,13 +255,13 @@ class Settings:
 
 _SECRET = "MULTIRING_SECRET"  # noqa: S105 -- a variable's name
 _SECRET_FILE = "MULTIRING_SECRET_FILE"  # noqa: S105 -- a variable's name
-_withheld: dict[str, str] = {}  # of the process as the environment is; it has one secret at a time
+_withheld: dict[str, str] = {}  # like the environment, it belongs to the process; there is one secret at a time
 
 
 def withhold_secret() -> None:
-    """Take the job's secret out of this process's environment, so that what it starts does not inherit it.
+    """Remove the job's secret from this process's environment, so that child processes do not inherit it.
 
-    `Settings.from_environment` has it all the same, for the next `init`, unless the environment has another by then.
+    `Settings.from_environment` still returns the secret for the next `init`, unless the environment then has another.
     """
     secret = os.environ.pop(_SECRET, None)
     if secret is not None:
@@ -269,12 +269,12 @@ def withhold_secret() -> None:
 
 
 def leave_mark(text: str) -> None:
-    """Set MULTIRING_RANK_PROCESS for what this process starts from now on."""
+    """Set MULTIRING_RANK_PROCESS for processes that this process starts from now on."""
     os.environ.update(environment_of(rank_process=text))
 
 
 def inherited_mark() -> str | None:
-    """Return MULTIRING_RANK_PROCESS as it is now; None where it is not set."""
+    """Return the current value of MULTIRING_RANK_PROCESS; None if it is not set."""
     return os.environ.get("MULTIRING_RANK_PROCESS")
 
 
@@ -285,8 +285,8 @@ def _with_what_was_withheld() -> Mapping[str, str]:
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:
-    """Return what an error says of names that are known: the one that was meant, if it can be told."""
-    by_ending = {each.removeprefix(_PREFIX): each for each in known}  # or all would be alike
+    """Return a hint for an unknown name: the known name that is most similar, or all known names."""
+    by_ending = {each.removeprefix(_PREFIX): each for each in known}  # the common prefix would make all names similar
     meant = get_close_matches(name.removeprefix(_PREFIX), by_ending, n=1, cutoff=0.75)
     return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"
 
@@ -307,12 +307,12 @@ def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
 
 
 def environment_of(**values: object) -> dict[str, str]:
-    """Return the variables that make `Settings.from_environment` read `values`, given by field name."""
+    """Return the variables from which `Settings.from_environment` reads `values`, given by field name."""
     names = {f.name: f.metadata["name"] for f in fields(Settings)}
     return {names[field_name]: _text_of(value) for field_name, value in values.items()}
 
 
-# What other launchers tell the ranks they start: read only, and only when no MULTIRING_RANK is set.
+# The variables that other launchers set for their ranks. They are only read, and only if MULTIRING_RANK is not set.
 FOREIGN_VARIABLES = MappingProxyType(
     {
         "TF_NUM_INTEROP_THREADS": "TensorFlow: number of operations that run at once",
@@ -347,7 +347,7 @@ FOREIGN_VARIABLES = MappingProxyType(
 
 
 def foreign_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return those of `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to something."""
+    """Return the `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to a non-empty value."""
     source = os.environ if environment is None else environment
     return {name: source[name] for name in FOREIGN_VARIABLES if source.get(name)}
 
@@ -356,15 +356,15 @@ _PLACES = ("TORCHELASTIC_", "MPI_LOCAL", "PMI_", "PMIX_RANK", "OMPI_", "SLURM_JO
 
 
 def places_told(environment: Mapping[str, str]) -> str:
-    """Return what launchers other than `multiring run` say in `environment`, and no program sets by itself."""
+    """Return the variables of other launchers in `environment` that no ordinary program sets, as NAME=VALUE text."""
     said = {name: text for name, text in environment.items() if name in FOREIGN_VARIABLES and name.startswith(_PLACES)}
     return ";".join(f"{name}={text}" for name, text in said.items())
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for what can be made again, multiring's in the user's.
+    """Return multiring's folder in the user's cache folder.
 
-    Source: XDG Base Directory Specification 0.8: $XDG_CACHE_HOME where it is an absolute path, else $HOME/.cache.
+    Source: XDG Base Directory Specification 0.8: $XDG_CACHE_HOME if it is an absolute path, else $HOME/.cache.
     """
     source = os.environ if environment is None else environment
     chosen = Path(source.get("XDG_CACHE_HOME", ""))
@@ -372,11 +372,12 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, for a launcher to hand on to the ranks it starts."""
+    """Return a copy of this process's environment, which a launcher passes to the ranks that it starts."""
     return dict(os.environ)
 
 
-# Where a rank is, as Horovod's launcher says it: written for programs that read it, never read by multiring.
+# The variables in which Horovod's launcher gives a rank its numbers. multiring sets them for programs that read them,
+# and never reads them itself.
 HOROVOD_PLACE = MappingProxyType(
     {
         "rank": "HOROVOD_RANK",
@@ -388,7 +389,7 @@ HOROVOD_PLACE = MappingProxyType(
         "hostname": "HOROVOD_HOSTNAME",
     }
 )
-# The same for programs that read it as torchrun says it: torch.distributed's `env://`.
+# The same in torchrun's variables, for torch.distributed's `env://`.
 TORCH_PLACE = MappingProxyType(
     {
         "rank": "RANK",
@@ -402,21 +403,21 @@ TORCH_PLACE = MappingProxyType(
 
 
 class JobNews(Enum):
-    """What rank 0 tells the launcher of its ranks, as a datagram has it."""
+    """The messages of rank 0 to the launcher about all ranks, as datagrams."""
 
-    MET = b"1"  # they have joined
-    PROGRESS = b"2"  # they have taken a step together, or saved
+    MET = b"1"  # all ranks have joined
+    PROGRESS = b"2"  # the ranks have taken a step together, or saved
 
 
-# And what each rank tells it: that it is this process; that it has lost a rank.
+# The messages of each rank to the launcher: its process is the rank; it has lost a rank.
 RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
 
 
 def roll_address(rendezvous: str) -> str:
-    """Return the abstract socket at which ranks tell the launcher what they know, for ranks that meet at `rendezvous`.
+    """Return the abstract socket at which the launcher receives messages of the ranks of a job.
 
     Args:
-        rendezvous: "@name", an abstract socket too.
+        rendezvous: the job's rendezvous address, "@name".
     """
     return f"\0{rendezvous[1:]}-met"
 
@@ -436,7 +437,7 @@ def _seconds_or_never(setting: str) -> Callable[[str], _Values]:
     return lambda text: {setting: min(values.natural(text) or NEVER_S, NEVER_S)}
 
 
-# What Horovod's variables mean here, for `Settings.from_environment(horovod=True)`; a later one wins.
+# The settings that Horovod's variables set, for `Settings.from_environment(horovod=True)`; a later variable wins.
 _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
     {
         "HOROVOD_DYNAMIC_PROCESS_SETS": (lambda text: {"dynamic_process_sets": values.boolean(text)}, "0 or 1"),
@@ -445,7 +446,7 @@ _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
         "HOROVOD_STALL_CHECK_TIME_SECONDS": (_seconds("stall_warn_s"), "seconds > 0"),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (_seconds_or_never("stall_timeout_s"), "whole seconds, 0 for never"),
         "HOROVOD_STALL_CHECK_DISABLE": (_stall_check, "0 or 1"),
-        # There the file grows as the job runs.
+        # In Horovod the file grows while the job runs.
         "HOROVOD_TIMELINE": (lambda text: {"timeline": text, "timeline_preview": True}, "a path, or DYNAMIC"),
         "HOROVOD_TIMELINE_MARK_CYCLES": (lambda text: {"timeline_mark_cycles": values.boolean(text)}, "0 or 1"),
     }
@@ -454,7 +455,7 @@ HOROVOD_READ = tuple(_HOROVOD)
 
 
 def _from_horovod(source: Mapping[str, str]) -> _Values:
-    """Return what Horovod's variables in `source` mean, by field name. Empty ones count as not set, as in Horovod."""
+    """Return the settings of Horovod's variables, by field name. An empty variable counts as not set, as in Horovod."""
     values: _Values = {}
     for name, (parse, wanted) in _HOROVOD.items():
         text = source.get(name)

@@ -1,1 +1,1 @@
-"""What carries bytes and is not in the native core: MPI."""
+"""Engines: transports outside the native core, such as MPI, and the interface of engines with memory of their own."""

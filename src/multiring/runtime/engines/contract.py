@@ -1,7 +1,7 @@
-"""What an engine is, other than the native core: it carries a group's bytes and combines them, on memory of its own.
+"""The interface of an engine: it transfers and reduces a group's data in the engine's own memory.
 
-A Group that is made on one (`Group.on_engine`) checks arguments, plans, and has the ranks agree on each operation over
-the host's network, as for its own; the engine then does what the plan's schedule says, asynchronously.
+A Group on an engine (`Group.on_engine`) checks arguments, plans, and has the ranks agree on each operation over the
+host's network, like any other Group. Then the engine executes the plan's schedule asynchronously.
 """
 
 from typing import Any, Protocol
@@ -12,49 +12,50 @@ from multiring.runtime.group.compile import Request
 
 
 class Running(Protocol):
-    """An operation that an engine has started; where its device has events, it is one."""
+    """An operation that an engine has started, for example represented by an event of its device."""
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Return once the operation has ended on this rank.
+        """Wait until the operation has ended on this rank.
 
         Raises:
-            TimeoutError: it is still going on after `timeout` seconds.
-            MultiringError: it has failed.
+            TimeoutError: the operation is still in progress after `timeout` seconds.
+            MultiringError: the operation has failed.
         """
 
 
 class Engine(Protocol):
-    """One rank's end of an engine. A group calls `start` on one thread, in an order that is the same on all ranks.
+    """One rank's end of an engine. A group calls `start` from a single thread, in the same order on all ranks.
 
-    A failure on one rank is the engine's to tell its other ends of: each raises, in bounded time.
+    If an operation fails on one rank, the engine must report that to its other ranks. Each of them must raise within
+    bounded time.
     """
 
     @property
     def name(self) -> str:
-        """What `Plan.engine` says; the same on all ranks."""
+        """The engine's name, as in `Plan.engine`; the same on all ranks."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return an array of undefined contents in the engine's memory; `dtype` is NumPy's name."""
+        """Return a new, uninitialized array in the engine's memory. `dtype` is NumPy's name of the type."""
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
-        """Return where `array` is; the address is the engine's own, which nobody else reads or writes.
+        """Return the memory of `array`. Its address has a meaning for the engine only.
 
         Raises:
-            ArgumentError: it is none of the engine's; or `writes`, and it never changes.
+            ArgumentError: the array is not an array of this engine; or it is immutable and `writes` is set.
         """
 
     def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> Running:
-        """Start an operation that all ranks have agreed on.
+        """Start an operation on which all ranks have agreed.
 
         Args:
-            plan: its schedule says what the result is, and in which order sums are taken.
+            plan: the plan, whose schedule determines the result and the order of summation.
             request: the collective, the type, each rank's elements and the reduction.
-            buffers: what this rank brings, and where the result goes; an all_reduce and a broadcast work in the second
-                alone. They are the engine's until the operation has ended.
+            buffers: the input and the output. An all_reduce and a broadcast use the second buffer only. No other code
+                uses the buffers until the operation has ended.
 
         Raises:
-            MultiringError: it cannot be started.
+            MultiringError: the operation cannot be started.
         """

@@ -1,8 +1,8 @@
-"""The mpi engine's hands: one thread that makes all our MPI calls.
+"""The mpi engine: one thread that makes all MPI calls of multiring.
 
-What is to be carried, and where to, is the native core's business (native/core/mpi_link.h): here messages are only
-posted and waited for. The thread sleeps between two looks, the longer the less happens, so that training and other
-ranks have the cores; it sleeps until it is woken while nothing is on its way.
+The native core decides which data goes where (native/core/mpi_link.h); this module only posts messages and waits for
+them. Between two polls the thread sleeps, and longer if nothing happens, so that training and other ranks can use the
+cores. While no message is in flight, the thread sleeps until it is woken.
 """
 
 import logging
@@ -18,8 +18,9 @@ from multiring.runtime.bootstrap.rendezvous import Rendezvous
 from multiring.runtime.engines.mpi_library import mpi_for_engine
 
 _log = logging.getLogger("multiring")
-# Nanoseconds between two looks while messages are on their way: a socket's buffer holds what a wire of 10 Gbit/s brings
-# within the longest (1.25 MB), and an eighth of what passed since anything moved is a delay that nobody notices.
+# Nanoseconds between two polls while messages are in flight. A socket's buffer holds the data that a wire of 10 Gbit/s
+# brings in the longest pause (1.25 MB). The pause is an eighth of the time since the last progress, which delays a
+# message only slightly.
 _SHORTEST_NS = 20_000
 _LONGEST_NS = 1_000_000
 _SHARE = 8
@@ -27,7 +28,7 @@ _DUPLICATE_PAUSE_S = 0.001
 
 
 class _Message(NamedTuple):
-    """A bounce buffer, as the Context hands it over."""
+    """A bounce buffer of the Context, to be sent or received."""
 
     number: int
     peer: int
@@ -38,26 +39,26 @@ class _Message(NamedTuple):
 
 
 class MpiEngine:
-    """Carries a Context's messages over `communicator`, whose ranks are the job's, until the Context is closed."""
+    """Transfers a Context's messages over `communicator`, which has the job's ranks, until the Context is closed."""
 
     def __init__(self, mpi: Any, communicator: Any, context: Context) -> None:
         self._mpi = mpi
         self._communicator = communicator
         self._context = context
-        self._requests: list[Any] = []  # as Testsome wants them
-        self._messages: list[_Message] = []  # of the same places
+        self._requests: list[Any] = []  # the argument of Testsome
+        self._messages: list[_Message] = []  # the message of each request
         self._is_clean = True
-        # A daemon: the interpreter joins others before it runs the handlers that close the Context.
+        # A daemon: the interpreter would join other threads before it runs the handlers that close the Context.
         self._thread = threading.Thread(target=self._run, name="multiring-mpi", daemon=True)
         self._thread.start()
 
     @property
     def serves_threads(self) -> bool:
-        """Whether the program may call MPI itself, from any thread, beside this one."""
+        """Whether the program may call MPI from any thread while this thread also does."""
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
     def stop(self) -> None:
-        """Return once no call of ours is in MPI; the Context has been closed."""
+        """Wait until the thread has made its last MPI call. The Context must be closed already."""
         self._thread.join()
         if self._is_clean:
             _Copy.communicator = self._communicator
@@ -91,7 +92,7 @@ class MpiEngine:
             self._messages.append(message)
 
     def _look(self) -> list[int]:
-        """Return the numbers of the messages that are done; lets MPI move the others along."""
+        """Return the numbers of the messages that have ended, and let MPI make progress on the others."""
         try:
             if not self._requests:
                 self._communicator.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -101,7 +102,7 @@ class MpiEngine:
             return self._look_at_each()
 
     def _look_at_each(self) -> list[int]:
-        """As `_look`, after an error: finds out whose messages fail."""
+        """Do the same as `_look` after an error, and find the peers whose messages fail."""
         done = []
         for place, request in enumerate(self._requests):
             try:
@@ -112,7 +113,7 @@ class MpiEngine:
         return self._remove(done)
 
     def _remove(self, places: Sequence[int]) -> list[int]:
-        """Drop what is at `places` and return the messages' numbers."""
+        """Drop the requests and messages at `places`, and return the messages' numbers."""
         numbers = [self._messages[place].number for place in places]
         for place in sorted(places, reverse=True):
             del self._requests[place], self._messages[place]
@@ -120,15 +121,15 @@ class MpiEngine:
 
     def _lose(self, peer: int, error: Exception) -> None:
         self._is_clean = False
-        self._context.cannot_reach(peer, f"MPI reports: {error}")  # its messages come back as those of one who is gone
+        self._context.cannot_reach(peer, f"MPI reports: {error}")  # the Context then returns its messages as lost
 
     def _set_aside(self, places: Sequence[int]) -> None:
-        """Give up messages of which nobody wants to hear again; nothing waits for them, whatever MPI does."""
+        """Abandon messages whose results are not needed any more. Nothing waits for them, whatever MPI does."""
         for place in places:
             self._is_clean = False
             request = self._requests[place]
             try:
-                if not self._messages[place].is_outgoing:  # sending cannot be taken back: MPI 4.0, section 3.8.4
+                if not self._messages[place].is_outgoing:  # a send cannot be cancelled: MPI 4.0, section 3.8.4
                     request.Cancel()
                 request.Free()
             except self._mpi.Exception as error:
@@ -137,13 +138,13 @@ class MpiEngine:
 
 
 class _Copy:
-    """Our copy of COMM_WORLD, kept from one init to the next unless something was left in it."""
+    """multiring's copy of COMM_WORLD. It is kept from one init to the next, unless abandoned messages are in it."""
 
     communicator: ClassVar[Any] = None
 
 
 class MpiHere:
-    """What this rank can say of MPI before it knows of the others."""
+    """This rank's MPI, before the ranks have met."""
 
     def __init__(self, mpi: Any, problem: str | None) -> None:
         self._mpi = mpi
@@ -151,7 +152,7 @@ class MpiHere:
 
     @classmethod
     def find(cls, identity: Identity) -> "MpiHere":
-        """Look for the MPI that started this rank; what is wrong with it this rank tells the others."""
+        """Load the MPI that started this rank. An error is kept and reported to the other ranks later."""
         try:
             return cls(mpi_for_engine(identity.rank, identity.size, identity.source), None)
         except LaunchError as error:
@@ -159,16 +160,16 @@ class MpiHere:
 
     @property
     def peer_info(self) -> dict[str, Any]:
-        """What the other ranks are to know."""
+        """This rank's information for the other ranks."""
         return {"problem": self._problem, "has_copy": _Copy.communicator is not None}
 
     def start(
         self, context: Context, rendezvous: Rendezvous, peer_infos: Sequence[dict[str, Any]], timeout_s: float
     ) -> MpiEngine:
-        """Return the engine at work; all ranks do this together.
+        """Start the engine. All ranks must call this method together.
 
         Raises:
-            RendezvousError: some rank failed; the same words on all.
+            RendezvousError: a rank failed; all ranks raise the same text.
         """
         communicator, _Copy.communicator = _Copy.communicator, None
         error, began = None, time.monotonic()
@@ -183,20 +184,20 @@ class MpiHere:
         return MpiEngine(self._mpi, communicator, context)
 
     def _duplicate(self, rendezvous: Rendezvous, deadline: float) -> Any:
-        """Return a copy of COMM_WORLD for us alone; None where another rank failed first."""
-        # Not Dup: that would wait for ever for a rank that has died.
+        """Return a copy of COMM_WORLD for multiring alone; None if another rank failed first."""
+        # Dup would wait forever for a rank that has died.
         copy, request = self._mpi.COMM_WORLD.Idup()
         while not request.Test():
             if rendezvous.disturbed():
                 return None
             if time.monotonic() > deadline:
-                raise TimeoutError("some rank did not come to it in time")
+                raise TimeoutError("a rank did not take part in time")
             time.sleep(_DUPLICATE_PAUSE_S)
         return copy
 
 
 def check_engines(peer_infos: Sequence[dict[str, Any]]) -> None:
-    """Raise LaunchError, the same on all ranks, where the engine differs or some rank cannot use the one it is to."""
+    """Raise LaunchError, the same on all ranks, if the engine differs between ranks or a rank cannot use it."""
     engines = [peer_info["engine"] for peer_info in peer_infos]
     if "mpi" in engines and len(set(engines)) > 1:
         first = {engine: engines.index(engine) for engine in sorted(set(engines))}

@@ -1,4 +1,4 @@
-"""The MPI that this process has, through mpi4py: loaded, running, and the one of the launcher that started us."""
+"""Load MPI through mpi4py, and check that it runs and belongs to the launcher that started this process."""
 
 import importlib
 import logging
@@ -21,26 +21,26 @@ _log = logging.getLogger("multiring")
 def load_mpi(foreign: Mapping[str, str]) -> Any:
     """Return mpi4py.MPI, initialised.
 
-    Where the program has not done it, it is initialised as mpi4py.rc says: with thread level MULTIPLE and, unless the
-    program has set that otherwise, to be finalized by mpi4py at exit.
+    If the program has not initialised MPI, this function does so according to mpi4py.rc: by default with thread level
+    MULTIPLE, and with MPI_Finalize called by mpi4py at exit.
 
     Args:
-        foreign: what launchers set, see `settings.foreign_environment`.
+        foreign: the variables of launchers; see `settings.foreign_environment`.
 
     Raises:
-        LaunchError: mpi4py or the MPI library is not there, or MPI does not run; says what to install or do.
+        LaunchError: mpi4py or the MPI library is missing, or MPI is not running. The text says what to do.
     """
     try:
         mpi = sys.modules.get("mpi4py.MPI") or _initialised(foreign)
     except ModuleNotFoundError:
         raise LaunchError(
-            f"mpi4py is not installed, without which nothing can be said over MPI: {_INSTALL}; ranks of one host are "
-            "also started by `multiring run`, without MPI"
+            f"mpi4py is not installed, but multiring needs it to use MPI: {_INSTALL}; on one host, `multiring run` "
+            "starts ranks without MPI"
         ) from None
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"mpi4py cannot load an MPI library: {error}; install the one this mpiexec is of, or name its libmpi.so in "
-            "MPI4PY_LIBMPI"
+            f"mpi4py cannot load an MPI library: {error}; install the library to which this mpiexec belongs, or name "
+            "its libmpi.so in MPI4PY_LIBMPI"
         ) from None
     if not mpi.Is_initialized() or mpi.Is_finalized():
         state = "finalized already" if mpi.Is_initialized() else "not initialised (mpi4py.rc.initialize is off)"
@@ -49,10 +49,11 @@ def load_mpi(foreign: Mapping[str, str]) -> Any:
 
 
 def _initialised(foreign: Mapping[str, str]) -> Any:
-    """Import mpi4py.MPI, as the first to do so, and initialise it if its rc says so."""
+    """Import mpi4py.MPI for the first time in this process, and initialise it if its rc says so."""
     rc = importlib.import_module("mpi4py").rc
     is_ours = rc.initialize
-    # In two steps, for some libraries end the process if they are initialised under a launcher of another.
+    # Import and initialisation are two steps: some libraries end the process if they are initialised under another
+    # library's launcher.
     rc.initialize, rc.finalize = False, is_ours if rc.finalize is None else rc.finalize
     try:
         mpi = importlib.import_module("mpi4py.MPI")
@@ -75,7 +76,7 @@ def _initialised(foreign: Mapping[str, str]) -> Any:
 
 
 def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> None:
-    """Raise LaunchError unless MPI sees this process where its launcher does; None: the launcher does not say."""
+    """Raise LaunchError if MPI's rank or size differs from the launcher's; None if the launcher does not give it."""
     world = mpi.COMM_WORLD
     if (size is None or world.Get_size() == size) and (rank is None or world.Get_rank() == rank):
         return
@@ -88,17 +89,17 @@ def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> 
 
 
 def end_despite_mpi() -> None:
-    """Have this process end although its job failed: mpi4py's MPI_Finalize may wait at exit for a rank that is gone."""
+    """Skip MPI_Finalize at exit after a failure of the job; it might wait forever for a lost rank."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         end_without_mpi()
 
 
 def mpi_for_engine(rank: int, size: int, source: str) -> Any:
-    """Return mpi4py.MPI, fit to carry what this rank says to others.
+    """Return mpi4py.MPI for the mpi engine of this rank.
 
     Raises:
-        LaunchError: it is not there, does not run, did not start these ranks, or must not be called from a thread.
+        LaunchError: MPI is missing, is not running, did not start these ranks, or must not be called from a thread.
     """
     if source not in ("mpi", "srun"):
         raise LaunchError(

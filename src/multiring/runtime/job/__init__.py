@@ -1,1 +1,1 @@
-"""This process's membership of its job, and its threads."""
+"""This process's membership in its job: joining and leaving, its role, and its threads."""

@@ -1,4 +1,4 @@
-"""The jobs that this process is in: joining and leaving them. It has one world at a time that is everybody's."""
+"""Join and leave jobs. A process has at most one current World, which the public functions use."""
 
 import atexit
 import os
@@ -19,24 +19,24 @@ from multiring.runtime.job.rank_or_worker import Attempt, Worker, WorkerGroup, r
 from multiring.runtime.job.world import World
 from multiring.settings import JobNews, Settings, withhold_secret
 
-# At exit, operations in flight get this long: those that tell others of a wrong argument need it.
+# At exit, operations in flight get this long. An operation that reports a wrong argument to other ranks needs it.
 _EXIT_GRACE_S = 2.0
 
 
 class _Current:
-    """The process's one world at a time, and the lock that keeps it one."""
+    """The current World of this process, its other Worlds, and their lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.world: World | None = None
-        self.worker: Worker | None = None  # as `init` found it to be
-        self.others: list[World] = []  # that are nobody's `current`
+        self.worker: Worker | None = None  # set by `init` in a multiprocessing worker
+        self.others: list[World] = []  # joined by `enter` without is_current
         self.exit_handler_set = False
-        self.was_left = False  # whether there was a world before
+        self.was_left = False  # whether this process has left a job before
         self.listeners: list[Callable[[], None]] = []
 
     def tell(self) -> None:
-        """Tell all who listen that this process is in another job, or in none, by now."""
+        """Call all listeners, after this process has joined or left its job."""
         for listener in self.listeners:
             listener()
 
@@ -45,34 +45,34 @@ _current = _Current()
 
 
 def when_changed(listener: Callable[[], None]) -> None:
-    """Have `listener` called each time that this process has joined or left its job, for as long as it lives.
+    """Call `listener` each time this process has joined or left its job, until the process ends.
 
-    For what is built for one membership, and used where nobody can ask: by programs that were compiled, or by other
-    processes.
+    This serves objects that are built for one membership and used where nobody checks it, for example by compiled
+    programs or by other processes.
     """
     _current.listeners.append(listener)
 
 
 def init(settings: Settings | None = None, **changes: Any) -> Group:
-    """Join the job, and return the group of all its ranks.
+    """Join the job and return the group of all its ranks.
 
-    Who this process is comes from what started it: `multiring run`, mpiexec, torchrun or srun; without any of them
-    the job has one rank. Blocks until every rank has called it.
+    The launcher's variables determine this process's rank: those of `multiring run`, mpiexec, torchrun or srun. Without
+    a launcher the job has one rank. The call blocks until every rank has called it.
 
-    In a multiprocessing worker of a rank it does nothing: `rank` and `size` return what they return in the rank, and
+    In a multiprocessing worker of a rank the call does nothing: `rank` and `size` return the values of the rank, and
     collectives raise StateError.
 
     Args:
-        settings: by default the environment's.
-        changes: single settings by name that win over `settings`, such as `stall_timeout_s=20`.
+        settings: the settings; by default they are read from the environment.
+        changes: single settings by name, such as `stall_timeout_s=20`. They override `settings`.
 
     Raises:
-        StateError: called twice without `shutdown` in between, in a fork of a rank, or in another process that has the
-            variables of a rank which lives.
-        RendezvousError: the ranks did not find each other; every rank that could be reached raises the same.
-        ArgumentError: a setting or a launcher's variable makes no sense; the timeline it asks for cannot be written.
-        LaunchError: the launcher's ranks cannot meet as things are; the text says what to set or install.
-        UnsupportedError: another system than Linux on x86-64 or aarch64.
+        StateError: `init` was called twice without `shutdown` in between; or in a fork of a rank; or in another process
+            with the launcher's variables of a rank that is still running.
+        RendezvousError: the ranks did not find each other. Every reachable rank raises the same text.
+        ArgumentError: a setting or a launcher's variable has an invalid value, or the timeline cannot be written.
+        LaunchError: the ranks cannot meet with the launcher's variables; the text says what to set or install.
+        UnsupportedError: the system is not Linux on x86-64 or aarch64.
     """
     refuse_other_systems(platform.system(), platform.machine())
     chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
@@ -102,11 +102,16 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
 
 
 def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
-    """Join the job that `identity` says, as `init` does; with `is_current` it is this process's one from now on.
+    """Join the job of `identity`, as `init` does.
+
+    Args:
+        identity: the rank to join as, and the rendezvous.
+        settings: the settings of the job.
+        is_current: whether the job becomes this process's current job, which the public functions use.
 
     Raises:
-        StateError: `is_current`, and there is one; or in a fork of a rank.
-        Others: as `init`.
+        StateError: `is_current` is set, and this process has a current job; or this process is a fork of a rank.
+        Others: as for `init`.
     """
     refuse_other_systems(platform.system(), platform.machine())
     with _current.lock:
@@ -126,11 +131,11 @@ def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
 
 
 def leave(world: World, *, grace_s: float | None = None) -> None:
-    """Leave a job that `enter` joined, as `shutdown` does; nothing happens where it was left already.
+    """Leave a job that `enter` has joined, as `shutdown` does. A second call does nothing.
 
     Args:
-        world: the job.
-        grace_s: how long operations in flight have; by default as with `shutdown`.
+        world: the job to leave.
+        grace_s: the seconds that operations in flight may take to end; by default as for `shutdown`.
     """
     with _current.lock:
         if world is not _current.world and all(world is not each for each in _current.others):
@@ -146,12 +151,14 @@ def leave(world: World, *, grace_s: float | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave the job. Arrays stay valid; groups and handles do not. Does nothing before `init`.
+    """Leave the job. Arrays stay valid; groups and handles become invalid. Before `init` the call does nothing.
 
-    Local: others may still be at work, and learn that this rank left only if they wait for it. Waits for operations in
-    flight, at most MULTIRING_STALL_WARN_S; those that have not ended by then fail. With a timeline on, the ranks of one
-    host wait for each other two seconds, and the last one to leave writes it. Ranks of several hosts write it together:
-    they wait as long as for operations, at most 60 s, and stop waiting when another rank needs this one elsewhere.
+    The call is local: other ranks may continue, and get an error only if they wait for this rank. The call waits at
+    most MULTIRING_STALL_WARN_S seconds for operations in flight; operations that have not ended by then fail.
+
+    If a timeline is being recorded and all ranks are on one host, the ranks wait two seconds for each other, and the
+    last rank to leave writes the file. Ranks on several hosts write it together: each waits up to
+    MULTIRING_STALL_WARN_S, at most 60 s, and stops waiting if another rank waits for it in another operation.
     """
     with _current.lock:
         world = _current.world
@@ -164,7 +171,7 @@ def shutdown() -> None:
 
 
 def current() -> World:
-    """Return the world this process is in.
+    """Return this process's current World.
 
     Raises:
         StateError: before `init`, after `shutdown`, or in a fork of a rank.
@@ -180,10 +187,10 @@ def current() -> World:
 
 
 def place() -> RankPosition:
-    """Return where this process is in its job; in a multiprocessing worker of a rank, where the rank is.
+    """Return this process's numbers in its job; in a multiprocessing worker of a rank, those of the rank.
 
     Raises:
-        StateError: before `init`, after `shutdown`, or in another fork of a rank.
+        StateError: before `init`, after `shutdown`, or in a fork of a rank that is not such a worker.
     """
     worker = None if is_rank() else _worker_now()
     return current().place if worker is None else worker.place
@@ -195,12 +202,13 @@ def was_left() -> bool:
 
 
 def move_on(membership: Membership) -> World:
-    """Have the job go on with these ranks, on the connections that there are; every one of them does the same.
+    """Continue the job with the ranks of a later generation, on the existing connections.
 
-    What asks for the job from now on, as `rank`, `size`, process sets and collectives of adapters do, is told of these.
+    Every rank of the new generation must make the same call. From now on `rank`, `size`, process sets and the
+    adapters' collectives use the new ranks.
 
     Raises:
-        StateError: before `init`, after `shutdown`, or in a fork of a rank; the generation is not a later one.
+        StateError: before `init`, after `shutdown`, or in a fork of a rank; or the generation is not a later one.
     """
     with _current.lock:
         world = current()
@@ -216,25 +224,25 @@ def move_on(membership: Membership) -> World:
 
 
 def note_progress() -> None:
-    """Tell the launcher, once, that the ranks have done something together that is worth starting anew for."""
+    """Tell the launcher, once, that the ranks have made progress, so that it may restart the job after a failure."""
     for world in (_current.world, *_current.others):
         if world is not None:
             world.news.tell(JobNews.PROGRESS)
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a job now, or is a multiprocessing worker of one that is."""
+    """Return whether this process is in a job now, or is a multiprocessing worker of a rank."""
     return is_rank() or _worker_now() is not None
 
 
 def is_rank() -> bool:
-    """Return whether this process is in a job now, and communicates."""
+    """Return whether this process is a rank of a job now."""
     world = _current.world
     return world is not None and world.pid == os.getpid()
 
 
 def _worker_now() -> Worker | None:
-    """Return what this process is, where it is a multiprocessing worker of a rank."""
+    """Return this process as a Worker if it is a multiprocessing worker of a rank, else None."""
     world = _current.world
     if world is not None:
         return None if world.pid == os.getpid() else worker_here(world.rank_process)
@@ -250,7 +258,7 @@ def _refuse_fork(world: World | None) -> None:
 
 
 def _entered(settings: Settings, identity: Identity | None) -> World:
-    """Return the world, which is left at the latest when the process ends; the lock is held."""
+    """Join a job, and arrange that it is left when the process ends. The caller holds the lock."""
     withhold_secret()
     try:
         world = join_job(settings, identity)
@@ -267,5 +275,5 @@ def _leave_at_exit() -> None:
     worlds = [world for world in (*_current.others, _current.world) if world is not None and world.pid == os.getpid()]
     _current.world, _current.others = None, []
     for world in worlds:
-        # An uncaught error is no leave-taking: the other ranks are to hear that this one died.
+        # After an uncaught exception this rank does not announce that it leaves: the others must see that it died.
         world.end(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)

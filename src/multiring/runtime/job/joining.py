@@ -1,4 +1,4 @@
-"""Joining a job: the ranks meet, tell each other who and where they are, and connect."""
+"""Join a job: the ranks meet, exchange their peer infos, and connect to each other."""
 
 import hashlib
 import logging
@@ -36,16 +36,16 @@ from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_enviro
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary, TakenError
 
-# A rank may need a connection on each of a few rails to every other, and what tells of its end.
+# A rank may need, for every other rank, a connection on each of a few rails, and a descriptor that signals its end.
 _FILES_A_RANK, _OTHER_FILES = 4, 1024
 _log = logging.getLogger("multiring")
-# A caller spins this long before it sleeps, and only where every local rank can have a core of its own
+# A caller spins this long before it sleeps, but only if every local rank can have a core of its own
 # (docs/decisions/0004-one-host.md).
 _SPIN_S = 1e-3
 
 
 def join_job(settings: Settings, identity: Identity | None) -> World:
-    """Return the world, with its timeline on where rank 0's settings want one; blocks until all ranks have come."""
+    """Wait until all ranks have come, connect them, and start the timeline if rank 0's settings ask for one."""
     known = identity or identify(settings, foreign_environment())
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
     news = LauncherNews(known.rank, settings.rendezvous or known.rendezvous)
@@ -62,7 +62,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
             with naming("MULTIRING_TIMELINE"):
                 world.timelines.start(**timeline)
         except TakenError as error:
-            if known.rank == 0:  # the training is worth more than its timeline
+            if known.rank == 0:  # the job starts without a timeline
                 _log.warning("no timeline of this job is recorded: %s", error)
         except BaseException:
             world.close(0.0, announce=True)
@@ -71,7 +71,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
 
 
 def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[World, dict[str, Any]]:
-    # And what rank 0 wants of a timeline.
+    # Also returns rank 0's settings for a timeline.
     with Rendezvous(identity, timeout_s=settings.init_timeout_s) as rendezvous:
         mpi = MpiHere.find(identity) if settings.engine == "mpi" and identity.size > 1 else None
         context = _context(settings, identity, rendezvous.secret(), by_mpi=mpi is not None)
@@ -127,7 +127,7 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
 
 
 def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: bool) -> Context:
-    """Return this rank's end of what the native core does."""
+    """Return this rank's context of the native core."""
     config = ContextConfig(
         rank=identity.rank,
         size=identity.size,
@@ -163,20 +163,20 @@ def _process() -> dict[str, Any]:
 
 
 def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:
-    """Return the processes of the other ranks that one process has started by multiprocessing, as it has this one."""
+    """Return the pids, by rank, of the other ranks that the same process started by multiprocessing as this rank."""
     own_spawner = peer_infos[own]["spawner"]
     same = [rank for rank, peer_info in enumerate(peer_infos) if own_spawner and peer_info["spawner"] == own_spawner]
     return {rank: int(peer_infos[rank]["pid"]) for rank in same if rank != own}
 
 
 def _places(topology: Topology) -> dict[int, str]:
-    """Return for each rank the host it is on, and who else is."""
+    """Return, for each rank, a text with its host and the host's ranks."""
     hosts = zip(topology.names, topology.hosts, strict=True)
     return {rank: f"{name} ({ranks_in_words(ranks)})" for name, ranks in hosts for rank in ranks}
 
 
 def _wishes(settings: Settings) -> dict[str, Any]:
-    """Return whether plans may change, and the arguments of `Timelines.start`: the path is "" where none starts."""
+    """Return whether plans may change, and the arguments of `Timelines.start`. An empty path starts no timeline."""
     path = "" if settings.timeline in (None, TIMELINE_LATER) else settings.timeline
     marks = {"mark_cycles": settings.timeline_mark_cycles, "preview": settings.timeline_preview}
     return {"replan": settings.replan, "timeline": {"path": path, **marks}}
@@ -189,13 +189,17 @@ def _connect(
     timeout_s: float,
     rendezvous: Rendezvous,
 ) -> tuple[str | None, float]:
-    """Connect with this host's ranks and the neighbours, `near`; return what went wrong, and when it began."""
+    """Connect to the ranks in `near`: this host's ranks and the neighbours.
+
+    Returns:
+        The error's text, or None on success; and the time, by time.monotonic(), at which the connecting began.
+    """
     began = time.monotonic()
     places = reach.places_text(peers)
     waiting = WaitingLines()
 
     def disturbed() -> bool:
-        waiting.say(lambda: f"not every rank that this one is to reach is connected{places}")
+        waiting.say(lambda: f"this rank is not connected yet to every rank that it needs{places}")
         return rendezvous.disturbed()
 
     try:
@@ -207,13 +211,13 @@ def _connect(
 
 
 def _spin_s(cores: Sequence[Sequence[int]]) -> float:
-    """Return how long callers may spin: where every rank of this host can have one of `cores`, theirs, for itself."""
+    """Return how long callers may spin: 0 unless every rank of this host can have a core of its own from `cores`."""
     return _SPIN_S if len(set(chain.from_iterable(cores))) >= len(cores) else 0.0
 
 
 def _say_how_memory_moves(context: Context, own: int, local_ranks: tuple[int, ...]) -> None:
-    """Log by which way each rank of this host gets what lies in this rank's ordinary memory."""
-    readers = set(context.read_by())  # each has tried before it said that it is connected
+    """Log how each rank of this host reads data in this rank's ordinary memory."""
+    readers = set(context.read_by())  # each rank has tried to read before it reported that it is connected
     others = [rank for rank in local_ranks if rank != own]
     in_place = [rank for rank in others if rank in readers]
     through = [rank for rank in others if rank not in readers]
@@ -274,7 +278,7 @@ def _world(
 
 
 def _files_of(settings: Settings) -> tuple[Topology | None, Pins | None]:
-    """Return what the topology file and the plan file say, where there are any."""
+    """Return the contents of the topology file and of the plan file; None for a file that is not set."""
     with naming("MULTIRING_TOPOLOGY"):
         known = None if settings.topology is None else read_topology(settings.topology)
     with naming("MULTIRING_PLAN"):
@@ -283,7 +287,7 @@ def _files_of(settings: Settings) -> tuple[Topology | None, Pins | None]:
 
 
 def _digest_of(path: str | None) -> str:
-    """Return a digest of all bytes of the file at `path`, equal for equal files on every host; "" for no file."""
+    """Return a digest of the file's contents, or "" without a file."""
     return "" if path is None else hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
 
 
@@ -293,7 +297,7 @@ def _refuse_other_files(peer_infos: list[dict[str, Any]]) -> None:
 
 
 def _refuse_unlike(peer_infos: list[dict[str, Any]], file: str) -> None:
-    """Raise RendezvousError unless all ranks have the same topology file, or plan file, or none."""
+    """Raise RendezvousError unless all ranks have the same file of this kind, or all have none."""
     camps: dict[str, list[int]] = {}
     for rank, peer_info in enumerate(peer_infos):
         camps.setdefault(peer_info[file], []).append(rank)
@@ -306,7 +310,7 @@ def _refuse_unlike(peer_infos: list[dict[str, Any]], file: str) -> None:
 
 
 def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
-    """Raise RendezvousError unless all ranks plan again, or none does."""
+    """Raise RendezvousError if MULTIRING_REPLAN differs between ranks."""
     without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["replan"]]
     if without and len(without) < len(peer_infos):
         raise RendezvousError(
@@ -315,7 +319,7 @@ def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
 
 
 def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], peer_infos: list[dict[str, Any]]) -> Topology:
-    """Return where the ranks are: `known`, from a file, with what the ranks told of themselves, or that alone."""
+    """Return the job's topology: the file's, if any, with the hosts and names that the ranks have reported."""
     names = tuple(peer_infos[ranks[0]]["name"] for ranks in hosts)
     return Topology(hosts, names=names) if known is None else known.placed(hosts, names)
 
@@ -328,7 +332,7 @@ def _hosts_for(engine: str, names: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, hosts in the order of their first rank; `names` has each rank's host."""
+    """Return the ranks of each host, in the order of the hosts' first ranks. `names` gives each rank's host."""
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)
@@ -336,7 +340,7 @@ def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def _listen(context: Context, identity: Identity, settings: Settings, known: Topology | None) -> list[RailEndpoint]:
-    # Ranks that met at an abstract socket are on one machine, and then nobody else is to reach them.
+    # Ranks that met at an abstract socket are on one machine. Then only processes of this machine may reach them.
     first, last = settings.ports or (0, 0)
     return [
         RailEndpoint(rail.interface, address, context.listen(address, first, last), rail.bits_per_s)

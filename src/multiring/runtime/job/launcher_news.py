@@ -1,33 +1,36 @@
-"""What ranks tell the launcher on this machine that started the job."""
+"""Messages from ranks to the launcher that started the job on this machine."""
 
 import socket
 from contextlib import suppress
 
 from multiring.settings import RANK_JOINS, RANK_LOST, JobNews, roll_address
 
-_PATIENCE_S = 0.5  # the launcher reads at once, and the kernel keeps ten messages
+_PATIENCE_S = 0.5  # the launcher reads at once, and the kernel buffers ten messages
 
 
 class LauncherNews:
-    """Tells the launcher each thing once; where there is none, nobody hears it."""
+    """Sends each message to the launcher once. Without a launcher the messages are lost."""
 
     def __init__(self, rank: int, rendezvous: str) -> None:
-        """Tell as `rank`, of ranks that meet at `rendezvous`."""
+        """Create the sender of `rank`, in a job with the rendezvous address `rendezvous`."""
         self._rank = rank
         self._address = roll_address(rendezvous) if rendezvous.startswith("@") else None
         self._told: set[bytes] = set()
 
     def tell(self, news: JobNews) -> None:
-        """Tell `news` of the whole job, which rank 0 does."""
+        """Send `news` about the whole job. Only rank 0 sends it."""
         if self._rank == 0:
             self._tell(news.value)
 
     def tell_joining(self) -> None:
-        """Tell that this process is the rank: the launcher knows its parent, which may be a shell."""
+        """Tell the launcher that this process is the rank. The process that the launcher started may be a shell."""
         self._tell(RANK_JOINS % self._rank)
 
     def tell_lost(self, rank: int) -> None:
-        """Tell that this rank has lost another: what it fails with afterwards is no cause; -1 stands for any."""
+        """Tell the launcher that this rank has lost `rank`, or an unknown rank for -1.
+
+        The launcher then does not report later failures of this rank as the cause.
+        """
         self._tell(RANK_LOST % (self._rank, rank))
 
     def _tell(self, words: bytes) -> None:

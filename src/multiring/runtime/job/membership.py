@@ -1,4 +1,4 @@
-"""Who is in the job: a value that everything else asks, one for each generation of the job's ranks."""
+"""Membership: the ranks of one generation of the job, as an immutable value."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from multiring.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A process of the job, and where it is reached; the same for as long as it lives."""
+    """A process of the job. It stays the same for as long as the process lives."""
 
-    number: int  # what the native core calls it: its rank in the first generation
-    host: str  # its name
+    number: int  # the process's number in the native core: its rank in the first generation
+    host: str  # the host's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Membership:
-    """The ranks of one generation of the job, as one of them sees it.
+    """The ranks of one generation of the job, from the view of one rank.
 
-    Everything that is agreed on, or named, in a generation is so by `number` and the ranks' order; what a process is
-    called by the core stays what it was, `ids`.
+    The names of groups and agreements of a generation depend on `number` and the order of the ranks. The processes'
+    numbers in the native core, `ids`, stay the same in all generations.
     """
 
     job: str
-    number: int  # of the generation: 0 is that of init
-    rank: int  # this process's
+    number: int  # of the generation; `init` makes generation 0
+    rank: int  # of this process
     endpoints: tuple[Endpoint, ...]  # by rank
     topology: Topology
 
@@ -37,29 +37,29 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.endpoints)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """What the native core calls each rank."""
+        """The number of each rank in the native core."""
         return tuple([endpoint.number for endpoint in self.endpoints])
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of this process's host."""
+        """The ranks on this process's host."""
         return next(ranks for ranks in self.topology.hosts if self.rank in ranks)
 
     @property
     def key(self) -> str:
-        """What names this generation of the job."""
+        """The unique name of this generation of the job."""
         return self.job if self.number == 0 else f"{self.job}|generation {self.number}"
 
     def without(self, lost: Collection[int]) -> "Membership":
-        """Return the next generation: these ranks but for `lost`, in their order, numbered anew.
+        """Return the next generation: the ranks without `lost`, in the same order and with new numbers.
 
         Raises:
-            ArgumentError: this process's is among the lost, or one that is not in the job.
+            ArgumentError: `lost` contains this process's rank, or a rank that is not in the job.
         """
         if self.rank in lost or not set(lost) <= set(range(self.size)):
             raise ArgumentError(f"lost={sorted(lost)}: want ranks of {self.size}, and not this one, {self.rank}")

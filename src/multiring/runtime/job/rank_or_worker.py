@@ -1,4 +1,4 @@
-"""Whether this process may become a rank, is a multiprocessing worker of one, or is some other process beside one."""
+"""Decide whether this process may become a rank, is a multiprocessing worker of a rank, or is neither."""
 
 import os
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ _MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A multiprocessing worker of a rank: it knows the rank's place, and does not communicate."""
+    """A multiprocessing worker of a rank. It has the rank's numbers, but cannot communicate."""
 
     rank: RankProcess
     place: RankPosition
     is_fork: bool = False
 
     def refusal(self) -> "WorkerError":
-        """Return the error of what only the rank can do."""
+        """Return the error for an operation that only the rank can do."""
         began = "was forked from" if self.is_fork else "was started by"
         return WorkerError(
             f"process {os.getpid()} is a multiprocessing worker that {began} rank {self.place.rank}, {self.rank}: it "
@@ -39,41 +39,44 @@ class Worker:
 
 
 class WorkerError(StateError):
-    """A worker of a rank did what only the rank can do."""
+    """A multiprocessing worker tried an operation that only its rank can do."""
 
 
 @final
 class WorkerGroup:
-    """What `init` returns in a worker: the group's numbers, and StateError for everything else."""
+    """The return value of `init` in a worker: it has `rank` and `size`; everything else raises StateError."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.rank, self.size = worker.place.rank, worker.place.size
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what a Group has; a name that none has is no attribute, so that pickle and the like work."""
+        """Raise the worker's error for public names, and AttributeError for private names, which pickle looks up."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise self._worker.refusal()
 
 
 class Attempt:
-    """What these settings, and other launchers' variables, make of this process."""
+    """An attempt of this process to become the rank that the settings and launchers' variables describe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._foreign = settings, foreign_environment()
         self._key = launch_key(settings, self._foreign)
 
     def worker(self) -> Worker | None:
-        """Return what this process is, where it is a multiprocessing worker of a rank that left its mark."""
+        """Return this process as a Worker if it has inherited the mark of a rank whose worker it is, else None."""
         rank = marked(inherited_mark(), self._key)
         return _worker_of(rank)
 
     def become_rank(self) -> Worker | None:
-        """Make this process the rank; or return what it is, where it is a multiprocessing worker of the rank.
+        """Make this process the rank.
+
+        Returns:
+            None on success; a Worker if this process is a multiprocessing worker of the rank.
 
         Raises:
-            StateError: another process is the rank, and lives.
+            StateError: another living process is the rank.
         """
         if self._key is None:
             return None
@@ -81,7 +84,7 @@ class Attempt:
         if holder is None:
             return None
         told = told_by(innermost(self._settings, self._foreign), self._foreign)
-        if is_worker_of(holder):  # of a fork server that began before the rank joined, and left its mark
+        if is_worker_of(holder):  # its fork server may have started before the rank set its mark
             place = holder.place or place_told(self._settings, self._foreign)
             return Worker(holder, place)
         raise StateError(
@@ -91,27 +94,27 @@ class Attempt:
         )
 
     def give_up(self) -> None:
-        """Let another process become the rank: this one could not join."""
+        """Release the claim, because this process could not join."""
         if self._key is not None:
             release(self._key)
 
     def note(self, place: RankPosition) -> None:
-        """Make this process, which has joined otherwise than by a launcher's variables, the rank if it can be."""
+        """Claim the rank if possible, and set the mark, after this process has joined by `enter` or `move_on`."""
         if self._key is not None:
             claim(self._key)
         self.mark(place)
 
     def mark(self, place: RankPosition) -> None:
-        """Let what this process starts know the rank's place."""
+        """Set the mark from which processes that this process starts learn the rank's numbers."""
         if self._key is not None or place.size > 1:
             mark(self._key or "", place)
 
 
 def worker_here(fork_of: RankProcess | None) -> Worker | None:
-    """Return what this process is, where it is a multiprocessing worker of a rank.
+    """Return this process as a Worker if it is a multiprocessing worker of a rank, else None.
 
     Args:
-        fork_of: the rank that this process is a fork of, where it is one.
+        fork_of: the rank from which this process was forked, if it was.
     """
     if fork_of is not None:
         worker = _worker_of(fork_of)

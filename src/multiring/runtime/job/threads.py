@@ -1,8 +1,8 @@
-"""This process's threads: which wait for other ranks, at which of the program's lines, and which could do more.
+"""This process's threads: those that wait for other ranks, with the program's lines, and those that could do more.
 
-A call that a framework makes in native code is waited for by a thread of multiring's, and by a thread of the program's
-that Python cannot see waiting. The kernel can: it sleeps on a futex, without a time-out. As long as nothing else of the
-process computes, nothing but the call can wake it.
+If a framework makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits
+for that thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex
+without a time-out. As long as no other thread of the process computes, only the end of the call can wake it.
 """
 
 import os
@@ -20,65 +20,65 @@ from typing import NamedTuple
 
 from multiring.runtime.group.handles import ChainedHandle, Waiter
 
-_LINES = 3  # of a stack: the innermost
+_LINES = 3  # the number of innermost lines of a stack that are shown
 _MOST_CHARACTERS = 2000
 _OWN_CODE = str(Path(__file__).parents[2])
-# What a program calls, or is called by: its own lines say more.
+# Lines of libraries are shown only if the stack has no lines of the program.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
-REQUESTS = "multiring-requests"  # begins the names of the threads that serve native code
-# Threads of libraries that call nothing of the program's: the end of a file's name, and the innermost function there.
+REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code
+# Library threads that never call the program: the end of a file's name, and a function in it.
 _SERVANTS = (
     ("multiprocessing/queues.py", "_feed"),
     ("multiprocessing/resource_sharer.py", "_serve"),
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_workers"),
-    ("concurrent/futures/thread.py", "_worker"),  # idle: whoever could give it something to do counts
+    ("concurrent/futures/thread.py", "_worker"),  # if idle: the thread that could submit work to it is counted instead
     ("_utils/pin_memory.py", "_pin_memory_loop"),
     ("tqdm/_monitor.py", "run"),
 )
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of the system call
 _GLANCE_S = 0.01
-_LASTING_S = 60.0  # who waits no longer than this by its own will may go on, and do something else
+_LASTING_S = 60.0  # a thread whose time-out is shorter may continue soon and do something else
 
 
 class Blocked(NamedTuple):
     """A thread of the program that waits for other ranks."""
 
-    waiter: Waiter  # the innermost that says for what
-    frame: FrameType  # of a request of native code: that of the program's thread
-    is_lasting: bool  # until they have come, or something fails
-    title: str = ""  # of what is waited for, where the frame does not say
+    waiter: Waiter  # the innermost handle on the stack that has a key
+    frame: FrameType  # for a request of native code: the frame of the program's thread
+    is_lasting: bool  # whether the wait has no time-out, or a long one
+    title: str = ""  # of the operation, if the frame does not show it
 
     @property
     def where(self) -> str:
-        """Where the program is, and what it waits for."""
+        """A description of the program's line and the operation that it waits for."""
         return described(self.frame, self.title)
 
 
 class ThreadStates(NamedTuple):
-    """What the program's threads do."""
+    """The states of the program's threads."""
 
     blocked: list[Blocked]
-    others: int  # that could call anything
-    is_main_at_rest: bool  # the main thread waits: for other ranks, or for other threads
+    others: int  # the number of threads that could make a call
+    is_main_at_rest: bool  # whether the main thread waits for other ranks or for other threads
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one thread, and it waits."""
+        """Whether the program has a single thread, and this thread waits."""
         return len(self.blocked) == 1 and not self.others
 
 
 def thread_states() -> ThreadStates:
-    """Return what the program's threads do now."""
+    """Return the current states of the program's threads."""
     frames = sys._current_frames()  # noqa: SLF001 -- the only way
     threads = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     blocked: dict[int, Blocked] = {}
-    served: dict[int, Blocked] = {}  # for requests of native code
+    served: dict[int, Blocked] = {}  # multiring's threads that serve requests of native code
     others: set[int] = set()
-    carriers: set[int | None] = set()  # threads of ours that a program's thread waits for: not threads of its own
+    carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits; not counted
     for ident, frame in frames.items():
         name = threads[ident].name if ident in threads else ""
         if name in _OWN_THREADS or _is_servant(frame):
@@ -90,7 +90,7 @@ def thread_states() -> ThreadStates:
             waiters = waiters_in(frames.get(chained.thread.ident or 0))
         found = next((each for each in waiters if each.key is not None), None)
         if found is None and name.startswith(REQUESTS):
-            continue  # waits for a request of native code, whose caller counts
+            continue  # the thread is idle; the native caller of a request is counted
         if found is None:
             others.add(ident)
         elif name.startswith(REQUESTS):
@@ -113,9 +113,9 @@ def thread_states() -> ThreadStates:
 
 
 def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
-    """Return whether a thread sleeps until another one wakes it; False where the kernel does not say.
+    """Return whether a thread sleeps until another thread wakes it; False if the kernel gives no answer.
 
-    A framework may wake up now and then, to look for signals, and sleep again.
+    The sleep of a framework's thread may have a time-out, because it wakes up from time to time to check for signals.
     """
     if thread is None:
         return False
@@ -123,23 +123,23 @@ def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
         call = Path(f"/proc/self/task/{_task_of(thread)}/syscall").read_text(encoding="ascii").split()
     except OSError:
         return False
-    # The number of the call, and its arguments: the fourth is the time-out.
+    # The file has the number of the system call and its arguments; the fourth argument is the time-out.
     is_framework = frame.f_code.co_filename.startswith(_PACKAGES)
     return len(call) > 4 and call[0] == _FUTEX.get(platform.machine()) and (is_framework or call[4] == "0x0")
 
 
 def _computes_natively(known: Iterable[threading.Thread]) -> bool:
-    """Return whether a thread that Python does not know keeps running, or waiting for a disk."""
+    """Return whether a native thread, unknown to Python, keeps running or waiting for a disk."""
     ours = {str(_task_of(each)) for each in known}
     busy = _busy_tasks() - ours
-    if busy:  # one that only looked after something sleeps again
+    if busy:  # a thread that was awake for a moment only sleeps again
         time.sleep(_GLANCE_S)
         busy &= _busy_tasks()
     return bool(busy)
 
 
 def _task_of(thread: threading.Thread) -> int | None:
-    """Return the kernel's number of a thread; in a fork Python has the parent's for the main thread."""
+    """Return the kernel's id of a thread. In a fork, Python still has the parent's id for the main thread."""
     return os.getpid() if thread is threading.main_thread() else thread.native_id
 
 
@@ -154,14 +154,14 @@ def _busy_tasks() -> set[str]:
 
 
 def main_place() -> str:
-    """Return where this process's main thread is now, and what it waits for."""
+    """Return a description of the main thread's current line and of the operation that it waits for."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
     waits = next((each for each in thread_states().blocked if each.title and each.frame is frame), None)
     return described(frame) if waits is None else waits.where
 
 
 def waiters_in(frame: FrameType | None) -> list[Waiter]:
-    """Return what the thread of `frame`, its innermost, waits for, the innermost wait first."""
+    """Return the handles whose `wait` is on the stack of `frame`, the innermost first."""
     found = []
     while frame is not None:
         waiter = frame.f_locals.get("self") if frame.f_code.co_name == "wait" else None
@@ -172,17 +172,17 @@ def waiters_in(frame: FrameType | None) -> list[Waiter]:
 
 
 def described(frame: FrameType | None, title: str = "") -> str:
-    """Return where the thread of `frame` is, by the innermost of the program's lines, and what it waits for.
+    """Return a description of a thread: the innermost lines of the program, and the operation it waits for.
 
     Args:
-        frame: the innermost.
-        title: of what it waits for in native code.
+        frame: the thread's innermost frame.
+        title: the operation that the thread waits for in native code, if any.
     """
     summary = [] if frame is None else traceback.extract_stack(frame)
     lines = [
         each
         for each in reversed(summary)
-        # TensorFlow makes functions of text for the operations of a library.
+        # TensorFlow generates functions for a library's operations; they have no source lines.
         if not each.filename.startswith((_OWN_CODE, "<frozen")) and not each.name.startswith("multiring_")
     ]
     own = [each for each in lines if not each.filename.startswith(_LIBRARIES)]
@@ -191,26 +191,26 @@ def described(frame: FrameType | None, title: str = "") -> str:
         for each in (own or lines)[:_LINES]
     ]
     waiters = waiters_in(frame)
-    found = waiters[-1].title if waiters else title  # the outermost: what it was started as
+    found = waiters[-1].title if waiters else title  # the outermost handle is the one that the program started
     waits = f", and waits for {found}" if found else ""
     return f"at {', called at '.join(shown)[:_MOST_CHARACTERS] or 'no line of Python'}{waits}"
 
 
 def _is_servant(frame: FrameType) -> bool:
-    """Return whether the thread is a library's own, at work for it or waiting for more."""
+    """Return whether the thread belongs to a library and runs none of the program's code."""
     inner: FrameType | None = frame
     while inner is not None:
         code = inner.f_code
         for file, function in _SERVANTS:
             if code.co_name == function and code.co_filename.endswith(file):
-                # A worker that is not idle has the program's frames within this one.
+                # A worker that is not idle has frames of the program inside this one.
                 return inner is frame or function != "_worker"
         inner = inner.f_back
     return False
 
 
 def _is_lasting(frame: FrameType | None) -> bool:
-    """Return whether no wait of the thread ends by itself before long."""
+    """Return whether no wait on the thread's stack has a short time-out."""
     while frame is not None:
         if frame.f_code.co_name == "wait" and isinstance(frame.f_locals.get("self"), Waiter):
             limit_s = frame.f_locals.get("timeout")

@@ -1,4 +1,4 @@
-"""The world: one process's part in its job, from `init` to `shutdown`."""
+"""The World: one process's part in its job, from `init` to `shutdown`."""
 
 import hashlib
 import threading
@@ -24,27 +24,27 @@ from multiring.runtime.tracing.event_log import EventLog, EventReader
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import Settings
 
-_SIGNAL_CHECK_S = 0.2  # longest time between two looks for Ctrl-C
-_FILE_S = 2.0  # for the other ranks of this host to leave as well, after `shutdown`
-_MOST_TIMELINE_S = 60.0  # for ranks of other hosts to hand their parts over, also where nobody is warned of stalls
+_SIGNAL_CHECK_S = 0.2  # the longest time between two checks for Ctrl-C
+_FILE_S = 2.0  # after `shutdown`, how long to wait for the other ranks of this host to leave
+_MOST_TIMELINE_S = 60.0  # how long to wait at most for the timeline parts of ranks on other hosts
 
 Kind = TypeVar("Kind")
 
 
 class Belongings:
-    """What others keep for as long as the job has these ranks, by its class: process sets, an adapter's groups."""
+    """Objects of other modules that live as long as this generation, by class: process sets, an adapter's groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._things: dict[type, Any] = {}
 
     def get(self, kind: type[Kind]) -> Kind | None:
-        """Return the one of this class, if there is one."""
+        """Return the object of this class, or None."""
         found: Kind | None = self._things.get(kind)
         return found
 
     def made(self, kind: type[Kind], make: Callable[[], Kind]) -> Kind:
-        """Return the one of this class, which `make` makes where there is none."""
+        """Return the object of this class; create it with `make` if there is none."""
         found: Kind | None = self._things.get(kind)
         if found is None:
             with self._lock:
@@ -54,7 +54,7 @@ class Belongings:
         return found
 
     def take(self, kind: type[Kind]) -> Kind | None:
-        """Return the one of this class, which does not belong here any more."""
+        """Remove and return the object of this class, or None."""
         with self._lock:
             found: Kind | None = self._things.pop(kind, None)
             return found
@@ -62,18 +62,18 @@ class Belongings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """A job's ranks as this process sees them, and what carries its bytes."""
+    """This process's view of its job: the ranks, and the objects that communicate with them."""
 
-    identity: Identity  # who started this process, as what
+    identity: Identity  # from the launcher's variables
     settings: Settings
-    membership: Membership  # who is in the job now
+    membership: Membership  # the current ranks of the job
     services: ProcessServices
     context: Context
-    engine: MpiEngine | None  # where MPI carries bytes between hosts
+    engine: MpiEngine | None  # set if MPI carries data between hosts
     group: Group  # of all ranks
     pid: int
-    rail_watch: RailWatch | None  # where there is more than one
-    control: Control | None  # where there are other ranks
+    rail_watch: RailWatch | None  # set if there are several rails
+    control: Control | None  # set if there are other ranks
     timelines: Timelines
     events: EventLog
     news: LauncherNews
@@ -81,28 +81,29 @@ class World:
 
     @property
     def local_rank(self) -> int:
-        """This process's place among the ranks of its host."""
+        """This process's rank among the ranks of its host."""
         return self.membership.local_ranks.index(self.membership.rank)
 
     @property
     def local_size(self) -> int:
-        """How many ranks its host has."""
+        """The number of ranks on this host."""
         return len(self.membership.local_ranks)
 
     @property
     def place(self) -> RankPosition:
-        """Where this rank is, as `rank()` and the like return it."""
+        """The values of `rank()`, `size()`, `local_rank()` and `local_size()`."""
         return RankPosition(self.membership.rank, self.membership.size, self.local_rank, self.local_size)
 
     @property
     def rank_process(self) -> RankProcess:
-        """The process that is this rank: another one than this, in a fork."""
+        """The process that is this rank. In a fork it is the parent process."""
         return RankProcess(self.pid, self.place)
 
     def in_generation(self, membership: Membership) -> "World":
-        """Return the job with other ranks, on the same connections and memory; every one of them does the same.
+        """Return the World of the next generation, with the same connections and memory.
 
-        Nothing of the last generation ends here: its groups, and what belongs to it, are whoever's made them.
+        Every rank of the new generation must make the same call. The previous generation's groups and belongings stay
+        open; their creators must close them.
         """
         numbers = {number: rank for rank, number in enumerate(membership.ids)}
         services, glossary = replace(self.services, rank_of_id=numbers), self.services.glossary
@@ -118,27 +119,27 @@ class World:
         )
 
     def take_events(self) -> list[Event]:
-        """Return what was recorded since the last call, oldest first; at most 65,536 are kept in between."""
+        """Return the events recorded since the last call, oldest first; at most 65,536 are kept between calls."""
         return [event_of(raw, self.membership.rank) for raw in self.events.take()]
 
     def event_reader(self) -> EventReader:
-        """Return a reader of what is recorded from now on, which takes nothing from `take_events`."""
+        """Return a reader of the events recorded from now on. `take_events` still returns all events."""
         return self.events.reader()
 
     def end(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job as the process ends: like `close`, but on one host nobody is waited for with the timeline."""
+        """Leave the job at the end of the process: like `close`, but without a wait for timelines on one host."""
         self._close(grace_s, announce=announce, file_s=0.0)
 
     def close(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job once what is in flight has ended, after `grace_s` in any case. Ctrl-C ends the waiting.
+        """Leave the job when all operations in flight have ended, or after `grace_s` seconds. Ctrl-C ends the wait.
 
-        On one host each rank leaves its part of the timeline, and the last one writes the file of all. The others are
-        waited for only briefly, so that the file is there where all ranks leave together.
+        If all ranks are on one host, each leaves its part of the timeline on disk, and the last rank merges the parts.
+        A short wait for the other ranks makes sure that the file exists if all ranks leave together.
         """
         self._close(grace_s, announce=announce, file_s=_FILE_S)
 
     def _close(self, grace_s: float, *, announce: bool, file_s: float) -> None:
-        # The others do not wait for the timeline of one that fails by itself: they do not know yet.
+        # If this rank fails by itself, the other ranks do not know it yet and do not wait for its timeline.
         is_wanted = announce or self.context.has_failed()
         if len(self.membership.topology.hosts) > 1 and self.timelines.path is not None:
             most_s = min(self.settings.stall_warn_s, _MOST_TIMELINE_S) if announce else grace_s
@@ -172,6 +173,6 @@ class World:
 
 
 def group_named(name: str, services: ProcessServices, membership: Membership) -> Group:
-    """Return the group of all ranks of a generation that goes by `name`: one group on all of them."""
+    """Return the group of all ranks of a generation with the name `name`. It is the same group on all ranks."""
     key = hashlib.blake2b(f"{name}|{membership.key}".encode(), digest_size=16).digest()
     return Group(services, membership.ids, membership.topology, key)

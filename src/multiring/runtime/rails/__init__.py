@@ -1,1 +1,1 @@
-"""The rails of a rank, how they fare, and what is known of the topology."""
+"""The rails of a rank: their choice, their speed, and the topology files that describe them."""

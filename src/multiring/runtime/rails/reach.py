@@ -1,4 +1,4 @@
-"""Whether the addresses that ranks tell each other can lead from one host to another, and words for them."""
+"""Check whether the ranks' addresses can be reached from other hosts, and describe them in messages."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -12,34 +12,34 @@ _REMEDY = "set MULTIRING_INTERFACE to an interface, or an address, by which the 
 
 
 def refuse_shared_addresses(peer_infos: Sequence[Mapping[str, Any]], rails: Sequence[Sequence[RailEndpoint]]) -> None:
-    """Raise RendezvousError where two hosts have told one address, or one that leads nowhere else.
+    """Raise RendezvousError if two hosts have the same address, or if a host has a loopback address.
 
-    A bridge of containers, docker0, has the same address on every host, and a host's name may lead to it.
+    For example, the container bridge docker0 has the same address on every host, and a host's name may resolve to it.
 
     Args:
-        peer_infos: by rank; "network" is its `network_id`.
-        rails: by rank, where it listens.
+        peer_infos: by rank; the item "network" is the rank's `network_id`.
+        rails: by rank, the endpoints at which it listens.
     """
     first: dict[str, int] = {}
     networks = [peer_info["network"] for peer_info in peer_infos]
-    if len(set(networks)) < 2:  # then every address leads to whom it names
+    if len(set(networks)) < 2:  # within one network namespace every address is valid
         return
     for rank, endpoints in enumerate(rails):
         for endpoint in endpoints:
             if ipaddress.ip_address(endpoint.address).is_loopback:
                 raise RendezvousError(
-                    f"rank {rank} listens at {endpoint.address}, which leads nowhere from another host; {_REMEDY}"
+                    f"rank {rank} listens at {endpoint.address}, which other hosts cannot reach; {_REMEDY}"
                 )
             other = first.setdefault(endpoint.address, rank)
             if networks[other] != networks[rank]:
                 raise RendezvousError(
-                    f"ranks {other} and {rank} are on different hosts, and both listen at {endpoint.address}: of such "
-                    f"an address, as docker0 has, one host never reaches the other; {_REMEDY}"
+                    f"ranks {other} and {rank} are on different hosts, and both listen at {endpoint.address}: hosts "
+                    f"with the same address, for example docker0's, cannot reach each other there; {_REMEDY}"
                 )
 
 
 def places_text(peers: Sequence[tuple[int, bool, str, list[tuple[str, int]], str]]) -> str:
-    """Return where the ranks of other hosts listen, as the native core is told it; "" where there are none."""
+    """Return a text with the addresses of the ranks on other hosts; "" if there are none."""
     told = [
         f"rank {rank} at {', '.join(f'{address}:{port}' for address, port in ends)}"
         for rank, is_local, _, ends, _ in peers
@@ -48,4 +48,4 @@ def places_text(peers: Sequence[tuple[int, bool, str, list[tuple[str, int]], str
     if not told:
         return ""
     more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    return f" ({'; '.join(told[:_NAMED])}{more}; where these addresses lead elsewhere, {_REMEDY})"
+    return f" ({'; '.join(told[:_NAMED])}{more}; if these addresses lead elsewhere, {_REMEDY})"

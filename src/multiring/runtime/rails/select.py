@@ -1,4 +1,4 @@
-"""The rails of a rank: which interfaces of its host the tcp engine uses, whether all ranks agree, and how they fare."""
+"""Rails: choose the interfaces that the tcp engine uses, check that all ranks agree, and watch the rails' speed."""
 
 import logging
 import threading
@@ -16,16 +16,16 @@ from multiring.topology import Link, OwnRails, Topology
 
 _log = logging.getLogger("multiring")
 _LOOK_S = 1.0
-# A rail is judged by stretches in which it was at work this long, and called slow once it brought less than half of
-# what its share would be in several running: token buckets, a connection's slow start, a host that was stopped and the
-# shares of other jobs make that much difference between sound rails for a while.
+# A rail is judged over stretches in which it was busy for this long. It is reported as slow if it carried less than
+# half of its share in several stretches in a row. Token buckets, TCP slow start, a stopped host or other jobs can cause
+# a difference of this size between sound rails for a while.
 _JUDGED_AFTER_S = 1.0
 _SLOW = 0.5
 _STRETCHES = 3
 
 
 class RailEndpoint(NamedTuple):
-    """Where a rank listens on one rail, and what it calls the rail."""
+    """The address at which a rank listens on one rail, and the rail's name and rate."""
 
     interface: str
     address: str
@@ -34,16 +34,16 @@ class RailEndpoint(NamedTuple):
 
     @property
     def end(self) -> tuple[str, int]:
-        """Return what to connect to."""
+        """The address and port to connect to."""
         return self.address, self.port
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What one rail has carried from this rank to one other.
+    """The traffic on one rail from this rank to one peer.
 
-    `acknowledged_bytes` are those that have arrived there, `busy_s` the seconds in which there was something to carry
-    and room for it over there: their quotient is the rail's goodput.
+    `acknowledged_bytes` counts the bytes that have arrived at the peer. `busy_s` counts the seconds in which there was
+    data to send and the peer had room for it. Their quotient is the rail's goodput.
     """
 
     peer: int
@@ -53,7 +53,7 @@ class Traffic:
     busy_s: float
 
     def since(self, before: "Traffic | None") -> "Traffic":
-        """Return what was carried since `before`; all of it where that is None."""
+        """Return the traffic since `before`, or all traffic if `before` is None."""
         if before is None:
             return self
         carried = self.acknowledged_bytes - before.acknowledged_bytes
@@ -61,20 +61,21 @@ class Traffic:
 
 
 def chosen_rails(settings: Settings, known: Topology | None, *, met_locally: bool) -> list[tuple[Rail, str]]:
-    """Return the rails this rank is to use, with the address each starts from.
+    """Return the rails that this rank uses, each with this host's address on it.
 
-    MULTIRING_RAILS decides, else MULTIRING_INTERFACE, else the topology file, else the default route.
+    The first of these that is set decides: MULTIRING_RAILS, MULTIRING_INTERFACE, the topology file, the default route.
 
     Args:
-        settings: this rank's.
-        known: what the topology file says; None without one.
-        met_locally: all ranks are on this machine, so that the loopback does unless the user names rails.
+        settings: this rank's settings.
+        known: the topology file's contents; None without a file.
+        met_locally: whether all ranks are on this machine. Then the loopback address is used unless the user names
+            rails or an interface.
 
     Raises:
-        LaunchError: an interface does not exist, or two rails are the same.
+        LaunchError: an interface does not exist, or two rails have the same address.
     """
     rails, source = settings.rails, "MULTIRING_RAILS"
-    if settings.engine == "mpi":  # its own connection carries words only
+    if settings.engine == "mpi":  # MPI carries the data; multiring's own connections carry control messages only
         if rails is not None:
             raise LaunchError(
                 "MULTIRING_RAILS is for the tcp engine, and the engine is mpi: an MPI chooses its interfaces itself"
@@ -95,10 +96,10 @@ def chosen_rails(settings: Settings, known: Topology | None, *, met_locally: boo
 
 
 def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[RailEndpoint]]:
-    """Return every rank's rails as it told them.
+    """Return the rails that each rank has reported.
 
     Raises:
-        LaunchError: not all ranks have as many; the text says who has what.
+        LaunchError: the ranks have different numbers of rails; the text lists them.
     """
     places = [[RailEndpoint(*place) for place in rails] for rails in told]
     ranks_by_rails: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -113,11 +114,11 @@ def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[RailEndpoint]]:
 
 
 def topology_with(topology: Topology, places: Sequence[Sequence[RailEndpoint]]) -> Topology:
-    """Return `topology` with the rails that the ranks really use, and the rates they were given.
+    """Return `topology` with the rails that the ranks use, and the rates that the user gave.
 
     Args:
-        topology: of the job; its rails are known by name, else they are the first ones.
-        places: every rank's rails, equally many; a host's are those of its first rank.
+        topology: the job's topology. Its rails are matched by name if all names are known, else by position.
+        places: every rank's rails, the same number on all ranks. A host's rails are those of its first rank.
     """
     used = [place.interface for place in places[0]]
     known = list(topology.interfaces)
@@ -160,7 +161,7 @@ def _rated(link: Link, place: RailEndpoint) -> Link:
 
 
 def traffic_of(context: Context) -> list[Traffic]:
-    """Return what each connection to another host has carried so far."""
+    """Return the traffic of each connection to another host so far."""
     return [
         Traffic(peer=peer, rail=rail, is_up=is_up, acknowledged_bytes=acknowledged, busy_s=busy_s)
         for peer, rail, is_up, acknowledged, busy_s in context.rails()
@@ -168,20 +169,20 @@ def traffic_of(context: Context) -> list[Traffic]:
 
 
 def slow_rails(traffic: Sequence[Traffic], weights: Sequence[float]) -> dict[int, tuple[float, float]]:
-    """Return the rails far slower than another in proportion to their weights.
+    """Return the rails that are much slower, relative to their weights, than the best rail.
 
     Args:
-        traffic: of any number of peers, over some stretch of time.
-        weights: of the rails, what is expected of them relative to each other.
+        traffic: the traffic to any number of peers over a stretch of time.
+        weights: the expected relative speeds of the rails.
 
     Returns:
-        By rail: its goodput, and what it would be were it as good as the best, in bytes/s.
+        By slow rail: its goodput, and the goodput expected from the best rail and the weights, in bytes/s.
     """
     goodput: dict[int, float] = {}
     for rail in range(len(weights)):
         own = [row for row in traffic if row.rail == rail]
         if not all(row.is_up for row in own):
-            continue  # it was given up, and that was said
+            continue  # the rail is down, which was reported already
         busy_s = sum(row.busy_s for row in own)
         if busy_s >= _JUDGED_AFTER_S:
             goodput[rail] = sum(row.acknowledged_bytes for row in own) / busy_s
@@ -192,13 +193,13 @@ def slow_rails(traffic: Sequence[Traffic], weights: Sequence[float]) -> dict[int
 
 
 class RailWatch:
-    """Says in the log, on a thread of its own, which rails are lost or slow; each once.
+    """Logs, from its own thread, each rail that is lost or slow, once.
 
     Args:
-        context: whose rails they are.
+        context: the native context with the rails.
         rank: this rank.
-        rails: of every rank.
-        topology: of the job; the bandwidths it gives the rails are their weights.
+        rails: the rails of every rank.
+        topology: the job's topology; the bandwidths of its rails are their weights.
     """
 
     def __init__(
@@ -216,20 +217,20 @@ class RailWatch:
         self._thread = threading.Thread(target=self._run, name="multiring rails", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Say what there is to say, and end; before the context is closed."""
+        """Log the last news and end the thread. Call it before the context is closed."""
         self._stop.set()
         self._thread.join()
 
     def look(self) -> None:
-        """Look once."""
+        """Check the rails once."""
         for peer, rail, why in self._context.take_rail_losses():
             own, other = self._rails[self._rank][rail], self._rails[peer][rail]
             _log.warning(
-                "rank %d: rail %d (%s, %s) to host %d (rank %d, %s) is given up: %s; going on over the others",
+                "rank %d: rail %d (%s, %s) to host %d (rank %d, %s) is given up: %s; the other rails take over",
                 *(self._rank, rail, own.interface, own.address),
                 *(self._host_of_rank[peer], peer, other.address, why),
             )
@@ -239,7 +240,7 @@ class RailWatch:
         stretch = [row.since(self._before.get((row.peer, row.rail))) for row in traffic]
         rails = range(len(self._weights))
         if any(sum(row.busy_s for row in stretch if row.rail == rail) < _JUDGED_AFTER_S for rail in rails):
-            return  # it goes on
+            return  # the stretch continues until every rail was busy for long enough
         self._before = {(row.peer, row.rail): row for row in traffic}
         slow = slow_rails(stretch, self._weights)
         for rail in set(self._slow_stretches) - set(slow):
@@ -251,7 +252,7 @@ class RailWatch:
                 continue
             own = self._rails[self._rank][rail]
             _log.warning(
-                "rank %d: rail %d (%s, %s) is slow: it carries %.0f Mbit/s, beside the best rail %.0f were its share",
+                "rank %d: rail %d (%s, %s) is slow: it carries %.0f Mbit/s; compared with the best rail, want %.0f",
                 *(self._rank, rail, own.interface, own.address, found * 8e-6, expected * 8e-6),
             )
 

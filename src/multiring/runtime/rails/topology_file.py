@@ -1,4 +1,4 @@
-"""Topology files: what `topology/` makes of their text, read and written."""
+"""Read and write topology files; `topology/` parses and formats their text."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ from multiring.errors import ArgumentError
 from multiring.replacing import replace_file, require_replaceable
 from multiring.topology import Topology, text_of, topology_of
 
-_HEAD = b"# Measured by multiring"  # what a file begins with that was not written by hand
+_HEAD = b"# Measured by multiring"  # the beginning of a file that multiring wrote
 _WHAT = "a measured topology"
 
 
 def read_topology(path: str | Path) -> Topology:
-    """Return the topology in the file at `path`, one rank a host; `Topology.placed` puts a job's ranks there.
+    """Return the topology in the file at `path`, with one rank per host. `Topology.placed` inserts a job's ranks.
 
     Raises:
-        ArgumentError: the file cannot be read, or is no topology.
+        ArgumentError: the file cannot be read, or is not a valid topology.
     """
     try:
         return topology_of(Path(path).read_text(encoding="utf-8"))
@@ -27,7 +27,7 @@ def read_topology(path: str | Path) -> Topology:
 
 
 def check_topology(path: str | Path) -> None:
-    """Raise ArgumentError where `write_topology` would refuse: something else is at `path`."""
+    """Raise ArgumentError if `write_topology` would refuse `path`, because another file is there."""
     try:
         require_replaceable(Path(path), is_ours=_is_measured, what=_WHAT)
     except OSError as error:
@@ -39,10 +39,10 @@ def _is_measured(data: bytes) -> bool:
 
 
 def write_topology(path: str | Path, topology: Topology, heading: str = "") -> None:
-    """Write `topology` to `path`, with `heading` as a comment, also in place of one that was measured before.
+    """Write `topology` to `path`, with `heading` as a comment. An earlier measured topology is replaced.
 
     Raises:
-        ArgumentError: something else is at `path`, such as a topology written by hand; or it cannot be written.
+        ArgumentError: another file is at `path`, such as a topology written by hand; or the file cannot be written.
     """
     text = text_of(topology, heading).encode()
     try:

@@ -1,10 +1,11 @@
-"""Watch: what large all_reduces between hosts take, against what was predicted, and when all ranks speak of it.
+"""Watch: compare the times of large all_reduces between hosts with the predicted times, and plan again if necessary.
 
-At every CHECK_EVERY-th operation of a group its ranks start to gather what they measured, and do not wait; at the
-next such operation they have it, decide alike, and from that operation on run other plans.
+At every CHECK_EVERY-th operation of a group, its ranks start to gather their measurements without waiting for them. At
+the next such operation they have all measurements, make the same decision, and use the new plans from then on.
 
-Where operations take ten times what they took before that would be minutes: a rank whose own connections crawl says so
-at once. It cannot tell which end is to blame, and names both; of a slow host both neighbours speak.
+If operations take ten times as long as before, this check may take minutes. So a rank whose own connections have become
+slow logs that at once. It cannot determine which end is slow, and names both ends. If a host is slow, both of its
+neighbours log it.
 """
 
 import logging
@@ -27,43 +28,43 @@ if TYPE_CHECKING:
     from multiring.runtime.group.handles import OperationHandle
 
 _log = logging.getLogger("multiring")
-CHECK_EVERY = 64  # operations; no rank is further ahead of another when plans are changed
-LEAST_BYTES = 1 << 20  # what shorter buffers take, latency decides
-_FEWEST = 4  # operations that say something together
+CHECK_EVERY = 64  # operations; when plans change, no rank is further ahead of another than this
+LEAST_BYTES = 1 << 20  # the times of shorter buffers depend on latency
+_FEWEST = 4  # operations needed for a measurement
 _MOST_KEPT = 256
-_SLOWDOWN = 10.0  # times what operations took before
-_SLOW_IN_A_ROW = 3  # such operations in a row are worth a word
+_SLOWDOWN = 10.0  # an operation is slow if it takes this many times its usual time
+_SLOW_IN_A_ROW = 3  # a warning needs this many slow operations in a row
 _LEAST_SLOWDOWN_S = 0.1
-_ENOUGH = 8  # operations tell what is usual
-_SILENT_S = 60.0  # after a word
-_SLOW = 0.2  # of what a connection usually carries
+_ENOUGH = 8  # operations needed to know the usual time
+_SILENT_S = 60.0  # the least time between two warnings
+_SLOW = 0.2  # a connection is slow below this share of its usual rate
 _MOST_RATES = 64
-_USED = 1 / 8  # of what the busiest way took: what took less carried agreements
+_USED = 1 / 8  # a connection below this share of the busiest one's bytes carried agreements only
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An operation, and what it was predicted to take."""
+    """An operation and its predicted time."""
 
     operation: Operation
     predicted_s: float
 
 
 class Flows:
-    """What this rank's ways to other hosts carry in the seconds in which they have something to carry.
+    """The rates of this rank's connections to other hosts while they have data to send.
 
-    The kernel's own rate (`tcpi_delivery_rate`) does not serve: it stays what it was once where a connection carries
-    nothing any more, and what comes in short pieces never lowers it.
+    The kernel's own rate (`tcpi_delivery_rate`) is not usable: it keeps its last value on an idle connection, and short
+    pieces of data never lower it.
     """
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], tuple[int, float]] = {}
 
     def rates(self, flows: Iterable[tuple[int, int, bool, int, float]]) -> dict[int, float]:
-        """Return the bytes per second that each peer took since the last call; without peers that took hardly any.
+        """Return the bytes per second that each peer received since the last call, without peers that received little.
 
         Args:
-            flows: as of `Context.rails`: (peer, rail, is up, bytes, busy seconds), of which the last two grow.
+            flows: tuples of `Context.rails`: (peer, rail, is up, bytes, busy seconds). The last two items are totals.
         """
         taken: dict[int, int] = {}
         rates: dict[int, float] = {}
@@ -78,27 +79,27 @@ class Flows:
 
 
 class Watch:
-    """What one rank knows of one group. Not thread-safe: the group holds its lock."""
+    """One rank's measurements of one group. It is not thread-safe: the caller must hold the group's lock."""
 
     def __init__(
         self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology, *, by_mpi: bool = False
     ) -> None:
         self._context = context
-        self._by_mpi = by_mpi  # the kernel sees frames only
+        self._by_mpi = by_mpi  # then multiring's own connections carry control frames only
         self._index = {rank: index for index, rank in enumerate(ranks)}
         self._host_of = topology.host_of()
         self._hosts = len(topology.hosts)
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self._slowdowns = SlowdownDetector()
-        self._usual_rates: dict[int, deque[float]] = {}  # by host, bytes per second that it took from this rank
+        self._usual_rates: dict[int, deque[float]] = {}  # by host: the bytes per second it received from this rank
         self._own_host = self._host_of[own]
         self._lately = Flows()  # since the last operation
         self._checked = Flows()  # since the last row
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
-        """Look at this operation once it has ended."""
+        """Register an operation, which is evaluated once it has ended."""
         each = Measured(operation, predicted_s)
         self._posted.append(each)
         self._slowdowns.posted.append(each)
@@ -110,7 +111,7 @@ class Watch:
                 self._usual_rates.setdefault(host, deque(maxlen=_MOST_RATES)).append(rate)
 
     def _rates(self, flows: Flows) -> dict[int, float]:
-        """Return the bytes per second that each host took from this rank since `flows` were looked at."""
+        """Return the bytes per second that each host received from this rank since the last use of `flows`."""
         rates: dict[int, float] = {}
         if self._by_mpi:
             by_rank = {rank: float(rate) for rank, rate in self._context.goodputs() if rank in self._index}
@@ -122,7 +123,7 @@ class Watch:
         return rates
 
     def _name_slow(self, slower: float) -> None:
-        # What passes a token bucket at once seems faster than the wire: never more than is stated.
+        # A burst through a token bucket seems faster than the wire, so the rate is limited to the stated bandwidth.
         stated = self._review.stated()
         usual = {
             host: min(statistics.median(rates), stated[host], stated[self._own_host])
@@ -144,7 +145,7 @@ class Watch:
             )
 
     def row(self) -> NDArray[np.float64]:
-        """Return this rank's row of the table, see `Review.check`, of what has ended since the last call."""
+        """Return this rank's row of the table for `Review.check`: the operations that ended since the last call."""
         ended: list[Measured] = []
         kept: list[Measured] = []
         for each in self._posted:
@@ -160,7 +161,7 @@ class Watch:
         return row
 
     def check(self, table: NDArray[np.float64]) -> Finding | None:
-        """Return what is wrong; say so. What was measured of other plans is forgotten then."""
+        """Return and log the finding of the review, if any. A finding discards the measurements of the old plans."""
         finding = self._review.check(table)
         if finding is not None:
             self._posted.clear()
@@ -177,16 +178,16 @@ class Watch:
 
 
 class SlowdownDetector:
-    """Whether operations have come to take many times what they took before, each beside what was predicted."""
+    """Detects that operations take many times as long as before, relative to their predicted times."""
 
     def __init__(self) -> None:
         self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
-        self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that did not crawl
+        self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that were not slow
         self.slow = 0  # in a row
         self._silent_until_s = 0.0
 
     def look(self, context: Context) -> float | None:
-        """Return how many times slower operations have become, where that is worth a word; else None."""
+        """Evaluate the operations that have ended. Return the factor of the slowdown if a warning is due, else None."""
         while self.posted and context.has_ended(self.posted[0].operation):
             each = self.posted.popleft()
             if each.operation.fault == FaultKind.NONE and each.predicted_s > 0:
@@ -197,9 +198,9 @@ class SlowdownDetector:
         return None
 
     def note(self, taken_s: float, predicted_s: float) -> float | None:
-        """Take in what an operation took; see `look`."""
+        """Record the time of an operation; return as `look`."""
         ratio = taken_s / predicted_s
-        # First what costs nothing to tell: most operations are short.
+        # The cheap check comes first, because most operations are short.
         usual = math.inf if taken_s < _LEAST_SLOWDOWN_S or len(self.usual) < _ENOUGH else statistics.median(self.usual)
         if ratio <= _SLOWDOWN * usual:
             self.slow = 0
@@ -214,7 +215,10 @@ class SlowdownDetector:
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return for how long at least one of the (start, end) spans was open: operations side by side share the links."""
+    """Return the total time in which at least one of the (start, end) spans was open.
+
+    Concurrent operations share the links, so their times must not be added.
+    """
     total, until = 0.0, 0.0
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
