@@ -1,4 +1,6 @@
-"""Register the backend "multiring" when torch is imported; torch loads this package by an entry point.
+"""Register the backend "multiring" when torch is imported.
+
+Torch loads this package by an entry point.
 
 It is a separate package, because importing anything of `multiring` loads its runtime. The runtime must not be loaded
 before a process group is made.
@@ -10,7 +12,9 @@ from typing import Any
 
 
 def register() -> None:
-    """Register the backend "multiring" with torch.distributed; torch's entry point "torch.backends" calls this.
+    """Register the backend "multiring" with torch.distributed.
+
+    Torch's entry point "torch.backends" calls this.
 
     Then `init_process_group("multiring")` uses multiring. `init_method="multiring://"` lets ranks meet as in
     `multiring.init`, even under mpiexec and srun, which set no variables for torch.

@@ -301,7 +301,7 @@ def test_a_part_can_be_read_as_far_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"nonsense\n", b"[1]\n", b'{"block": "rows", "bytes": 0}\n', b"{}\n"])
 def test_what_is_no_part_is_said_to_be_none(data: bytes) -> None:
-    with pytest.raises(ArgumentError, match="no part of a timeline"):
+    with pytest.raises(ArgumentError, match="not a part of a timeline"):
         read_part(data)
 
 
@@ -426,7 +426,7 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="b is of rank 1 of job a job; want one part of each rank of one timeline"):
         merge([first, second], tmp_path / "out")
     second.write_bytes(b"else")
-    with pytest.raises(ArgumentError, match="b: no part of a timeline"):
+    with pytest.raises(ArgumentError, match="b: not a part of a timeline"):
         merge([first, second], tmp_path / "out")
     assert {each.name for each in tmp_path.iterdir()} == {"a", "b"}
 

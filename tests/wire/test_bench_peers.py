@@ -109,7 +109,7 @@ def test_other_operations_by_hand(op: str, tmp_path: Path) -> None:
         (2, {"collective": "broadcast"}, "only all_reduce is written by hand, not broadcast"),
         (2, {"dtype": "bfloat16"}, "NumPy alone has no sum of bfloat16"),
         (2, {"op": "average"}, "NumPy alone has no average of float32"),
-        (1, {}, "one rank has nobody to share a window with"),
+        (1, {}, "one rank has no other rank to share a window with"),
     ],
 )
 def test_what_is_not_written_by_hand(ranks: int, changes: dict[str, Any], why: str, tmp_path: Path) -> None:

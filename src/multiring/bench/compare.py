@@ -82,7 +82,10 @@ class Manner:
 
 @dataclass(slots=True)
 class Timing:
-    """The times of one library on one question. `seconds` has the slowest rank's median call of each alternation."""
+    """The times of one library on one question.
+
+    `seconds` has the slowest rank's median call of each alternation.
+    """
 
     library: str
     engine: str
@@ -144,7 +147,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The algbw of a library that never waits, and its formula."""
+    """The upper bound of algbw: the rate of a library that never waits, and its formula."""
 
     bytes_per_s: float
     formula: str = ""
@@ -180,7 +183,10 @@ class Comparison:
 
 
 class Bench:
-    """Runs comparisons. `libraries` begins with multiring and may include the bound; `tell` gets progress messages."""
+    """Runs comparisons.
+
+    `libraries` begins with multiring and may include the bound; `tell` gets progress messages.
+    """
 
     def __init__(
         self, jobs: Jobs, libraries: Sequence[Library], manner: Manner, tell: Callable[[str], None] | None = None
@@ -295,7 +301,10 @@ def _bound_of(question: Question, column: Sequence[Timing]) -> Bound | None:
 
 
 def cores_for(ranks: int) -> tuple[int, ...]:
-    """Return one CPU per rank, on distinct cores; empty if there are not enough cores, so that ranks stay unbound."""
+    """Return one CPU per rank, on distinct cores.
+
+    If there are too few cores, the result is empty, and ranks are not bound.
+    """
     first_of = {core: cpu for cpu, core in sorted(cores_of_cpus(usable_cpus()).items(), reverse=True)}
     cpus = sorted(first_of.values())
     return tuple(cpus[:ranks]) if ranks <= len(cpus) else ()

@@ -52,7 +52,10 @@ class WrongResultError(MultiringError, RuntimeError):
 
 
 class JobError(LaunchError):
-    """A job failed, or did not end in time; the message has the output of its processes."""
+    """A job failed, or did not end in time.
+
+    The message has the output of its processes.
+    """
 
 
 class StoppedError(MultiringError, RuntimeError):
@@ -65,7 +68,9 @@ class StoppedError(MultiringError, RuntimeError):
 
 @final
 class Jobs:
-    """A context manager that runs jobs. However it ends, even by kill -9, no process of a job stays.
+    """A context manager that runs jobs.
+
+    However it ends, even by kill -9, no process of a job stays.
 
     `folder` is a new directory in TMPDIR for the jobs' cases and answers. It is removed at the end, except after
     kill -9. Use it in the main thread only, because it handles signals.

@@ -33,7 +33,9 @@ LabCommand = Callable[[str], tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnWorker:
-    """A library in multiring's own environment; `lab`, if given, starts its ranks instead of `multiring run`.
+    """A library in multiring's own environment.
+
+    `lab`, if given, starts its ranks instead of `multiring run`.
 
     `variant` changes its settings; by default multiring runs as usual.
     """
@@ -69,7 +71,7 @@ class OwnWorker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerLibrary:
-    """A peer. Its own launcher starts it on this host; with `lab`, the lab's launcher for it starts it in the lab."""
+    """A peer, started by its own launcher on this host, or by the lab's launcher if `lab` is given."""
 
     peer: Peer
     lab: LabCommand | None = None
@@ -98,7 +100,10 @@ class PeerLibrary:
         return self.peer.settings(case, ranks)
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return how to start its job; in a lab its own environment's mpiexec comes first on PATH."""
+        """Return how to start its job.
+
+        In a lab its own environment's mpiexec comes first on PATH.
+        """
         direct = command_of(self.peer, ranks, self.peer.worker, case_file)
         return direct if self.lab is None else _start_in_lab(self.peer, self.lab, direct)
 

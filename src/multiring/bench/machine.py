@@ -58,7 +58,10 @@ def _last_level_cache() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this package, with "-dirty" if files differ; outside a git repository its version."""
+    """Return the commit of this package, with "-dirty" if files differ.
+
+    Outside a git repository, return the package's version.
+    """
     here = Path(__file__).parent
     tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
     described = _git(here, "describe", "--always", "--dirty", "--abbrev=12") if tracked else None
@@ -103,7 +106,9 @@ class _Reading:
 
 
 class OtherWork:
-    """A meter of processor time that other processes than this one and its children spend, from its creation on.
+    """A meter of the processor time of other processes than this one and its children.
+
+    It starts when it is created.
 
     A child counts once it has been waited for, so read the meter while no child runs.
     """
@@ -112,7 +117,10 @@ class OtherWork:
         self._start = _read()
 
     def cores(self) -> float:
-        """Return how many cores other work took on average so far; 0.05 is 5 % of one core."""
+        """Return how many cores other work took on average so far.
+
+        0.05 is 5 % of one core.
+        """
         now = _read()
         other_s = (now.busy_s - self._start.busy_s) - (now.own_s - self._start.own_s)
         return max(other_s, 0.0) / max(now.at_s - self._start.at_s, 1e-9)

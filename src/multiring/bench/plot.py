@@ -17,7 +17,7 @@ _WRITER, _WHAT = "multiring bench", "a figure of a bench"  # _WRITER marks our o
 
 
 def check_plot(path: Path) -> None:
-    """Raise an error unless `plot` can write to `path`, so that it is found before the measurement.
+    """Raise an error unless `plot` can write to `path`; call it before a measurement.
 
     Raises:
         ArgumentError: the format is unknown, the folder does not exist, or the file is not a figure of ours.
@@ -39,7 +39,9 @@ def _is_figure(data: bytes) -> bool:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write the figure: lines over sizes, dashed for pools, grey for the bound; bars if there is only one size.
+    """Write the figure: lines over sizes, dashed for pools and grey for the bound.
+
+    If there is only one size, the figure has bars.
 
     Raises:
         ArgumentError: `path` cannot be written.

@@ -36,7 +36,7 @@ def today() -> str:
 
 
 def why_not_publishable(comparison: Comparison) -> list[str]:
-    """Return the reasons against publishing these figures; empty if they may be published."""
+    """Return the reasons against publishing these figures, if there are any."""
     reasons = []
     if comparison.other_cores > QUIET_CORES:
         reasons.append(f"other work took {comparison.other_cores:.0%} of a core, more than {QUIET_CORES:.0%}")

@@ -12,7 +12,10 @@ WANTED_LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median and its confidence interval. `level` is the interval's actual confidence, from 0 to 1."""
+    """A median and its confidence interval.
+
+    `level` is the interval's actual confidence, from 0 to 1.
+    """
 
     low: float
     middle: float
@@ -21,7 +24,10 @@ class Interval:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the confidence is at least 95 %; fewer than 6 values cannot give that."""
+        """Return whether the confidence is at least 95 %.
+
+        Fewer than 6 values cannot give that.
+        """
         return self.level >= WANTED_LEVEL
 
 

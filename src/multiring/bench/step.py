@@ -45,7 +45,9 @@ LEAST_IMAGE = 64  # pixels; smaller images leave the last layers no pixels
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepQuestion:
-    """The step to time. `batch`: samples per rank, None: as in NETWORKS; `image_size`: pixels along an image's side.
+    """The step to time.
+
+    `batch`: samples per rank, None: as in NETWORKS; `image_size`: pixels along an image's side.
 
     `is_emulated`: ranks sleep instead of computing, as long as compute took on a core of its own.
 
@@ -78,13 +80,18 @@ class StepQuestion:
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of gradients that a rank reduces in a step; gradients are float32, like parameters."""
+        """The bytes of gradients that a rank reduces in a step.
+
+        Gradients are float32, like parameters.
+        """
         return 4 * NETWORKS[self.network].parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepManner:
-    """How to time: each job runs `warmup` steps, then times `steps` steps; each library has `alternations` jobs.
+    """How to time. Each job runs `warmup` steps, then times `steps` steps.
+
+    Each library has `alternations` jobs.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -118,7 +125,10 @@ class StepTiming:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepComparison:
-    """The figures of all libraries on one question. `other_cores`: the cores that other work took."""
+    """The figures of all libraries on one question.
+
+    `other_cores`: the cores that other work took.
+    """
 
     question: StepQuestion
     manner: StepManner
@@ -191,7 +201,9 @@ class StepBench:
         return len(self._libraries)
 
     def compare(self, question: StepQuestion) -> StepComparison:
-        """Return the times of all libraries on `question`; every job verifies before it times.
+        """Return the times of all libraries on `question`.
+
+        Every job verifies before it times.
 
         Raises:
             WrongResultError: gradients are not the mean of all ranks' gradients, or parameters differ after a step.

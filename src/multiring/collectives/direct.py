@@ -112,7 +112,10 @@ def direct_broadcast(frame: Frame, accumulation: Accumulation) -> Schedule:
 
 
 def direct_all_to_all(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the all_to_all in which every pair of ranks exchanges its blocks; the grid becomes one axis."""
+    """Return the all_to_all in which every pair of ranks exchanges its blocks.
+
+    The grid becomes one axis.
+    """
     return Schedule(
         algorithm="direct",
         frame=replace(frame, grid=(frame.ranks,)),

@@ -35,7 +35,7 @@ def candidates(
     `wire` is the wire type of the axes that cross hosts.
 
     Raises:
-        ScheduleError: `root` is not a rank, or is not 0 although the collective is not a broadcast.
+        ScheduleError: `root` is not a rank, or it is not 0 and the collective is no broadcast.
     """
     grids, order = grids_of(topology)
     frames = [Frame(collective=collective, grid=grid, order=order, root=root) for grid in grids]
@@ -71,7 +71,10 @@ def _kind_of(grid: tuple[int, ...], phase: Phase) -> tuple[object, ...]:
 
 @lru_cache(maxsize=256)
 def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, wire: Wire) -> tuple[Wire, ...]:
-    """Return the wire type of each axis: `wire` if a line of the axis crosses hosts. Empty if no axis does."""
+    """Return the wire type of each axis: `wire` if a line of the axis crosses hosts.
+
+    The result is empty if no axis crosses hosts.
+    """
     if not wire:
         return ()
     # Grid positions count the first axis fastest; a numpy array counts its last axis fastest.
@@ -83,11 +86,11 @@ def wires_of(grid: tuple[int, ...], order: tuple[int, ...], topology: Topology, 
 def segments_of(
     collective: Collective, topology: Topology, size_bytes: int, wire: Wire = Wire.NONE
 ) -> tuple[int | None, ...]:
-    """Return the segment lengths to try for a buffer, in bytes, shortest first; None: the whole buffer.
+    """Return the segment lengths to try for a buffer, in bytes, shortest first.
 
-    With a lossy `wire` the segments are longer, so that their encoded size stays the same, to a power of two. Buffers
-    within one host are not cut: it does not pay. If ranks take turns on processors, segments have nothing to overlap
-    with, so buffers are not cut either.
+    The last entry is None: the whole buffer. With a lossy `wire` the segments are longer by a power of two, so that
+    their encoded size stays about the same. Buffers within one host are not cut, because it does not pay. If ranks take
+    turns on processors, segments have nothing to overlap with, so buffers are not cut either.
     """
     if len(topology.hosts) == 1 or collective not in SEGMENTED or topology.takes_turns:
         return (None,)
@@ -115,8 +118,9 @@ def grids_of(topology: Topology) -> tuple[tuple[tuple[int, ...], ...], tuple[int
 
 
 def joined_frames(topology: Topology) -> list[Frame]:
-    """Return the frames of an all_reduce on hosts of unequal size; empty if all hosts have equal size.
+    """Return the frames of an all_reduce on hosts of unequal size.
 
+    The list is empty if all hosts have equal size.
     The smallest host's number of ranks is taken from every host, and these ranks form the grids. The other ranks join
     the ranks of their host in turn.
     """

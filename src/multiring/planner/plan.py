@@ -22,7 +22,7 @@ class Plan:
     """A schedule, the engine that carries its bytes, and its predicted time."""
 
     schedule: Schedule
-    engine: str  # "shm", "tcp", "mpi"; "shm+tcp", "shm+mpi": the first within a host; or another engine's name
+    engine: str  # "shm", "tcp", "mpi"; "shm+tcp", "shm+mpi": shm within hosts; or another engine's name
     predicted_seconds: float
     segment_bytes: int | None = None  # length of the pieces that run through the schedule side by side; None: one piece
 
@@ -60,10 +60,12 @@ class Task:
 
 
 def cheapest(task: Task, topology: Topology) -> Plan:
-    """Return the plan with the lowest price; if prices are equal to three digits, the first plan of `ranked`.
+    """Return the plan with the lowest price.
+
+    If several prices are equal to three digits, return the first of their plans in `ranked`.
 
     Raises:
-        ScheduleError: the root is not a rank, or is not 0 although the collective is not a broadcast.
+        ScheduleError: the root is not a rank, or it is not 0 and the collective is no broadcast.
     """
     offers = [
         (least(each, task.size_bytes, ways_of(each, topology), _count(task, cut)), place, each, cut)
@@ -92,7 +94,10 @@ def _known(seconds: float) -> float:
 
 
 def repriced(task: Task, plan: Plan, topology: Topology) -> float:
-    """Return the predicted seconds of `plan` for `task` on `topology`, even if it was made for another task."""
+    """Return the predicted seconds of `plan` for `task` on `topology`.
+
+    The plan may have been made for another task or topology.
+    """
     return _priced(task, topology, plan.schedule, plan.segment_bytes).predicted_seconds
 
 
@@ -133,7 +138,7 @@ def _priced(task: Task, topology: Topology, schedule: Schedule, segment_bytes: i
 
 @lru_cache(maxsize=256)
 def _agreement_s(topology: Topology) -> float:
-    """Return the seconds in which ranks of several hosts agree on an operation, one message latency per round.
+    """Return the seconds in which ranks of several hosts agree on an operation: one message per round.
 
     A small exchange travels with the agreement and does not pay this. Within one host the agreement costs nothing
     extra, or costs the same for all plans, so the result is 0.

@@ -51,7 +51,9 @@ class Review:
     far: int = 0  # failed checks in a row
 
     def check(self, table: NDArray[np.float64]) -> Finding | None:
-        """Add a check. After TIMES failed checks in a row, correct `constants` and return the finding; else None.
+        """Add a check.
+
+        After TIMES failed checks in a row, correct `constants` and return the finding; else None.
 
         Args:
             table: one row per rank: measured seconds, predicted seconds for the same operations (both 0 if nothing
@@ -67,7 +69,7 @@ class Review:
         self.far = 0
         carried = self._slow(table[:, 2:])
         slow = {host: max(round(each / usual, 2), 0.01) for host, (each, usual) in carried.items()}
-        # Correct either the slow hosts or all hosts: a slowdown that a slow host explains must not count twice.
+        # Correct either the slow hosts or all hosts, so that a slow host's slowdown does not count twice.
         if slow.keys() - dict(self.constants.of_host).keys():
             self.constants = replace(self.constants, of_host=tuple(sorted(slow.items())))
         else:

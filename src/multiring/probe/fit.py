@@ -30,7 +30,10 @@ _LEAST_PART = 0.1  # the least part of a direct sum's time that sending, or redu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long a large transfer is timed, and how long it runs before: shaped links carry bursts at full speed."""
+    """How long a large transfer is timed, and how long it runs before.
+
+    It has to run before, because shaped links carry the first burst at full speed.
+    """
 
     seconds: float
     drain_s: float
@@ -89,8 +92,9 @@ class Between:
         return memory_link(self.part.size, self._small("exchange", 1), large[0], large[1], _LARGE_BYTES)
 
     def overhead_s(self, latency_s: float) -> float:
-        """Return the overhead of a single message in seconds, measured by small sums: a stream shares wake-ups.
+        """Return the overhead of a single message in seconds, measured by small sums.
 
+        A stream of messages would show too little, because its messages share wake-ups.
         A direct sum needs the agreement, ceil(log2 p) messages one after the other, and two steps of p - 1 messages.
         """
         others, rounds = self.part.size - 1, (self.part.size - 1).bit_length()
@@ -152,7 +156,7 @@ def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, 
 
 
 def reduce_rate() -> float:
-    """Return the bytes per second that a sum of two arrays writes; the shortest of some times."""
+    """Return the bytes per second that a sum of two arrays writes, by the shortest of several times."""
     one, other = np.ones((2, _PIECE_BYTES // 4), np.float32)
     best_s = math.inf
     for _ in range(_SUMS):

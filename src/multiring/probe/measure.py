@@ -39,7 +39,9 @@ class Findings:
 
 
 def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findings:
-    """Return the topology of `group` with measured links. Every rank calls it, and gets the same result.
+    """Return the topology of `group` with measured links.
+
+    Every rank calls it, and gets the same result.
 
     Args:
         group: all ranks of the job; the racks are those of its topology.
@@ -100,7 +102,10 @@ def _shm(group: Group, patience: Patience) -> Link:
 
 
 def _rounds(topology: Topology) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs of neighbouring hosts, each host at most once per round, mostly pairs of one rack."""
+    """Return rounds of pairs of neighbouring hosts; each host occurs at most once per round.
+
+    A pair is within one rack if possible.
+    """
     racks = [list(rack.hosts) for rack in topology.racks] or [list(range(len(topology.hosts)))]
     pairs = [pair for rack in racks for pair in _ring(rack)]
     lonely = [rack[0] for rack in racks if len(rack) == 1]
@@ -176,7 +181,10 @@ def _cores(group: Group) -> tuple[list[bytes], list[frozenset[int]]]:
 
 
 def outnumbered(machines: Sequence[bytes], cores: Sequence[frozenset[int]]) -> bool:
-    """Return whether some machine has more ranks than cores that they may use; both arguments are by rank."""
+    """Return whether some machine has more ranks than cores that they may use.
+
+    Both arguments are by rank.
+    """
     for machine in set(machines):
         used = [each for each, where in zip(cores, machines, strict=True) if where == machine]
         if len(used) > len(frozenset().union(*used)):

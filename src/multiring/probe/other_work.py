@@ -30,14 +30,20 @@ class Taken:
 
 
 class OtherWork:
-    """Measures other work from its creation until `taken` is called; all ranks of `group` create one."""
+    """Measures other work from its creation until `taken` is called.
+
+    All ranks of `group` create one.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._began = _now()
 
     def taken(self) -> Taken | None:
-        """Return the other work on the most disturbed machine; None: too little to report. All ranks call it."""
+        """Return the other work on the most disturbed machine; None: too little to report.
+
+        All ranks call it.
+        """
         passed = _now() - self._began
         name = int.from_bytes(hashlib.blake2b(boot_id().encode(), digest_size=_NAME_BYTES).digest(), "big")
         row = np.concatenate([[name, os.cpu_count() or 1], passed])

@@ -24,7 +24,10 @@ def median_of(links: Sequence[Link]) -> Link:
 def slow_hosts(
     topology: Topology, measured: list[list[Link]], usual: tuple[Link, ...]
 ) -> tuple[tuple[OwnRails, ...], list[str]]:
-    """Return the rails of hosts slower than `usual`, and a warning for each; `measured` is by rail and host."""
+    """Return the rails of hosts slower than `usual`, and a warning for each.
+
+    `measured` is by rail and host.
+    """
     own, warnings = [], []
     for host in range(len(topology.hosts)):
         rails = []

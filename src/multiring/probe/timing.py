@@ -57,7 +57,9 @@ def time_plans(
     drain_s: float = 0.0,
     usual: Usual = statistics.median,
 ) -> list[float]:
-    """Return the time of each of `plans`, see `time_plan`. Plans take turns, so that other work delays all alike.
+    """Return the time of each of `plans`, see `time_plan`.
+
+    Plans take turns, so that other work delays all alike.
 
     Every rank of the group calls this function with the same arguments. One of the plans stays pinned for the task.
     """

@@ -11,9 +11,10 @@ The grid rank passes through the phases as if the sum were its own contribution.
 nobody writes any more. The chain of messages that ends in the result proves that a joining rank's buffer was read
 before the result is sent.
 
-The rule. A collective on a grid is right, free of deadlock and never overwrites memory that is still being read, if
-its phases are reduce-scatters along the axes in order and then all-gathers in reverse order (for a broadcast:
-broadcasts in reverse order), and every axis, taken as a one-axis schedule by itself, fulfils these conditions:
+The rule. A collective on a grid is right, is free of deadlock, and never overwrites memory that is still being read,
+under two assumptions. First, its phases are reduce-scatters along the axes in order, then all-gathers in reverse order
+(for a broadcast: broadcasts in reverse order). Second, every axis, taken as a one-axis schedule by itself, fulfils
+these conditions:
 
 1. the reduce-scatter in place leaves the complete part i at coordinate i, and nobody reads that part any more;
 2. the all-gather brings part i of coordinate i to every coordinate;
@@ -28,8 +29,8 @@ dependencies follow the order of the phases, and within a phase the order of a l
 *Overwriting:* until the same axis gathers, later phases touch a rank's own parts only. Condition 1 leaves these parts
 undisturbed. The other parts are safe by condition 3, whose chains of messages all exist here too. A reduce-scatter that
 moves data between INPUT, SCRATCH and OUTPUT only renames memory: each location sees a part of the writes and reads that
-it would see in place. A gather on a lossy wire also writes the chunks that it offers, and nobody may be reading these
-then. That holds because all later axes have lossy wires too (`Frame`), and an encoded message is read out of a copy.
+it would see in place. A gather on a lossy wire also writes the chunks that it offers, so nobody may read these chunks
+at that time. Nobody does, because all later axes have lossy wires too (`Frame`), and encoded messages are copies.
 *Replicas:* by condition 3, the gather of an axis turns equal parts into equal ranges. So, from axis k back to axis 1,
 ranks that differ only in gathered axes hold the same versions.
 
@@ -58,7 +59,7 @@ from multiring.schedule.prove import prove
 from multiring.schedule.turn import Likeness, Turn
 from multiring.schedule.turned import prove_turned
 
-# Longer lines are proven by one rank's moves only, or rejected: this many messages take about 10 s one by one.
+# A line with more messages is proven by one rank's moves, or rejected: the proof of this many takes about 10 s.
 _MOST_MESSAGES = 1 << 18
 
 
@@ -150,7 +151,7 @@ def _check_phases(schedule: Schedule) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A line along an axis, and the coordinates whose programs are compared; None: all."""
+    """A line along an axis, and the coordinates whose programs are compared (None: all)."""
 
     size: int
     wire: Wire

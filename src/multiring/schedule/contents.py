@@ -1,4 +1,7 @@
-"""Contents of chunks during a proof, and the rules for moves that change them; every proof uses these rules."""
+"""Contents of chunks during a proof, and the rules for moves that change them.
+
+Every proof uses these rules.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -33,7 +33,10 @@ class Spans:
 
 
 def prove_form(move: Move, rank: int, index: int, limits: tuple[int, int]) -> None:
-    """Raise ScheduleError unless move `index` of `rank` fits its kind; `limits`: numbers of ranks and channels."""
+    """Raise ScheduleError unless move `index` of `rank` fits its kind.
+
+    `limits`: numbers of ranks and channels.
+    """
     ranks, channels = limits
     wrong = ""
     if not all(0 <= peer < ranks for peer in move.peers):

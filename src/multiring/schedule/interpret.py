@@ -1,4 +1,6 @@
-"""Run a schedule move by move on numpy arrays of all ranks. This interpreter is the reference for the native executor.
+"""Run a schedule move by move on numpy arrays of all ranks.
+
+This interpreter is the reference for the native executor.
 
 It is slow and simple on purpose. A receiver reads its sender's memory as late as the executor may: when it takes the
 message. Scratch memory starts as noise.

@@ -1,4 +1,7 @@
-"""Enumerations used by schedules. Their numbers are part of the native executor's interface."""
+"""Enumerations used by schedules.
+
+Their numbers are part of the native executor's interface.
+"""
 
 from collections.abc import Iterable
 from enum import Enum, IntEnum
@@ -13,7 +16,10 @@ class Kind(IntEnum):
 
 
 class Space(IntEnum):
-    """The memory that holds a chunk. In-place collectives use OUTPUT only; INPUT is never written."""
+    """The memory that holds a chunk.
+
+    In-place collectives use OUTPUT only; INPUT is never written.
+    """
 
     INPUT = 0
     OUTPUT = 1
@@ -29,7 +35,10 @@ class Accumulation(IntEnum):
 
 
 class Wire(IntEnum):
-    """The form of float32 elements on the wire along an axis. All but NONE are lossy; see schedule/wire.py."""
+    """The form of float32 elements on the wire along an axis.
+
+    All but NONE are lossy; see schedule/wire.py.
+    """
 
     NONE = 0  # exact float32
     FP16 = 1

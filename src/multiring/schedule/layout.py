@@ -28,7 +28,10 @@ GRAIN = 16
 
 
 def grain_of(frame: Frame) -> int:
-    """Return the number of elements at whose multiples `frame` cuts; a cut never splits a block with one scale."""
+    """Return the number of elements at whose multiples `frame` cuts.
+
+    A cut never splits a block with one scale.
+    """
     return BLOCK if Wire.INT8 in frame.wires else GRAIN
 
 
@@ -62,7 +65,10 @@ Counts = int | Sequence[int] | Splits
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bases:
-    """The first chunk number of each space; -1 if the collective does not use the space."""
+    """The first chunk number of each space.
+
+    It is -1 if the collective does not use the space.
+    """
 
     input: int = -1
     output: int = -1
@@ -104,7 +110,10 @@ def layout_of(frame: Frame) -> Layout:
 
 
 def scratch_buffers_of(frame: Frame) -> int:
-    """Return the number of whole scratch buffers of an all_reduce: one per axis for sends, one between two axes."""
+    """Return the number of whole scratch buffers of an all_reduce.
+
+    Each axis needs one for the data that is sent, and every two successive axes need one between them.
+    """
     return 2 * len(frame.grid) - 1
 
 

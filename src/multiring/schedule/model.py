@@ -17,7 +17,9 @@ from multiring.schedule.pattern import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The phases of a collective over a frame. Its size is independent of the number of moves.
+    """The phases of a collective over a frame.
+
+    Its size is independent of the number of moves.
 
     Raises:
         ScheduleError: a phase names an axis that the grid does not have, or lossy wires would carry 16-bit sums.
@@ -97,7 +99,10 @@ class Schedule:
         return layout.extents_of(self.frame, rank, counts, np.cumsum(used)[:-1] > 0)
 
     def digest(self) -> bytes:
-        """Return 16 bytes that identify the schedule; they are the same in all processes and versions."""
+        """Return 16 bytes that identify the schedule.
+
+        They are the same in all processes and versions.
+        """
         return hashlib.blake2b(self._identity().encode(), digest_size=16).digest()
 
     def _identity(self) -> str:

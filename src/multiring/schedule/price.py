@@ -8,8 +8,8 @@ more. A lossy wire carries fewer bytes; encoding, and decoding in a COPY, cost a
 cut into segments that are processed side by side.
 
 On a grid without a root all ranks do the same up to a rotation of each axis. So the peer at offset -d sends the same
-messages as the rank itself sends to offset +d, and the moves of one rank are enough. If ranks join the grid, that rank
-is a rank with the most joining ranks, and the joining ranks are timed beside it.
+messages as the rank itself sends to offset +d. Therefore the moves of one representative rank are enough. If ranks join
+the grid, the representative is a rank with the most joining ranks, which are timed beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,10 @@ def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
 
 @lru_cache(maxsize=512)
 def representative(schedule: Schedule) -> tuple[Step, ...]:
-    """Return the timed steps of the representative rank; its peers send it the messages that it sends itself."""
+    """Return the timed steps of the representative rank.
+
+    Its peers send it the messages that it sends itself.
+    """
     rank = _represents(schedule)
     frame = replace(schedule.frame, shares=(1,))
     offsets = _offsets_of(schedule, rank)
@@ -152,7 +155,10 @@ def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:
 
 
 def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int]) -> tuple[Step, ...]:
-    """Return the timed steps of `moves`, the moves of `rank`; `index_of` maps peers to indices of timed ranks."""
+    """Return the timed steps of `moves`, the moves of `rank`.
+
+    `index_of` maps peers to indices of timed ranks.
+    """
     steps = []
     for move in moves.rows():
         peers = [(peer, *routing(rank, peer)) for peer in move.peers if peer != rank]

@@ -45,8 +45,8 @@ class _Message(NamedTuple):
 def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
     """Raise ScheduleError unless `programs` keep `promise` in every order in which the executor may run them.
 
-    Cost: linear in moves and messages. If offered memory is written again, each taken message costs a factor of the
-    number of ranks more.
+    Cost: linear in moves and messages. If offered memory is written again, the cost of each taken message grows with
+    the number of ranks.
     """
     if sorted(programs) != list(range(promise.ranks)):
         raise ScheduleError(f"programs of ranks {sorted(programs)}: want 0 to {promise.ranks - 1}")

@@ -49,7 +49,10 @@ class Step(NamedTuple):
 
 
 def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
-    """Return the time in seconds at which the last rank is done with all segments; all chunks have one size."""
+    """Return the time in seconds at which the last rank is done with all segments.
+
+    All chunks have one size.
+    """
     run = _Run(programs, ways, chunk_bytes, segments)
     return run.end()
 
@@ -113,7 +116,7 @@ class _Run:
         heappush(self.events, (time, self.count, rank, message))
 
     def _deliver(self, time: float, index: int, message: tuple[int, int, int, float]) -> None:
-        """Pass a message through the receiver's port, and schedule an event for the receiver at its end."""
+        """Pass a message through the receiver's port, and schedule the receiver's next event after it."""
         segment, queue, axis, size_bytes = message
         rank, way = self.ranks[index], self.ways[axis]
         link = way.link

@@ -9,7 +9,7 @@ The order in which a REDUCE takes its operands need not rotate. If it rotates, t
 every rank, "made by rank r in this move". If all ranks combine the same versions in the same order of ranks, the result
 gets one version that is common to all.
 
-Cost: linear in the moves and messages of one rank; a message with a clock costs a factor of the number of ranks more.
+Cost: linear in the moves and messages of one rank. The cost of a message with a clock grows with the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ class _Offer(NamedTuple):
     """The chunks that rank 0 offers in a move."""
 
     contents: list[Content]
-    clock: Clock | None  # None: no move of another rank is certain
+    clock: Clock | None  # None: rank 0 has taken no message before the offer
 
 
 class _TurnedProof:
@@ -170,7 +170,7 @@ class _TurnedProof:
         self._check_end()
 
     def _met(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the peers of a move, and the number of the move that each of them meets it with."""
+        """Return the peers of a move, and for each peer the number of its matching move."""
         those = slice(self.messages.peer_start[index], self.messages.peer_start[index + 1])
         return self.messages.peers[those], self.messages.met[those]
 
@@ -298,7 +298,7 @@ class _TurnedProof:
                 self._check_write(at, self.clock)
 
     def _place_of(self, home: int) -> tuple[int, int]:
-        """Return the number of the cycle in which this home rotates, and its position in the cycle."""
+        """Return the number of the cycle in which `home` rotates, and its position in the cycle."""
         if not self.chunks_turn:
             return home, 0
         if self.promise.pairs:
@@ -343,7 +343,10 @@ class _TurnedVersions:
         return version if number in self._common else number * self._ranks + (at + by) % self._ranks
 
     def coded(self, version: Version, wire: Wire) -> Version:
-        """Return the version after a lossy wire; encoding with the same wire again changes nothing."""
+        """Return the version after a lossy wire.
+
+        Encoding with the same wire again changes nothing.
+        """
         number, at = divmod(version, self._ranks)
         if self._coded.get(number) is wire:
             return version

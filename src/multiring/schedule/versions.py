@@ -1,4 +1,6 @@
-"""Versions: numbers that identify how the bits of a chunk were computed. Equal versions mean equal bits.
+"""Versions: numbers that identify how the bits of a chunk were computed.
+
+Equal versions mean equal bits.
 
 A version is a rank's own contribution, a combination of versions in some order, or a version after a lossy wire.
 """
@@ -24,7 +26,10 @@ class Versions:
         return self._number("combined", versions, last)
 
     def coded(self, version: Version, wire: Wire) -> Version:
-        """Return the version after a lossy wire; encoding with the same wire again changes nothing."""
+        """Return the version after a lossy wire.
+
+        Encoding with the same wire again changes nothing.
+        """
         if not wire or self._coded.get(version) is wire:
             return version
         number = self._number("coded", version, wire)

@@ -1,4 +1,6 @@
-"""Wire types: lossy encodings of float32 elements for messages. Tests compare the native codecs with this module.
+"""Wire types: lossy encodings of float32 elements for messages.
+
+Tests compare the native codecs with this module.
 
 FP16 and BF16 are the 16-bit floats, rounded to nearest, ties to even. Values beyond the largest finite number, 65504
 for float16, become infinity.
@@ -77,8 +79,7 @@ def decoded(wire: Wire, array: Floats) -> Floats:
 
 def _encode_bf16(array: Floats) -> Raw:
     bits = array.view(np.uint32)
-    # Round to nearest even at bit 16. A carry out of the significand increments the exponent, which is right, even
-    # up to infinity.
+    # Round to nearest even at bit 16. A carry out of the significand correctly increments the exponent, up to infinity.
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     raw: Raw = np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(np.uint16).view(np.uint8)
     return raw

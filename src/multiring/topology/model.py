@@ -94,7 +94,7 @@ class Topology:
             raise ArgumentError("rails=(): want at least one")
         sets = [each.rails for each in self.own_rails] + [rack.uplinks for rack in self.racks if rack.uplinks]
         if any(len(each) != len(self.rails) for each in sets):
-            raise ArgumentError(f"uplinks, or a host's own rails: want one entry for each of {len(self.rails)} rails")
+            raise ArgumentError(f"uplinks, or a host's own rails: want one for each of {len(self.rails)} rails")
         if len(self.names) not in {0, len(self.hosts)} or len(self.interfaces) not in {0, len(self.rails)}:
             raise ArgumentError(
                 f"names={self.names}, interfaces={self.interfaces}: want one for each host, one for each rail, or none"

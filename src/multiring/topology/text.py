@@ -1,4 +1,7 @@
-"""Read and write topologies as TOML, for users to read and edit; docs/topology.md describes the file."""
+"""Read and write topologies as TOML, for users to read and edit.
+
+The page docs/topology.md describes the format.
+"""
 
 import json
 import math
@@ -31,7 +34,9 @@ _DIGITS = 4  # more would be noise: measurements vary by more than 1 in 10 000
 
 
 def topology_of(text: str) -> Topology:
-    """Return the topology in `text`; each host has as many ranks as its `slots`, by default one.
+    """Return the topology in `text`.
+
+    Each host has as many ranks as its `slots`, by default one.
 
     `Topology.placed` replaces them by a job's ranks.
 

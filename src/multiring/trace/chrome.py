@@ -30,7 +30,10 @@ _MESSAGES = ("send", "recv")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a rank; times in ns of the reference clock. `agreed` is None if the ranks never agreed."""
+    """One operation of a rank; times in ns of the reference clock.
+
+    `agreed` is None if the ranks never agreed.
+    """
 
     name: str
     number: int
@@ -165,7 +168,10 @@ class _Picture:
         self._events.append((at, 0, event))
 
     def events(self, title: str) -> list[Event]:
-        """Return the names of the rows, then the events by time; of events with equal starts the longest is first."""
+        """Return the names of the rows, then the events by time.
+
+        Of events with equal starts the longest is first.
+        """
         made = [self._meta("process_name", name=title), self._meta("process_sort_index", sort_index=self._rank)]
         for name, row in self._rows.items():
             made += [self._meta("thread_name", row, name=name), self._meta("thread_sort_index", row, sort_index=row)]
@@ -224,7 +230,7 @@ def _slices(each: Operation) -> Iterator[Slice]:
     if each.end > each.agreed:
         yield Slice(each.agreed, each.end, "wire", "wire", {})
     for start, end, busy in each.reductions:
-        # A reduction may begin before the agreement. Then show only the stretch after it; the rest is a gap.
+        # A stretch includes short gaps. If it spans the agreement, its part before the agreement is such a gap.
         first = max(start, each.agreed) if end > each.agreed else start
         if end > first:
             yield Slice(first, end, "reduce", "reduce", {"busy_us": busy / 1000})

@@ -35,7 +35,10 @@ class TakenError(ArgumentError):
 
 
 def is_timeline(path: Path) -> bool:
-    """Return whether a file is a complete timeline written by multiring; an empty file counts as one."""
+    """Return whether a file is a complete timeline written by multiring.
+
+    An empty file counts as one.
+    """
     try:
         with path.open("rb") as plain:
             if not plain.read(1):

@@ -26,7 +26,10 @@ class Reading:
 
 
 def best_reading(stamps: Sequence[Stamps]) -> Reading:
-    """Return the reading of the quickest of these ping-pongs; `stamps` has at least one."""
+    """Return the reading of the quickest of these ping-pongs.
+
+    `stamps` has at least one.
+    """
     sent, received, replied, back = min(stamps, key=_travelled)
     error = (_travelled((sent, received, replied, back)) + 1) // 2
     return Reading((sent + back) // 2, (received - sent + replied - back) // 2, error)
@@ -39,7 +42,10 @@ def _travelled(stamps: Stamps) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Converts times of one clock to the reference clock. Without a reading, times stay as they are."""
+    """Converts times of one clock to the reference clock.
+
+    Without a reading, times stay as they are.
+    """
 
     start: Reading | None = None
     end: Reading | None = None

@@ -156,7 +156,10 @@ class TraceFile:
         return self._unfinished.open("x", encoding="utf-8")
 
     def add(self, part: Part) -> None:
-        """Write a rank's events. Add rank 0 first, if at all: ranks with the same clock need no alignment."""
+        """Write a rank's events.
+
+        Add rank 0 first, if it takes part: other ranks with the same clock then need no alignment.
+        """
         if part.rank == 0:
             self._reference = part.who["clock"]
         if not self._about:
@@ -211,7 +214,9 @@ class TraceFile:
 
 
 def merge(paths: Sequence[Path], path: Path) -> Mapping[int, str]:
-    """Write the timeline `path` from parts; return the missing ranks, each with the reason.
+    """Write the timeline `path` from parts.
+
+    Return the missing ranks, each with the reason.
 
     Raises:
         ArgumentError: a file is not a part, or belongs to another job or to a rank that was already read.

@@ -9,7 +9,7 @@ _MOST_KEPT = 4096
 class Glossary:
     """Titles and plans of operations, by the first bytes of their digest, and the groups of one process.
 
-    It is filled even without a timeline: a repeated operation passes here only once.
+    It is filled even without a timeline, because a repeated operation passes here only once.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Glossary:
         self._adding = threading.Lock()
 
     def note(self, digest: bytes, title: str, plan: Any) -> None:
-        """Store the title of the operations with `digest`, and their plan; None: they need no plan."""
+        """Store the title of the operations with `digest`, and their plan, or None if they need no plan."""
         key = int.from_bytes(digest[:8], "little")
         if key not in self._operations:
             with self._adding:

@@ -1,4 +1,6 @@
-"""A part: the record of one rank. It is written to a file during the job, and sent to rank 0 at the end.
+"""A part: the record of one rank.
+
+It is written to a file during the job, and sent to rank 0 at the end.
 
 A part is a sequence of blocks: a line of JSON, and a payload whose length is the line's "bytes". A part can be read up
 to its last complete block, however its rank ended.
@@ -79,7 +81,10 @@ class RailSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One rank's record. `who` is its start block; `end` is its end block, or None if the part was cut off."""
+    """One rank's record.
+
+    `who` is its start block; `end` is its end block, or None if the part was cut off.
+    """
 
     who: dict[str, Any]
     rows: NDArray[np.void]

@@ -12,7 +12,10 @@ from multiring.errors import StateError
 
 
 class Span(NamedTuple):
-    """A stretch of a thread's time. `kind` is "span", or an adapter's name for it, such as "forward"."""
+    """A stretch of a thread's time.
+
+    `kind` is "span", or an adapter's name for it, such as "forward".
+    """
 
     name: str
     kind: str
@@ -62,7 +65,9 @@ _NOTHING = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Return a context manager that records its block under `name`; it does nothing if no timeline is on.
+    """Return a context manager that records its block under `name`.
+
+    It does nothing if no timeline is on.
 
     with multiring.trace.span("augment"):
         batch = augment(batch)
@@ -105,7 +110,10 @@ def stop_spans() -> None:
 
 
 def follow(follower: Follower) -> None:
-    """Register `follower` for the start and end of all timelines, including one that is on. Repeats do nothing."""
+    """Notify `follower` of the start and end of every timeline, including the current one.
+
+    A second call with the same follower does nothing.
+    """
     with _process.lock:
         if follower in _process.followers:
             return

@@ -94,7 +94,10 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def run_cases(main: Callable[[Case], None]) -> None:
-    """Call `main` for each case in the file named by the first argument; a refused case does not end the others."""
+    """Call `main` for each case in the file named by the first argument.
+
+    A refused case does not end the others.
+    """
     for case in read_cases(Path(sys.argv[1])):
         with contextlib.suppress(_Refused):
             main(case)
@@ -106,7 +109,10 @@ def itemsize(dtype: str) -> int:
 
 
 def numpy_dtype(dtype: str) -> "np.dtype[Any]":
-    """Return NumPy's type called `dtype`; bfloat16 is from ml_dtypes, which a peer's Python need not have."""
+    """Return NumPy's type called `dtype`.
+
+    The type bfloat16 comes from ml_dtypes, which a peer's Python need not have.
+    """
     if dtype == "bfloat16":
         import ml_dtypes  # noqa: PLC0415 -- imported only if needed
 
@@ -145,7 +151,10 @@ def inputs(case: Case, rank: int, ranks: int) -> Array:
 
 
 def expected(case: Case, rank: int, ranks: int) -> Array:
-    """Return the output that `rank` must get, computed by NumPy. Shape (output_count,)."""
+    """Return the output that `rank` must get, computed by NumPy.
+
+    Shape (output_count,).
+    """
     part = case.count // ranks
     if case.collective == "all_reduce":
         return _combined(case, ranks, 0, case.count)
@@ -186,8 +195,9 @@ def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
 def wire_tolerance(wire: str, ranks: int) -> float:
     """Return the tolerance of a sum over `ranks` ranks whose elements were encoded as `wire`.
 
-    Sums of this module's data are exact in 16 bits. int8 encodes blocks of a scale and integers up to 127. So an
-    element is off by at most 1 / 254 of its block's largest: once for every part of a sum, and once for the sum.
+    Sums of this module's data are exact in 16 bits. int8 encodes a block as one scale and integers up to 127. So each
+    encoding changes an element by at most 1 / 254 of its block's largest. Every part of a sum is encoded once, and the
+    sum once more.
     """
     return 2 * (_LEVELS - 1) * ranks / 250 if wire == "int8" else 0.0
 

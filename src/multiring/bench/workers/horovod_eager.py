@@ -1,4 +1,6 @@
-"""Time one of Horovod's collectives on TensorFlow's eager tensors; see contract.py.
+"""Time one of Horovod's collectives on TensorFlow's eager tensors.
+
+See contract.py.
 
 Eager tensors are values: Horovod returns the result in a new tensor, and cannot work in place. Each tensor has the same
 name in every call; otherwise Horovod would negotiate each call anew instead of answering from its response cache.

@@ -30,8 +30,8 @@ TYPES = {
     "uint8": MPI.UINT8_T,
 }
 OPS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-# These collectives take the input from its place in the output: all_gather is much faster that way, all_reduce a
-# little. A reduce_scatter is not faster, and would overwrite its input.
+# These collectives read their input from the output buffer: all_gather is much faster that way, all_reduce a little.
+# A reduce_scatter would not be faster, and would overwrite its input.
 IN_PLACE = ("all_reduce", "all_gather")
 
 Pair = tuple[contract.Array, contract.Array]

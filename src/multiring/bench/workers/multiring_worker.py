@@ -32,7 +32,10 @@ def call_on(case: contract.Case, group: Any, buffers: list[tuple[Array, Array]])
 
 
 def buffers_of(case: contract.Case, group: Any) -> list[tuple[Array, Array]]:
-    """Return input and output by index; both are the same memory if the operation works in place."""
+    """Return input and output by index.
+
+    Both are the same memory if the operation works in place.
+    """
     dtype = contract.numpy_dtype(case.dtype)
 
     def make(count: int) -> Array:

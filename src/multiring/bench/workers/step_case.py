@@ -101,7 +101,10 @@ class Rendezvous:
     ranks: int
 
     def tell(self, what: str, value: Any) -> None:
-        """Publish `value`, which JSON can hold, under the name `what`; publish each name only once."""
+        """Publish `value`, which JSON can hold, under the name `what`.
+
+        Publish each name only once.
+        """
         path = self._path(what, self.rank)
         new = path.with_suffix(".new")
         new.write_text(json.dumps(value), encoding="utf-8")
@@ -112,7 +115,10 @@ class Rendezvous:
         return all(self._path(what, rank).exists() for rank in range(self.ranks))
 
     def hear(self, what: str) -> list[Any]:
-        """Wait until every rank has published `what`; return the values by rank. The job's deadline limits the wait."""
+        """Wait until every rank has published `what`; return the values by rank.
+
+        The job's deadline limits the wait.
+        """
         while not self.is_told(what):
             time.sleep(_POLL_S)
         return [json.loads(self._path(what, rank).read_text(encoding="utf-8")) for rank in range(self.ranks)]

@@ -19,7 +19,10 @@ Sums = Mapping[str, Sequence[float]]
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return `tensor` whole; if it is sharded over the ranks, all ranks call this together."""
+    """Return `tensor` whole.
+
+    If it is sharded over the ranks, all ranks call this together.
+    """
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
@@ -43,7 +46,10 @@ def signed_sums(model: nn.Module) -> Sums:
 
 
 def tolerance_of(wire: str) -> float:
-    """Return the part of its norm by which a gradient's sum may differ after `wire`; "": an exact wire."""
+    """Return the tolerance of a gradient's signed sum, relative to the gradient's norm.
+
+    `wire` is the wire type that the gradient passed; "" is an exact wire.
+    """
     return _WIRE_TOLERANCES.get(wire, TOLERANCE)
 
 

@@ -35,7 +35,9 @@ class _Arrival(torch.autograd.Function):
 
 
 class EmulatedNetwork(nn.Module):
-    """A network with the parameters of `network`, whose forward is never called; `gradients` are by name.
+    """A network with the parameters of `network`, whose forward is never called.
+
+    `gradients` maps the parameters' names to their gradients.
 
     Raises:
         AssertionError: `pace` was measured on another network.
@@ -51,7 +53,10 @@ class EmulatedNetwork(nn.Module):
             raise AssertionError("the pace is that of another network")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` after the time of forward. Backward reverses the order of the parameters here."""
+        """Return `x` after the time of forward.
+
+        Backward reverses the order of the parameters here.
+        """
         sleep(self._pace.forward_s)
         for name, seconds in reversed(self._pace.backward):
             applied: Tensor = _Arrival.apply(x, self._parts[name], self._gradients[name], seconds)  # type: ignore[no-untyped-call]

@@ -47,7 +47,10 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if is_same else nn.Sequential(*_convolution(width_in, width_out, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output. Shape (batch, 4 * width, height / stride, width / stride)."""
+        """Return the block's output.
+
+        Shape (batch, 4 * width, height / stride, width / stride).
+        """
         return torch.relu_(self.body(x) + self.shortcut(x))
 
 

@@ -10,7 +10,10 @@ LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 
 
 class Task:
-    """One rank's network and batch. All ranks have the same weights and different samples."""
+    """One rank's network and batch.
+
+    All ranks have the same weights and different samples.
+    """
 
     def __init__(self, case: StepCase, rank: int) -> None:
         self.case = case

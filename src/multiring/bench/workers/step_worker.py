@@ -45,7 +45,10 @@ from multiring.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A model and its optimizer, prepared for a library; `is_shared`: the model is the same on all ranks."""
+    """A model and its optimizer, prepared for a library.
+
+    `is_shared`: the model is the same on all ranks.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -87,7 +90,9 @@ def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
 
 
 def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
-    """Return a DistributedDataParallel over `group` (None: all ranks); `hooked`: with multiring's communication hook.
+    """Return a DistributedDataParallel over `group` (None: all ranks).
+
+    `hooked`: with multiring's communication hook.
 
     Settings: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
     gradient_as_bucket_view saves a copy of every gradient. static_graph detects a full bucket without searching the

@@ -62,7 +62,10 @@ class Parallelism:
         return self.size(Axis.DATA) * self.size(Axis.SHARD)
 
     def lines(self, axis: Axis, order: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the ranks along each line of `axis`; `order` lists the ranks with near ranks side by side."""
+        """Return the ranks along each line of `axis`.
+
+        `order` lists the ranks with near ranks side by side.
+        """
         laid = np.asarray(order).reshape([size for _, size in self.axes])
         at = [name for name, _ in self.axes].index(axis)
         return [tuple(line) for line in np.moveaxis(laid, at, -1).reshape(-1, laid.shape[at]).tolist()]
@@ -73,7 +76,9 @@ class Parallelism:
 
 
 def parallelism_of(mesh: Mapping[str, Any]) -> Parallelism:
-    """Return the mix that `mesh` names, like {"data": 2, "tensor": 2}. The caller still chooses the axes' layout.
+    """Return the mix that `mesh` names, like {"data": 2, "tensor": 2}.
+
+    The caller still chooses the axes' layout.
 
     Raises:
         ArgumentError: an axis is unknown, a size is not a positive integer, or these axes cannot be combined.
@@ -103,7 +108,10 @@ def parallelisms_of(profile: Profile, topology: Topology) -> list[Parallelism]:
 
 
 def laid_out(parallelism: Parallelism, profile: Profile, topology: Topology) -> Iterator[Parallelism]:
-    """Yield every layout of `parallelism` with every number of microbatches; nothing if the mix is impossible."""
+    """Yield every layout of `parallelism` with every number of microbatches.
+
+    If the mix is impossible, yield nothing.
+    """
     if reason_against(parallelism, profile, topology):
         return
     stages = parallelism.size(Axis.PIPELINE)

@@ -27,7 +27,9 @@ class Forecast:
 
 
 def forecasts(profile: Profile, topology: Topology, memory_bytes: float | None = None) -> list[Forecast]:
-    """Return one forecast for each set of axes and sizes, in its best layout: first the mixes that fit, fastest first.
+    """Return one forecast for each set of axes and sizes, in its best layout.
+
+    Mixes that fit into memory come first, the fastest first.
 
     Args:
         profile: the model, its batch, and the measurements of both.
@@ -52,7 +54,9 @@ def forecast(
 
 
 def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Forecast:
-    """Return the fastest mix that fits; among mixes within 5 % of it, the fastest with the fewest pipeline stages.
+    """Return the fastest mix that fits into memory.
+
+    Of the mixes within 5 % of it, prefer those with the fewest pipeline stages, and of these the fastest.
 
     Raises:
         ArgumentError: no mix fits into a rank's memory.

@@ -14,7 +14,10 @@ _ROUND_BYTES = 64  # sizes are rounded up to multiples of this, so that similar 
 
 
 class Prices:
-    """Prices of one mix on one topology. Lines that leave a host share its rails; `each_s` is added to each price."""
+    """Prices of one mix on one topology.
+
+    Lines that leave a host share its rails; `each_s` is added to each price.
+    """
 
     def __init__(self, parallelism: Parallelism, topology: Topology, each_s: float = 0.0) -> None:
         self._each_s = each_s
@@ -22,7 +25,10 @@ class Prices:
         self._lines = {axis: _slowest_lines(parallelism.lines(axis, order), topology) for axis, _ in parallelism.axes}
 
     def collective_s(self, axis: Axis, collective: Collective, size_bytes: float) -> float:
-        """Return the seconds of one collective along `axis`; `size_bytes` is the size of the whole buffer."""
+        """Return the seconds of one collective along `axis`.
+
+        `size_bytes` is the size of the whole buffer.
+        """
         rounded = -(-int(size_bytes) // _ROUND_BYTES) * _ROUND_BYTES
         return self._each_s + max(_collective_s(line, collective, rounded) for line in self._lines[axis])
 

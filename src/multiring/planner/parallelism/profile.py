@@ -9,7 +9,9 @@ from multiring.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A part of a model that is gathered, or given to a pipeline's stage, as a whole; units run in their order.
+    """A part of a model that is gathered, or given to a pipeline's stage, as a whole.
+
+    Units run in their order.
 
     `seconds` (forward and backward) has a meaning only relative to other units. `output_bytes`, `saved_bytes` (the
     tensors that autograd saves until backward), `gathers` and `sums` are bytes for one sample. The fields that begin
