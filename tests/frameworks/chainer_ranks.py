@@ -279,7 +279,7 @@ def batch_normalization(comm: Any) -> None:
 
 
 def mistakes(comm: Any) -> None:
-    told(ArgumentError, lambda: comm.allreduce((np.ones(2), np.ones(2))), "want one of NumPy's arrays")
+    told(ArgumentError, lambda: comm.allreduce((np.ones(2), np.ones(2))), "want a NumPy array")
     told(ArgumentError, lambda: comm.alltoall((np.ones(2),)), "want 3, one for each rank")
     told(ArgumentError, lambda: comm.scatter((np.ones(2),) * 2 if comm.rank == 0 else None), "want 3, one for each")
     told(MismatchError, lambda: comm.allgather(np.ones(2, "f4" if comm.rank else "f8")), "different types")

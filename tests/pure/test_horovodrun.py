@@ -109,7 +109,7 @@ def test_several_interfaces_are_rails(calls: list[Call]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--fusion-threshold-mb 32", "HOROVOD_FUSION_THRESHOLD has no effect: gradients are reduced where they lie"),
+        ("--fusion-threshold-mb 32", "HOROVOD_FUSION_THRESHOLD has no effect: gradients are reduced in place"),
         ("--cycle-time-ms 3.5", "HOROVOD_CYCLE_TIME has no effect: operations start when they are submitted"),
         ("--hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE has no effect: the planner chooses"),
         ("--autotune --autotune-log-file a.csv", "HOROVOD_AUTOTUNE_LOG has no effect: the planner chooses"),

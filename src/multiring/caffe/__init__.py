@@ -1,4 +1,4 @@
-"""Caffe 1.0, by pycaffe: train one net on many ranks.
+"""Caffe 1.0 with pycaffe: train one net on many ranks.
 
     import multiring.caffe as mc
 
@@ -6,11 +6,11 @@
     solver = mc.distribute(caffe.get_solver("solver.prototxt"))
     solver.step(1000)
 
-`init` comes before the solver: Caffe's data layers give each rank its own part then, and ranks but the first neither
-test nor write snapshots. `multiring caffe train -n 2 --solver FILE` does all of it.
+Call `init` before you make the solver. Then Caffe's data layers give each rank its own part of the data, and only rank
+0 tests and writes snapshots. `multiring caffe train -n 2 --solver FILE` does all of this.
 """
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- check for Caffe before the imports below, which would only report a missing module
 from multiring.frontend.requirements import require_framework
 
 require_framework("caffe", "Caffe")

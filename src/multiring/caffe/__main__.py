@@ -1,10 +1,10 @@
-"""A rank of `multiring caffe train`; under another launcher: `mpiexec -n 8 python -m multiring.caffe --solver FILE`."""
+"""A rank of `multiring caffe train`. Other launchers: `mpiexec -n 8 python -m multiring.caffe --solver FILE`."""
 
 import argparse
 
 from multiring.caffe.training import train
 
-parser = argparse.ArgumentParser(prog="python -m multiring.caffe", description="Train as a solver's file says.")
+parser = argparse.ArgumentParser(prog="python -m multiring.caffe", description="Train with a solver file.")
 parser.add_argument("--solver", required=True)
 parser.add_argument("--snapshot")
 parser.add_argument("--weights", default="")

@@ -1,4 +1,4 @@
-"""Training that goes on after a failure, from where it last committed.
+"""Training that continues from the last commit after a failure.
 
 state = multiring.caffe.elastic.CaffeState(solver, done=0)
 """
@@ -15,13 +15,13 @@ __all__ = ["CaffeState", "ObjectState", "State", "run"]
 
 
 class CaffeState(ValuesState):
-    """The parameters of a solver's net, and whatever else, each an attribute.
+    """A state with the parameters of a solver's net and other values; each of the values is an attribute.
 
-    pycaffe shows neither a solver's momentum nor lets its iteration be set: both go on as they are.
+    The state does not restore a solver's momentum and iteration, because pycaffe gives no access to them.
 
     Args:
-        solver: of pycaffe.
-        kwargs: what `broadcast_object` takes.
+        solver: a solver of pycaffe.
+        kwargs: other values by name, of any type that `broadcast_object` accepts.
     """
 
     def __init__(self, solver: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""init, which also tells Caffe which of how many solvers this process has."""
+"""Join the job, and set Caffe's solver rank and solver count."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`.
 
-    It comes before the program makes a solver, on the same thread: what Caffe is told it knows of that thread, and of
-    those that its data layers start.
+    Call it before the program makes a solver, on the same thread. Caffe stores the rank for this thread and for the
+    threads that its data layers start.
 
-    Caffe is told this process's rank, so that Data layers (LMDB, LevelDB) skip the other ranks' records, and solvers of
-    ranks but the first neither test nor write snapshots.
+    Because Caffe gets this process's rank, Data layers (LMDB, LevelDB) skip other ranks' records. Only the solver of
+    rank 0 tests and writes snapshots.
     """
     lifecycle.init(comm, process_sets)
     shard()
 
 
 def shard(process_set: ProcessSet = global_process_set) -> None:
-    """Have the solvers that are made from now on train on this rank's part of the data among the ranks of a set."""
+    """Make later solvers of this thread train on this rank's part of the data, divided among the ranks of a set."""
     members = members_of(process_set)
     caffe.set_solver_count(members.size)
     caffe.set_solver_rank(members.rank)

@@ -1,4 +1,4 @@
-"""distribute: a solver whose gradients are those of all ranks."""
+"""distribute: make a solver use the average of all ranks' gradients."""
 
 import hashlib
 import logging
@@ -21,26 +21,26 @@ _MARK = "_multiring_gradients"
 
 
 def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return `solver`, updating with the average of all ranks' gradients from now on; all ranks call it.
+    """Make `solver` update with the average of all ranks' gradients, and return it. All ranks must call this.
 
-    The ranks get rank 0's parameters. What Caffe does after it has gradients (iter_size, clipping, regularization,
-    momentum) it does with the average. Parameters that layers share are averaged once.
+    All ranks get the parameters of rank 0. Caffe applies its later stages (iter_size, clipping, regularization,
+    momentum) to the average. Parameters that several layers share are averaged once.
 
-    `solve` and `snapshot` abort the process in Caffe where its solver is not the first. The solver that is returned
-    takes the steps of `solve` there, and rank 0 alone writes.
+    In Caffe, `solve` and `snapshot` abort the process on ranks other than 0. The returned solver replaces them: on
+    these ranks `solve` makes the steps only, and `snapshot` does nothing.
 
-    At the first step the ranks compare what their data layers read. If all have read the same, as they do where the
-    solver was made before `init`, rank 0 warns of it.
+    At the first step the ranks compare the records that their data layers have read. If all ranks have read the same
+    records, rank 0 prints a warning. The usual cause is a solver that was made before `init`.
 
     Args:
-        solver: of pycaffe, on the CPU; made after `multiring.caffe.init`.
-        wire: "fp16", "bf16" or "int8": how gradients travel between hosts.
-        process_set: by default all ranks. See `shard`.
+        solver: a solver of pycaffe on the CPU, made after `multiring.caffe.init`.
+        wire: the type of gradients between hosts: "fp16", "bf16" or "int8".
+        process_set: by default, all ranks. See `shard`.
 
     Raises:
-        ArgumentError: no solver of pycaffe; it is distributed already; no such wire type; Caffe was not told on this
-            thread which part of the data is this rank's.
-        MismatchError: on every rank: their nets differ.
+        ArgumentError: `solver` is not a solver of pycaffe or is distributed already; the wire type is unknown; or
+            Caffe's number of solvers on this thread is not the number of ranks.
+        MismatchError: on every rank: the ranks' nets differ.
     """
     if not all(hasattr(solver, name) for name in ("add_callback", "net", "step")):
         raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
@@ -50,19 +50,19 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
     told = getattr(caffe, "solver_count", lambda: members.size)()
     if told != members.size:
         raise ArgumentError(
-            f"distribute: Caffe counts {told} solvers on this thread, and there are {members.size} ranks, so that all "
-            "would train on the same records. Call multiring.caffe.shard() on this thread, and make the solver then"
+            f"distribute: Caffe counts {told} solvers on this thread, and there are {members.size} ranks, so all ranks "
+            "would train on the same records. Call multiring.caffe.shard() on this thread, then make the solver"
         )
     shared_gradients = SolverGradients(solver, wire, process_set)
     shared_gradients.broadcast()
     solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
-    setattr(solver, _MARK, shared_gradients)  # Caffe keeps no reference of the callbacks' owner
+    setattr(solver, _MARK, shared_gradients)  # keeps the owner of the callbacks alive, as Caffe holds no reference
     solver.solve, solver.snapshot = _solve_of(solver, process_set), _snapshot_of(solver, process_set)
     return solver
 
 
 def _solve_of(solver: Any, process_set: ProcessSet) -> Any:
-    """Return what trains to the end on every rank; rank 0's solver also tests and writes snapshots."""
+    """Return a `solve` that trains to the end on every rank, and tests and writes snapshots on rank 0 only."""
     whole = solver.solve
 
     def solve(resume_file: str | None = None) -> None:
@@ -78,7 +78,7 @@ def _solve_of(solver: Any, process_set: ProcessSet) -> Any:
 
 
 def _snapshot_of(solver: Any, process_set: ProcessSet) -> Any:
-    """Return what writes a snapshot on rank 0, and nothing elsewhere."""
+    """Return a `snapshot` that writes a snapshot on rank 0 and does nothing on other ranks."""
     write = solver.snapshot
 
     def snapshot() -> None:
@@ -90,7 +90,7 @@ def _snapshot_of(solver: Any, process_set: ProcessSet) -> Any:
 
 
 def parameters_of(net: Any) -> list[tuple[str, Any]]:
-    """Return the net's blobs by name, "layer.number"; of those that share their memory the first."""
+    """Return the net's parameters as ("layer.number", blob). Of blobs that share memory, only the first is listed."""
     found, seen = [], set()
     for layer, blobs in net.params.items():
         for number, blob in enumerate(blobs):
@@ -104,10 +104,10 @@ def parameters_of(net: Any) -> list[tuple[str, Any]]:
 
 
 class SolverGradients:
-    """The parameters of one solver's net, and their gradients, shared by the ranks of a process set."""
+    """Broadcasts the parameters of one solver's net, and averages their gradients over a process set."""
 
     def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:
-        """Share nothing yet; see `distribute`."""
+        """Store the arguments of `distribute`, without communication."""
         self._has_compared = False
         self._net = solver.net
         self._compression = None if wire is None else WireOnly(wire)
@@ -116,10 +116,10 @@ class SolverGradients:
         self._reducer: GradientReducer | None = None
 
     def broadcast(self) -> None:
-        """Give all ranks rank 0's parameters, in place.
+        """Overwrite the parameters of all ranks with those of rank 0.
 
         Raises:
-            MismatchError: on every rank: their nets differ.
+            MismatchError: on every rank: the ranks' nets differ.
         """
         members = members_of(self._process_set)
         parameters = parameters_of(self._net)
@@ -133,13 +133,13 @@ class SolverGradients:
                 blob.data[...] = found
 
     def on_start(self) -> None:
-        """Do nothing: Caffe calls it before a step's first forward pass."""
+        """Do nothing. Caffe calls this before a step's first forward pass."""
 
     def on_gradients_ready(self) -> None:
-        """Make the gradients the average of all ranks'; Caffe calls it before it changes the parameters.
+        """Overwrite the gradients with the average over all ranks. Caffe calls this before it updates parameters.
 
         Raises:
-            HorovodInternalError: on every rank: they disagree, or one is gone.
+            HorovodInternalError: on every rank: the ranks disagree, or a rank is lost.
         """
         parameters = parameters_of(self._net)
         if not self._has_compared:
@@ -152,7 +152,7 @@ class SolverGradients:
                 blob.diff[...] = gradient
 
     def _compare_records(self) -> None:
-        """Warn where all ranks' data layers have read the same: what comes of no other layer, and is not constant."""
+        """Warn if the data layers of all ranks have read the same records. Data layers are layers without inputs."""
         members = members_of(self._process_set)
         if members.size == 1:
             return
@@ -167,12 +167,12 @@ class SolverGradients:
         if read and len(set(every)) == 1 and members.rank == 0:
             _log.warning(
                 "all %d ranks have read the same records in their first step: make the solver after "
-                "multiring.caffe.init(), on the same thread; a layer in Python, or of images, is yours to shard",
+                "multiring.caffe.init(), on the same thread; the program itself must shard Python and image layers",
                 members.size,
             )
 
     def _reducer_now(self, parameters: list[tuple[str, Any]]) -> GradientReducer:
-        """Return what reduces among the ranks that there are now."""
+        """Return the reducer for the current members, and make a new one if the members have changed."""
         members = members_of(self._process_set)
         if self._reducer is None or members is not self._members:
             specs = [(name, GradientSpec.row_major("float32", blob.diff.shape)) for name, blob in parameters]

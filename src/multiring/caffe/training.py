@@ -1,4 +1,4 @@
-"""train: what the `caffe train` command does, on every rank."""
+"""train: do the work of the `caffe train` command on every rank."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +19,21 @@ def train(
     iterations: int | None = None,
     wire: str | None = None,
 ) -> None:
-    """Train as a solver's file says, on all ranks; rank 0 tests, and writes the snapshots.
+    """Train with the solver of a file on all ranks. Rank 0 tests and writes the snapshots.
 
     Args:
         solver_file: the solver's prototxt.
-        snapshot: a .solverstate to go on from, which every rank reads.
-        weights: .caffemodel files to begin with; they do not go with `snapshot`.
-        iterations: by default max_iter of the file.
-        wire: how gradients travel between hosts; see `distribute`.
+        snapshot: a .solverstate to resume from; every rank must be able to read it.
+        weights: .caffemodel files with initial weights. They cannot be combined with `snapshot`.
+        iterations: the number of iterations, default: max_iter of the file.
+        wire: the type of gradients between hosts; see `distribute`.
 
     Raises:
-        ArgumentError: a file is not there; snapshot and weights.
+        ArgumentError: a file does not exist, or both `snapshot` and `weights` are given.
     """
     if snapshot and weights:
         raise ArgumentError(
-            "snapshot and weights: give a snapshot to resume training, or weights to finetune, not both"
+            "snapshot and weights are both given: want a snapshot to resume training, or weights to finetune, not both"
         )
     for name in (solver_file, *([snapshot] if snapshot else []), *weights):
         if not Path(name).is_file():
@@ -49,5 +49,5 @@ def train(
     if iterations is not None:
         solver.step(iterations)
     else:
-        solver.solve()  # which ends with a snapshot and a test; both are rank 0's
+        solver.solve()  # ends with a snapshot and a test on rank 0
     shutdown()

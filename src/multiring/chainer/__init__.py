@@ -5,11 +5,11 @@
     comm = chainermn.create_communicator()
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
 
-in place of `import chainermn`; what is beside the communicator is ChainerMN's own wherever that does. `multiring run`
-starts it, without MPI.
+Use this module in place of `import chainermn`. It has its own communicators, and takes other parts from ChainerMN if
+they work unchanged. `multiring run` starts the program, without MPI.
 """
 
-# ruff: noqa: E402 -- first of all, or an import below would only say that there is no module
+# ruff: noqa: E402 -- check for Chainer before the imports below, which would only report a missing module
 from multiring.frontend.requirements import require_framework
 
 require_framework("chainer", "Chainer")

@@ -1,4 +1,4 @@
-"""Communicator: ChainerMN's interface over ranks of multiring."""
+"""Communicator: ChainerMN's communicator interface on top of multiring's ranks."""
 
 import functools
 import operator
@@ -24,17 +24,17 @@ Array = Any  # NumPy's
 
 
 class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no types
-    """Ranks that do collectives together, in one order; ranks are numbered within it.
+    """A set of ranks that run collectives together, in the same order. Ranks are numbered within the set.
 
-    Arrays are NumPy's, of any type that multiring combines. What fails raises HorovodInternalError, which is of
-    multiring's kind as well, on every rank: MismatchError where they disagree, PeerLostError where one is gone.
+    Arrays are NumPy arrays of any type that multiring can reduce. A failed operation raises HorovodInternalError on
+    every rank. The error is also a MismatchError if the ranks disagree, or a PeerLostError if a rank is lost.
     """
 
     def __init__(self, process_set: ProcessSet | Members, gradient_dtype: Any = None) -> None:
-        """Be the communicator of a process set, or of the members of a group; see `create_communicator`.
+        """Make the communicator of a process set or of a group's members; see `create_communicator`.
 
         Raises:
-            ArgumentError: gradients of no type that they could travel as; this rank is not in the set.
+            ArgumentError: `gradient_dtype` is not float16, float32 or None, or this rank is not in the set.
         """
         super().__init__()
         self.set_config("batched_copy")
@@ -47,13 +47,13 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         self._is_finalized = False
         members_of(process_set)
 
-    # ---- who ----
+    # ---- the ranks ----
 
     @property
     def members(self) -> Members:
-        """The ranks, as they are now: after a failure those that met anew."""
+        """The current ranks. After a failure, these are the ranks that joined the job again."""
         if self._is_finalized:
-            raise StateError("this communicator was finalized; want another one of create_communicator")
+            raise StateError("this communicator was finalized; make a new one with create_communicator")
         return members_of(self._process_set)
 
     @property
@@ -63,34 +63,34 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.members.size
 
     @property
     def intra_rank(self) -> int:
-        """This process's place among the ranks of its host."""
+        """This process's index among the ranks of its host."""
         return self._hosts()[self.inter_rank].index(self.rank)
 
     @property
     def intra_size(self) -> int:
-        """How many ranks its host has."""
+        """The number of ranks on this process's host."""
         return len(self._hosts()[self.inter_rank])
 
     @property
     def inter_rank(self) -> int:
-        """The number of its host."""
+        """The index of this process's host."""
         return next(number for number, ranks in enumerate(self._hosts()) if self.rank in ranks)
 
     @property
     def inter_size(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return len(self._hosts())
 
     def _hosts(self) -> Sequence[tuple[int, ...]]:
         return self.members.group.topology.hosts
 
     def split(self, color: int, key: int) -> "Communicator":
-        """Return the communicator of the ranks that pass the same `color`, in the order of their keys, then ranks."""
+        """Return a communicator of all ranks that pass the same `color`, ordered by `key` and then by rank."""
         members = self.members
         told = allgather_object((color, key), "split", members)
         chosen = sorted((each[1], rank) for rank, each in enumerate(told) if each[0] == color)
@@ -99,18 +99,18 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return Communicator(Members(group), self._gradient_dtype)
 
     def finalize(self) -> None:
-        """Be of no use any more; the job goes on."""
+        """Make the communicator unusable. The job continues."""
         self._is_finalized = True
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:  # noqa: FBT002 -- ChainerMN's
-        """Take ChainerMN's option `batched_copy`, which changes nothing here; ValueError for others."""
+        """Set ChainerMN's option `batched_copy`, which has no effect here; raise ArgumentError for other options."""
         if name != "batched_copy":
             raise ArgumentError(f"Unknown config: {name}; want batched_copy{' only' if kwargs else ''}")
         with self.config_scope():
             self.batched_copy = value
 
     def get_config(self, name: str | None = None) -> Any:
-        """Return the option `name`, or all of them; see ChainerMN."""
+        """Return the option `name`, or all options; see ChainerMN."""
         if name == "batched_copy":
             return self.batched_copy
         return super().get_config(name)
@@ -118,11 +118,11 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
     # ---- arrays ----
 
     def allreduce(self, data: Array, op: str = "sum", name: str | None = None) -> Array:
-        """Return every rank's array combined: "sum", "average", "min", "max" or "product"."""
+        """Return the combination of all ranks' arrays; `op` is "sum", "average", "min", "max" or "product"."""
         return array_collectives.allreduce(_array("allreduce", data), op, name=name, process_set=self.members)
 
     def bcast(self, data: Array, max_buf_len: int | None = None, root: int = 0) -> Array:
-        """Return rank `root`'s array; the others' `data` is not looked at."""
+        """Return the array of rank `root`. Other ranks' `data` is ignored."""
         del max_buf_len
         members = self.members
         form = None
@@ -136,13 +136,13 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return array_collectives.broadcast(np.empty(shape, dtype), members.group.ranks[root], process_set=members)
 
     def allgather(self, x: Array) -> tuple[Array, ...]:
-        """Return every rank's array, by rank; they may differ in shape, not in type."""
+        """Return all ranks' arrays, ordered by rank. The arrays may differ in shape, but not in type."""
         shapes = self._shapes("allgather", _array("allgather", x))
         found = array_collectives.allgather(np.ravel(x), process_set=self.members)
         return _parted(found, shapes)
 
     def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
-        """Return every rank's array, by rank, on rank `root`; None on the others."""
+        """Return all ranks' arrays, ordered by rank, on rank `root`, and None on other ranks."""
         members = self.members
         own = _array("gather", data)
         self._shapes("gather", own)
@@ -152,10 +152,14 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return tuple(own.copy() if rank == root else self._messages.receive(rank, 0) for rank in range(members.size))
 
     def scatter(self, xs: Any, root: int = 0) -> Array:
-        """Return what rank `root` has for this rank: its part of a tuple of arrays, or of an array's first dimension.
+        """Return this rank's part of `xs` on rank `root`.
+
+        Args:
+            xs: on rank `root`: a tuple with one array per rank, or an array with one row per rank.
+            root: the rank that sends.
 
         Raises:
-            ArgumentError: on every rank: there is not one part for each.
+            ArgumentError: on every rank: the number of parts is not the number of ranks.
         """
         members = self.members
         fault = None
@@ -172,7 +176,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return np.array(xs[root])
 
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        """Return what every rank has for this one, by rank; `xs` has an array for each, all of one type."""
+        """Send array `xs[rank]` to each rank, and return the received arrays, ordered by rank.
+
+        All arrays of all ranks must have the same type.
+        """
         members = self.members
         if len(xs) != members.size:
             raise ArgumentError(f"alltoall of {len(xs)} arrays: want {members.size}, one for each rank")
@@ -187,47 +194,47 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return _parted(np.asarray(found), [forms[members.rank][0] for forms in told])
 
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array, or a tuple or list of them, to rank `dest`, which is to `recv` it under the same tag."""
+        """Send an array, or a tuple or list of arrays, to rank `dest`, which calls `recv` with the same tag."""
         self._messages.send(data, dest, tag)
 
     def recv(self, source: int, tag: int) -> Any:
-        """Return the array, or tuple of arrays, that rank `source` sends here under `tag`."""
+        """Return the array or the tuple of arrays that rank `source` sends to this rank with `tag`."""
         return self._messages.receive(source, tag)
 
     # ---- objects ----
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object that pickle takes."""
+        """Send an object that can be pickled to rank `dest`."""
         self._messages.send_object(obj, dest, tag)
 
     def recv_obj(self, source: int, tag: int | None = None, status: Any = None) -> Any:
-        """Return the object that rank `source` sends here under `tag`, by default any."""
+        """Return the object that rank `source` sends to this rank with `tag`, or with any tag by default."""
         if status is not None:
-            raise ArgumentError(f"recv_obj(status={status!r}): there is no MPI; want None")
+            raise ArgumentError(f"recv_obj(status={status!r}): multiring does not use MPI; want None")
         return self._messages.receive(source, tag)
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Return rank `root`'s object."""
+        """Return the object of rank `root`."""
         del max_buf_len
         members = self.members
         return broadcast_object(obj, members.group.ranks[root], "bcast_obj", members)
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Return every rank's object, by rank, on rank `root`; None on the others."""
+        """Return all ranks' objects, ordered by rank, on rank `root`, and None on other ranks."""
         found = allgather_object(obj, "gather_obj", self.members)
         return found if self.rank == root else None
 
     def allreduce_obj(self, obj: Any) -> Any:
-        """Return the sum of every rank's object, by +, in the order of the ranks."""
+        """Return the sum of all ranks' objects, added with + in the order of ranks."""
         return functools.reduce(operator.add, allgather_object(obj, "allreduce_obj", self.members))
 
     # ---- models ----
 
     def bcast_data(self, model: Any) -> None:
-        """Give all ranks rank 0's parameters, in place.
+        """Overwrite the parameters of `model` on all ranks with those of rank 0.
 
         Raises:
-            MismatchError: on every rank: their models differ.
+            MismatchError: on every rank: the ranks' models differ.
         """
         members = self.members
         self._require_alike("bcast_data", form_of(model))
@@ -238,14 +245,14 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
                 parameter.array[...] = found
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:  # noqa: FBT001, FBT002 -- ChainerMN's
-        """Make the model's gradients the average of all ranks', in place.
+        """Overwrite the model's gradients with the average over all ranks.
 
         Args:
-            model: the same on all ranks.
+            model: a model with the same parameters on all ranks.
             zero_fill: see ModelGradients.start.
 
         Raises:
-            MismatchError: on every rank: their models differ.
+            MismatchError: on every rank: the ranks' models differ.
         """
         gradients = self.gradients_of(model)
         gradients.start(model, zero_fill=zero_fill)
@@ -254,7 +261,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
             self._require_finite(model)
 
     def gradients_of(self, model: Any) -> ModelGradients:
-        """Return the reduction of models of this form; one for each form."""
+        """Return the gradient reduction for models with the parameters of `model`; it is made once for each form."""
         members = self.members
         kept, form = self._kept(members), form_of(model)
         if form not in kept.gradients:
@@ -263,7 +270,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return kept.gradients[form]
 
     def _multi_node_mean(self, sendbuf: Array | None, recvbuf: Array) -> None:
-        """Overwrite `recvbuf` with the mean of all ranks' `sendbuf`, or of itself; ChainerMN's own parts call it."""
+        """Overwrite `recvbuf` with the mean of all ranks' `sendbuf` (default: `recvbuf`). ChainerMN calls this."""
         given = recvbuf if sendbuf is None else sendbuf
         recvbuf[...] = array_collectives.allreduce(given, "average", process_set=self.members)
 
@@ -297,7 +304,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
 
 
 class _OfMembership:
-    """What belongs to the ranks of one membership of the job."""
+    """The message queues and gradient reductions of one membership."""
 
     def __init__(self, members: Members) -> None:
         self.messages = Messages(members.group.twin_for("messages of ChainerMN's communicators"))
@@ -308,7 +315,7 @@ def _array(what: str, data: Any) -> Array:
     if isinstance(data, chainer.Variable):
         data = data.array
     if isinstance(data, tuple | list) or not isinstance(data, np.ndarray | np.generic | float | int):
-        raise ArgumentError(f"{what} of {type(data).__name__}: want one of NumPy's arrays")
+        raise ArgumentError(f"{what} of {type(data).__name__}: want a NumPy array")
     return np.asarray(data)
 
 

@@ -1,4 +1,4 @@
-"""create_communicator: which communicators there are, by ChainerMN's names."""
+"""create_communicator: make a communicator, with ChainerMN's names of communicators."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 __all__ = ["Communicator", "CommunicatorBase", "create_communicator"]
 
-_SERVED = ("flat", "naive", "non_cuda_aware")  # all the same: the planner decides how bytes go
+_SERVED = ("flat", "naive", "non_cuda_aware")  # these are the same, because the planner chooses the algorithm
 _BY_NCCL = ("pure_nccl", "hierarchical", "two_dimensional", "single_node")
 
 
@@ -23,35 +23,35 @@ def create_communicator(
     process_set: ProcessSet = global_process_set,
     **kwargs: Any,
 ) -> Communicator:
-    """Return a communicator of the ranks of `process_set`, having joined the job where that was not done.
+    """Return a communicator of the ranks of `process_set`. Join the job first if needed.
 
     Args:
-        communicator_name: "flat", "naive" or "non_cuda_aware"; they are the same.
-        mpi_comm: only None.
-        process_set: by default all ranks.
-        kwargs: allreduce_grad_dtype: numpy.float16 for float32 gradients that travel between hosts as float16;
-            batched_copy: kept for `get_config`, and not used.
+        communicator_name: "flat", "naive" or "non_cuda_aware". All three are the same.
+        mpi_comm: must be None.
+        process_set: by default, all ranks.
+        kwargs: `allreduce_grad_dtype=numpy.float16` sends float32 gradients between hosts as float16. `batched_copy`
+            is only stored for `get_config`.
 
     Raises:
-        UnsupportedError: a communicator that needs NCCL, or does not communicate; an MPI communicator.
-        ArgumentError: no such communicator or option.
+        UnsupportedError: the communicator needs NCCL or does not communicate, or `mpi_comm` is given.
+        ArgumentError: the name or an option is unknown.
     """
     if communicator_name in _BY_NCCL:
         raise NcclRefusedError(
-            f"create_communicator({communicator_name!r}) needs NCCL and GPUs, and multiring moves host memory: "
+            f"create_communicator({communicator_name!r}) needs NCCL and GPUs, but multiring moves host memory only: "
             "write create_communicator('flat')"
         )
     if communicator_name == "dummy":
         raise UnsupportedError(
-            "create_communicator('dummy') communicates nothing, so that the ranks' models would diverge: "
+            "create_communicator('dummy') does not communicate, so the ranks' models would diverge: "
             "write create_communicator('flat')"
         )
     if communicator_name not in _SERVED:
         raise ArgumentError(f"Unrecognized communicator: {communicator_name!r}; want one of {', '.join(_SERVED)}")
     if mpi_comm is not None:
         raise UnsupportedError(
-            f"create_communicator(mpi_comm={mpi_comm!r}): multiring's ranks meet without MPI; want process_set="
-            "ProcessSet([...]), or `split` of a communicator of all ranks"
+            f"create_communicator(mpi_comm={mpi_comm!r}): multiring does not use MPI communicators; pass process_set="
+            "ProcessSet([...]), or call `split` of a communicator of all ranks"
         )
     gradient_dtype = kwargs.pop("allreduce_grad_dtype", None)
     batched_copy = kwargs.pop("batched_copy", True)

@@ -1,4 +1,4 @@
-"""ChainerMN's datasets, over any communicator."""
+"""ChainerMN's datasets, which work with any communicator."""
 
 from chainermn.datasets import DataSizeError, create_empty_dataset, scatter_dataset, scatter_index
 

@@ -1,4 +1,4 @@
-"""Training that goes on after a failure, from where it last committed.
+"""Training that continues from the last commit after a failure.
 
 state = multiring.chainer.elastic.ChainerState(model, optimizer, epoch=0)
 """
@@ -17,12 +17,12 @@ __all__ = ["ChainerState", "ObjectState", "State", "run"]
 
 
 class ChainerState(ValuesState):
-    """A model of Chainer, its optimizer, and whatever else, each an attribute.
+    """A state with a model of Chainer, its optimizer and other values; each is an attribute.
 
     Args:
         model: a link.
-        optimizer: that was set up with it; also one of `create_multi_node_optimizer`.
-        kwargs: what `broadcast_object` takes.
+        optimizer: an optimizer that was set up with the model, also from `create_multi_node_optimizer`.
+        kwargs: other values by name, of any type that `broadcast_object` accepts.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class ChainerState(ValuesState):
 
     def _write(self, values: dict[str, Any]) -> None:
         for name, each in self._kept().items():
-            # What there is nothing of, as an optimizer's state before its first step, stays as it is.
+            # A value that is not in the saved state does not change, such as an optimizer's before its first step.
             chainer.serializers.NpzDeserializer(copy.deepcopy(values[name]), strict=False).load(each)
 
     def _share(self) -> dict[str, Any]:

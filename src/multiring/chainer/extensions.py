@@ -1,4 +1,4 @@
-"""ChainerMN's extensions of a trainer, over any communicator."""
+"""ChainerMN's extensions of a trainer, which work with any communicator."""
 
 from chainermn.extensions import (
     AllreducePersistent,

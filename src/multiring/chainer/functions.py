@@ -1,4 +1,4 @@
-"""Differentiable communication: ChainerMN's functions, over any communicator, and a sum of all ranks."""
+"""Differentiable communication: ChainerMN's functions, which work with any communicator, and `allreduce`."""
 
 from typing import Any
 
@@ -25,15 +25,15 @@ class _AllReduce(chainer.FunctionNode):  # type: ignore[misc] # Chainer has no t
 
 
 def allreduce(comm: Any, x: Any, op: str = "sum") -> Any:
-    """Return the sum, or average, of every rank's `x`; its gradient is that of every rank's gradients.
+    """Return the sum or average of all ranks' `x`. The gradient is the same combination of all ranks' gradients.
 
     Args:
-        comm: a communicator of `create_communicator`.
-        x: a variable, or an array; the same shape and type on all ranks.
+        comm: a communicator from `create_communicator`.
+        x: a variable or an array, of the same shape and type on all ranks.
         op: "sum" or "average".
 
     Raises:
-        ArgumentError: another operation.
+        ArgumentError: `op` is another operation.
     """
     if op not in {"sum", "average"}:
         raise ArgumentError(f"allreduce by op={op!r}: want 'sum' or 'average', which have gradients")

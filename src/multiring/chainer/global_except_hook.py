@@ -1,4 +1,4 @@
-"""ChainerMN's hook that aborts MPI when a rank fails. Here a rank that ends is seen by all others, without it."""
+"""ChainerMN's hook that aborts MPI when a rank fails. multiring needs no hook, because it detects lost ranks."""
 
 __all__ = ["add_hook"]
 

@@ -1,4 +1,4 @@
-"""The gradients of a model of Chainer, averaged over the ranks."""
+"""Average the gradients of a Chainer model over the ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,28 +15,28 @@ _Form = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def parameters_of(model: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of `model` that have values, by name, in the order in which ranks know them.
+    """Return (name, parameter) for the parameters of `model` that have values, sorted by name.
 
     Raises:
-        UnsupportedError: they are not in host memory.
+        UnsupportedError: a parameter is not in host memory.
     """
     found = [(name, each) for name, each in sorted(model.namedparams()) if each.array is not None]
     for name, each in found:
         if not isinstance(each.array, np.ndarray):
             raise UnsupportedError(
                 f"parameter {name} is {type(each.array).__module__}.{type(each.array).__qualname__}; multiring moves "
-                "host memory only so far: want model.to_cpu()"
+                "host memory only: call model.to_cpu()"
             )
     return found
 
 
 def form_of(model: Any) -> _Form:
-    """Return what ranks must agree on of a model."""
+    """Return the names, shapes and types of a model's parameters, which must be the same on all ranks."""
     return tuple((name, each.array.shape, each.array.dtype.name) for name, each in parameters_of(model))
 
 
 class ModelGradients:
-    """The gradients of one model, in buckets; each reduction is started, and waited for, by all ranks."""
+    """The bucketed gradient reduction of one model. All ranks must start and finish each reduction."""
 
     def __init__(self, form: _Form, members: Members, compression: Any) -> None:
         specs = [(name, GradientSpec.row_major(dtype, shape)) for name, shape, dtype in form]
@@ -44,18 +44,17 @@ class ModelGradients:
         self._reducer = GradientReducer(specs, members.group, options, parameters=self._values)
         members.reducers.add(self._reducer)
         self._has_started = False
-        self._model: Any = None  # whose gradients are being averaged
+        self._model: Any = None  # the model of the reduction in flight
 
     def _values(self) -> Sequence[Any] | None:
         return None if self._model is None else [each.array for _, each in parameters_of(self._model)]
 
     def start(self, model: Any, *, zero_fill: bool) -> None:
-        """Take the model's gradients as they are, and start to average them; they may be changed at once.
+        """Copy the model's gradients and start to average them. The caller may change the gradients afterwards.
 
         Args:
-            model: of the form that this was made for.
-            zero_fill: whether a parameter without gradient counts as one whose gradient is zero, also where no rank
-                has one.
+            model: a model of the form for which this object was made.
+            zero_fill: whether a missing gradient counts as zero, even if no rank has a gradient for the parameter.
         """
         self._has_started = True
         self._model = model
@@ -67,9 +66,9 @@ class ModelGradients:
             self._reducer.bring(index, gradient)
 
     def finish(self) -> Sequence[Any] | None:
-        """Return the averages that were started last, None among them where no rank has a gradient; None: of none.
+        """Return the averages of the last started reduction, or None if none was started.
 
-        They hold until the next start.
+        The average of a parameter is None if no rank has a gradient for it. The arrays are valid until the next start.
         """
         if not self._has_started:
             return None
@@ -80,7 +79,10 @@ class ModelGradients:
 
 
 def give(model: Any, gradients: Sequence[Any]) -> None:
-    """Have the parameters of `model` these gradients, in place where they have some."""
+    """Set the gradients of the parameters of `model`, in place if a parameter has a gradient already.
+
+    A gradient that is None leaves its parameter unchanged.
+    """
     for (_, parameter), gradient in zip(parameters_of(model), gradients, strict=True):
         if gradient is None:
             continue

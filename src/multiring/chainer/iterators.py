@@ -1,4 +1,4 @@
-"""ChainerMN's iterators, over any communicator."""
+"""ChainerMN's iterators, which work with any communicator."""
 
 from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
 

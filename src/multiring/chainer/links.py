@@ -1,4 +1,4 @@
-"""ChainerMN's links, over any communicator."""
+"""ChainerMN's links, which work with any communicator."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ _THEIRS = batch_normalization.get_communication_backend
 
 
 def _backend_of(comm: Any, communication_backend: str = "auto") -> Any:
-    """Return what a batch normalization communicates by: "mpi" is ChainerMN's word for the communicator's own way."""
+    """Return the backend of a batch normalization. In ChainerMN, "mpi" means the communicator's own collectives."""
     if not isinstance(comm, Communicator):
         return _THEIRS(comm, communication_backend)
     if communication_backend not in {"mpi", "nccl", "auto"}:
         raise ValueError(f"MultiNodeBatchNormalization does not support {communication_backend}.")
     if communication_backend == "nccl":
-        raise NcclRefusedError("communication_backend='nccl': multiring moves host memory; want 'auto' or 'mpi'")
+        raise NcclRefusedError("communication_backend='nccl': multiring moves host memory only; want 'auto' or 'mpi'")
     return "mpi"
 
 
-# ChainerMN's asks which class the communicator is of by importing mpi4py, which nobody needs here. Chainer 7.8.1 is its
-# last release: what is replaced does not change.
+# ChainerMN's function imports mpi4py to check the communicator's class, but multiring does not need mpi4py. Chainer
+# 7.8.1 is the last release, so the replaced function will not change.
 batch_normalization.get_communication_backend = _backend_of

@@ -1,4 +1,4 @@
-"""Messages between two ranks as MPI has them: objects and arrays, of which the receiver knows neither size nor type."""
+"""Messages between two ranks, as in MPI: objects and arrays. The receiver need not know their size or type."""
 
 import math
 import pickle
@@ -12,41 +12,44 @@ from multiring.frontend.errors import internal_errors
 from multiring.runtime import Group
 from multiring.runtime.arrays import numpy_dtype
 
-_ANY = -1  # MPI's ANY_TAG, whatever its number is there
+_ANY = -1  # stands for MPI's ANY_TAG; MPI libraries use various numbers below 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
     tag: int
-    is_object: bool  # one array, which is a pickle
+    is_object: bool  # the message is one array, which contains a pickle
     is_tuple: bool
-    arrays: tuple[tuple[tuple[int, ...], str], ...]  # shapes and types
+    arrays: tuple[tuple[tuple[int, ...], str], ...]  # the shape and the type of each array
 
 
 class Messages:
-    """What ranks of a group send each other. Those of one sender and one tag are received in their order.
+    """Sends and receives messages between the ranks of a group. Messages of one sender and one tag stay in order.
 
     Pickles come from ranks of the same job only; see frontend/object_collectives.py.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._early: dict[int, list[tuple[_Header, Any]]] = defaultdict(list)  # by sender; of other tags than wanted
+        self._early: dict[int, list[tuple[_Header, Any]]] = defaultdict(list)  # sender -> messages of unwanted tags
 
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array, or a tuple or list of arrays."""
+        """Send an array, or a tuple or list of arrays, to rank `dest`."""
         is_tuple = isinstance(data, tuple | list)
         arrays = [np.asarray(each, order="C") for each in (data if is_tuple else [data])]
         named = tuple((each.shape, each.dtype.name) for each in arrays)
         self._send(_Header(tag, is_object=False, is_tuple=is_tuple, arrays=named), arrays, dest)
 
     def send_object(self, value: Any, dest: int, tag: int) -> None:
-        """Send an object that pickle takes."""
+        """Send an object that can be pickled to rank `dest`."""
         array = np.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), np.uint8)
         self._send(_Header(tag, is_object=True, is_tuple=False, arrays=((array.shape, "uint8"),)), [array], dest)
 
     def receive(self, source: int, tag: int | None) -> Any:
-        """Return what `source` sends here under `tag`, or any: an array, a tuple of arrays, or an object."""
+        """Return the next message of `source` with `tag`, or with any tag for None.
+
+        A message is an array, a tuple of arrays, or an object.
+        """
         early = self._early[source]
         for place, (header, found) in enumerate(early):
             if _fits(header, tag):

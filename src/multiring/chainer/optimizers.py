@@ -1,4 +1,4 @@
-"""create_multi_node_optimizer: an optimizer whose gradients are those of all ranks."""
+"""create_multi_node_optimizer: make an optimizer use the average of all ranks' gradients."""
 
 from typing import Any
 
@@ -17,33 +17,33 @@ def create_multi_node_optimizer(
     double_buffering: bool = False,  # noqa: FBT001, FBT002 -- ChainerMN's
     zero_fill: bool = True,  # noqa: FBT001, FBT002 -- ChainerMN's
 ) -> Any:
-    """Return `actual_optimizer`, updating with the average of all ranks' gradients.
+    """Return an optimizer like `actual_optimizer` that updates with the average of all ranks' gradients.
 
-    As ChainerMN's does, the first `update` of a model gives all ranks rank 0's parameters and makes no step; so does
-    the first one after more parameters got their values.
+    As in ChainerMN, the first `update` of a model broadcasts the parameters of rank 0 and makes no step. The same
+    happens in the first `update` after more parameters got values.
 
     Args:
-        actual_optimizer: of chainer.optimizers.
-        communicator: of `create_communicator`.
-        double_buffering: whether a step takes the averages of the step before, which the ranks make while they compute
-            the next gradients. ChainerMN's has it for NCCL alone.
-        zero_fill: whether a parameter without gradient counts as one whose gradient is zero.
+        actual_optimizer: an optimizer of chainer.optimizers.
+        communicator: a communicator from `create_communicator`.
+        double_buffering: whether a step uses the averages of the previous step. Then the ranks average gradients while
+            they compute the next ones. ChainerMN supports this for NCCL only.
+        zero_fill: whether a missing gradient counts as zero.
 
     Raises:
-        ArgumentError: a communicator of another library with double_buffering.
+        ArgumentError: `double_buffering` is set, and the communicator is of another library.
     """
     if not double_buffering:
         return chainermn.create_multi_node_optimizer(actual_optimizer, communicator, zero_fill=zero_fill)
     if not isinstance(communicator, Communicator):
         raise ArgumentError(
             f"create_multi_node_optimizer(double_buffering=True) with a {type(communicator).__name__}: want a "
-            "communicator of multiring.chainer.create_communicator"
+            "communicator from multiring.chainer.create_communicator"
         )
     return _DoubleBuffered(actual_optimizer, communicator, zero_fill=zero_fill)
 
 
 class _DoubleBuffered:
-    """An optimizer that is one step late; all its attributes are those of the optimizer it was made of."""
+    """An optimizer that applies averages one step late. Other attributes are those of the wrapped optimizer."""
 
     _own = frozenset({"actual_optimizer", "communicator", "_zero_fill", "_form", "_gradients"})
 
@@ -55,12 +55,15 @@ class _DoubleBuffered:
         self._gradients: Any = None
 
     def setup(self, link: Any) -> "_DoubleBuffered":
-        """Optimize `link`."""
+        """Set up the wrapped optimizer for `link`, and return self."""
         self.actual_optimizer.setup(link)
         return self
 
     def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
-        """Start to average the gradients of `lossfun`, or those that are there; step with those started before."""
+        """Start to average the gradients of `lossfun`, and make a step with the averages of the previous call.
+
+        Without `lossfun`, the current gradients are averaged.
+        """
         target = self.target
         if lossfun is not None:
             loss = lossfun(*args, **kwds)
@@ -88,7 +91,7 @@ class _DoubleBuffered:
         self._gradients = self.communicator.gradients_of(target)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "actual_optimizer":  # not there yet
+        if name == "actual_optimizer":  # `__init__` has not set it yet
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 

@@ -1,7 +1,7 @@
 """Programs written for Horovod, unmodified: `multiring run --horovod -n 2 python their_script.py`.
 
-The folder `onpath` holds a package `horovod` of thin modules; `--horovod` puts it on the ranks' path, and on nobody
-else's. What that package has besides `multiring.torch` is here.
+The folder `onpath` contains a package `horovod` of thin modules. `--horovod` puts this folder on the path of the ranks
+only. This package has the parts of Horovod's interface that multiring's adapters do not have.
 """
 
 from multiring.horovod.running import run as run

@@ -1,7 +1,7 @@
-"""`python -m multiring.horovod SCRIPT [ARGUMENTS...]`: run a program that imports horovod, which means multiring.
+"""`python -m multiring.horovod SCRIPT [ARGUMENTS...]`: run a program in which `import horovod` imports multiring.
 
-For ranks that mpiexec, srun, jsrun or torchrun start: what `multiring run --horovod` does for those it starts itself.
-What follows is what follows `python`: also `-m MODULE`, or `-c TEXT`.
+Use it for ranks that mpiexec, srun, jsrun or torchrun starts; `multiring run --horovod` does the same for its own
+ranks. The arguments are those of `python`, so `-m MODULE` and `-c TEXT` work too.
 """
 
 import os
@@ -15,10 +15,10 @@ _USAGE = "usage: python -m multiring.horovod [-m MODULE | SCRIPT] [ARGUMENTS...]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replace this process by the program, which finds horovod on its path.
+    """Replace this process by the program, with multiring's `horovod` package on its path.
 
     Raises:
-        SystemExit: no program is named.
+        SystemExit: `arguments` names no program, or asks for help.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         raise SystemExit(_USAGE)

@@ -1,4 +1,4 @@
-"""Small things that scripts take from `horovod.common.util` and `horovod.runner.common.util.env`."""
+"""Small functions that scripts import from `horovod.common.util` and `horovod.runner.common.util.env`."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from multiring.settings import HOROVOD_PLACE, inherited_environment
 
 _T = TypeVar("_T")
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
-# Variables that mean something on one host only.
+# Patterns of variables that are valid on one host only.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", "HOROVOD_SECRET_KEY"}
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 _RANK_AND_SIZE = (
@@ -30,10 +30,10 @@ class ReduceOps(Protocol):
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables for the block; one that is None stays as it is."""
+    """Set environment variables during the `with` block. A variable whose value is None is not changed."""
     wanted = {name: text for name, text in kwargs.items() if text is not None}
     former = {name: text for name, text in inherited_environment().items() if name in wanted}
-    os.environ.update(wanted)  # noqa: TID251 -- setting variables is what it is for
+    os.environ.update(wanted)  # noqa: TID251 -- the function's purpose is to set variables
     try:
         yield
     finally:
@@ -43,33 +43,33 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: ReduceOps) -> Callable[[int | None, bool | None], int]:
-    """Return what makes one reduction operation of the parameters `op` and `average`, at most one of them given."""
+    """Return a function from the parameters `op` and `average`, of which at most one is given, to an operation."""
 
     def chosen(op: int | None, average: bool | None) -> int:
         if average is None:
             return reduce_ops.Average if op is None else op
         if op is not None:
-            raise ValueError(f"both op={op!r} and average={average!r} are given; give op alone")
-        warnings.warn(f"average={average!r} has been replaced; give op", DeprecationWarning, stacklevel=3)
+            raise ValueError(f"both op={op!r} and average={average!r} are given; pass op only")
+        warnings.warn(f"average={average!r} is deprecated; pass op instead", DeprecationWarning, stacklevel=3)
         return reduce_ops.Average if average else reduce_ops.Sum
 
     return chosen
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Return whether so many ranks are a power of two; Adasum works for any number here."""
+    """Return whether the number of ranks is a power of two. multiring's Adasum works for any number."""
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
 def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741 -- Horovod's name
-    """Return `l` in `n` pieces of nearly the same length, the longer ones first."""
+    """Split `l` into `n` pieces of nearly the same length, with longer pieces first."""
     least, longer = divmod(len(l), n)
     ends = [least * (piece + 1) + min(piece + 1, longer) for piece in range(n)]
     return [l[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
 
 def is_iterable(x: Any) -> bool:
-    """Return whether one can iterate over `x`."""
+    """Return whether `x` is iterable."""
     try:
         iter(x)
     except TypeError:
@@ -78,15 +78,15 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_exportable(v: str) -> bool:
-    """Return whether a variable of this name means the same on another host."""
+    """Return whether the environment variable named `v` is also valid on other hosts."""
     return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return the rank and size that the environment names, (0, 1) where it names none.
+    """Return the rank and the size from the environment, or (0, 1) if the environment has neither.
 
     Raises:
-        RuntimeError: it has one without the other.
+        RuntimeError: the environment has only one of the two.
     """
     environment = inherited_environment()
     for rank_name, size_name in _RANK_AND_SIZE:
@@ -94,10 +94,10 @@ def get_env_rank_and_size() -> tuple[int, int]:
         if rank is not None and size is not None:
             return int(rank), int(size)
         if rank is not None or size is not None:
-            raise RuntimeError(f"{rank_name}={rank} and {size_name}={size}: one is set without the other")
+            raise RuntimeError(f"{rank_name}={rank} and {size_name}={size}: want both set, or neither")
     return 0, 1
 
 
 def is_kubeflow_mpi() -> bool:
-    """Return whether Open MPI reaches its hosts as Kubeflow's operator has it do."""
+    """Return whether Open MPI uses the remote-shell agent of Kubeflow's MPI operator."""
     return inherited_environment().get("OMPI_MCA_plm_rsh_agent") == KUBEFLOW_MPI_EXEC

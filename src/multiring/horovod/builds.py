@@ -1,7 +1,7 @@
-"""What was built into this Horovod: what `horovod.common.util` answers where it would look into compiled extensions.
+"""The functions of `horovod.common.util` that report features compiled into Horovod.
 
-multiring has one core for all frameworks, and none of it is compiled against a framework: an adapter is there where
-its framework is.
+multiring has one core for all frameworks and compiles nothing against a framework. So an adapter is available if its
+framework is installed.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from multiring.frontend import lifecycle
 
-ADAPTERS = ("torch", "tensorflow")  # Horovod's names of the frameworks that have one
+ADAPTERS = ("torch", "tensorflow")  # frameworks with an adapter, by Horovod's names
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 -- Horovod's signature
@@ -20,59 +20,59 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 -- Horovod's signature
-    """Return False: multiring moves host memory."""
+    """Return False, because multiring moves host memory only."""
     return False
 
 
 def mpi_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return False, as `horovod.run` has no way with MPI (`use_mpi`); None without any framework.
+    """Return False, because `horovod.run` does not support MPI (`use_mpi`), or None without any framework.
 
-    `horovod.torch.mpi_built()` says something else: whether MPI could carry bytes.
+    In contrast, `horovod.torch.mpi_built()` returns whether MPI could carry bytes.
     """
     return None if _framework() is None else False
 
 
 def gloo_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return what `horovod.torch.gloo_built()` does; None without any framework."""
+    """Return the result of `horovod.torch.gloo_built()`, or None without any framework."""
     return _asked("gloo_built")
 
 
 def nccl_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return whether `horovod.torch.nccl_built()` is not 0; None without any framework."""
+    """Return whether `horovod.torch.nccl_built()` is not 0, or None without any framework."""
     return _asked("nccl_built")
 
 
 def ddl_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return what `horovod.torch.ddl_built()` does; None without any framework."""
+    """Return the result of `horovod.torch.ddl_built()`, or None without any framework."""
     return _asked("ddl_built")
 
 
 def ccl_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return what `horovod.torch.ccl_built()` does; None without any framework."""
+    """Return the result of `horovod.torch.ccl_built()`, or None without any framework."""
     return _asked("ccl_built")
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:  # noqa: ARG001 -- Horovod's signature
-    """Raise unless the module `ext_name`, such as horovod.torch, is there.
+    """Check that the module `ext_name`, such as horovod.torch, can be imported.
 
     Raises:
-        ImportError: it is not.
+        ImportError: the module cannot be imported.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
-        raise ImportError(f"{ext_name} is not there: multiring has adapters for {', '.join(ADAPTERS)}")
+        raise ImportError(f"{ext_name} is not available: multiring has adapters for {', '.join(ADAPTERS)}")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Do nothing: the adapters are not compiled against a framework, so that any version of it will do."""
+    """Do nothing: the adapters are not compiled against a framework, so they accept any version."""
 
 
 def get_ext_suffix() -> str:
-    """Return the ending of this Python's compiled modules."""
+    """Return the file suffix of this Python's compiled modules."""
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Return where a compiled module of the package at `pkg_path` would be."""
+    """Return the path that a compiled module of the package at `pkg_path` would have."""
     *folders, name = args
     return str(Path(pkg_path).parent.joinpath(*folders, name + get_ext_suffix()))
 
@@ -87,13 +87,13 @@ def _asked(query: str) -> bool | None:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether version `ver` is `target`, which is like 1.2.3, or a later one; needs packaging.
+    """Return whether version `ver` is at least `target`, which is like 1.2.3. Needs the package `packaging`.
 
     Raises:
-        ValueError: one is no text, or `target` has not three parts.
+        ValueError: an argument is not a string, or `target` does not have three parts.
     """
     if not all(isinstance(version, str) for version in (ver, target)):
-        raise ValueError(f"ver={ver!r} and target={target!r}: want texts")
+        raise ValueError(f"ver={ver!r} and target={target!r}: want strings")
     if target.count(".") != 2:
         raise ValueError(f"target={target!r}: want major.minor.patch")
     parse = import_module("packaging.version").parse

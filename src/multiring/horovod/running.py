@@ -1,4 +1,4 @@
-"""`horovod.run`: a function on several ranks of this machine, and what it returned on each."""
+"""`horovod.run`: run a function on several ranks of this machine and return the results."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _Value = TypeVar("_Value", int, "int | None")
 _HERE = ("localhost", "127.0.0.1", "::1")
 _FAILED = "Horovod detected that one or more processes exited with non-zero status"  # programs look for this
 _ELSEWHERE = (
-    "horovod.run starts ranks on this machine alone; for others put the function into a script and start that with "
+    "horovod.run starts ranks on this machine only; for other hosts put the function into a script and start it with "
     "`multiring run --horovod --hosts {hosts} -- python script.py`"
 )
 
@@ -39,8 +39,8 @@ def run(
     ssh_identity_file: str | None = None,  # noqa: ARG001 -- no ssh on this machine
     disable_cache: bool | None = None,  # noqa: ARG001 -- nothing is cached
     output_filename: str | None = None,
-    verbose: int | None = None,  # noqa: ARG001 -- the launcher says what goes wrong, and nothing else
-    use_gloo: bool | None = None,  # noqa: ARG001 -- means: without MPI
+    verbose: int | None = None,  # noqa: ARG001 -- the launcher always prints errors, and nothing else
+    use_gloo: bool | None = None,  # noqa: ARG001 -- it means "without MPI", which is always true
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
@@ -50,42 +50,43 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results, by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results, ordered by rank.
 
     Args:
-        func: found by its name in its module, or sent along (by cloudpickle, where that is installed).
-        args: its arguments.
-        kwargs: its arguments by name.
-        num_proc: how many ranks.
-        min_num_proc: if given, what `num_proc` is: their number does not change.
-        max_num_proc: the same.
-        slots: without effect, as the number of ranks does not change.
-        reset_limit: without effect, for the same reason.
-        cooldown_range: without effect, for the same reason.
-        hosts: `localhost:N` or this host's own name, with `num_proc` places at least; by default just that.
+        func: a function. Without cloudpickle it must be importable by its name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        num_proc: the number of ranks.
+        min_num_proc: must be equal to `num_proc` if given, because the number of ranks does not change.
+        max_num_proc: must be equal to `num_proc` if given.
+        slots: no effect, because the number of ranks does not change.
+        reset_limit: no effect, for the same reason.
+        cooldown_range: no effect, for the same reason.
+        hosts: `localhost:N` or `NAME:N` with this host's name, where N is at least `num_proc`. Default: this host.
         hostfile: not available.
         host_discovery_script: not available.
-        start_timeout: seconds that each rank's `init` waits for all of them.
-        ssh_port: without effect.
-        ssh_identity_file: without effect.
-        disable_cache: without effect.
-        output_filename: a folder; what rank K writes is also in its files rank-K.out and rank-K.err.
-        verbose: without effect.
-        use_gloo: without effect; it means: without MPI.
+        start_timeout: seconds that each rank's `init` waits for all ranks.
+        ssh_port: no effect.
+        ssh_identity_file: no effect.
+        disable_cache: no effect.
+        output_filename: a folder. The output of rank K also goes to rank-K.out and rank-K.err in it.
+        verbose: no effect.
+        use_gloo: no effect. It means "without MPI", which is always true.
         use_mpi: not available.
         mpi_args: not available.
-        network_interface: an older name of the next.
-        network_interfaces: where ranks of different hosts would listen (MULTIRING_INTERFACE).
-        executable: the ranks' Python; this one by default.
+        network_interface: an older name of `network_interfaces`.
+        network_interfaces: the interface on which ranks of different hosts would listen (MULTIRING_INTERFACE).
+        executable: the Python of the ranks, default: this process's Python.
         np: an older name of `num_proc`.
         min_np: an older name of `min_num_proc`.
         max_np: an older name of `max_num_proc`.
 
     Raises:
-        ArgumentError: a value or a combination of values makes no sense.
-        UnsupportedError: another host, MPI, or a number of ranks that changes.
-        LaunchError: a rank failed; its error is the cause, and its traceback in the text. The others were stopped.
-        KeyboardInterrupt: once all ranks have ended.
+        ArgumentError: a value or a combination of values is invalid.
+        UnsupportedError: another host, MPI, or a varying number of ranks is requested.
+        LaunchError: a rank failed, and the others were stopped. The rank's error is the cause (`__cause__`), and its
+            traceback is in the text.
+        KeyboardInterrupt: the user pressed Ctrl-C. It is raised after all ranks have ended.
     """
     ranks = _renamed("num_proc", num_proc, np)
     _refuse_elastic(
@@ -93,7 +94,7 @@ def run(
     )
     _refuse_other_hosts(hosts, hostfile or host_discovery_script, ranks)
     if use_mpi or mpi_args:
-        raise UnsupportedError("use_mpi and mpi_args: multiring starts ranks by itself; under an MPI, use its mpiexec")
+        raise UnsupportedError("use_mpi and mpi_args: multiring starts the ranks itself; to use MPI, run mpiexec")
     told = {"init_timeout_s": start_timeout, "interface": network_interfaces or network_interface}
     environment = environment_of(**{name: value for name, value in told.items() if value is not None})
     job = JobOptions(log_dir=Path(output_filename) if output_filename else None, horovod=True, variables=environment)
@@ -114,13 +115,13 @@ def _refuse_elastic(ranks: int, least: int | None, most: int | None) -> None:
     if any(bound not in (None, ranks) for bound in (least, most)):
         raise UnsupportedError(
             f"min_num_proc={least}, num_proc={ranks}, max_num_proc={most}: the number of ranks does not change; "
-            "leave the other two out"
+            "pass num_proc only"
         )
 
 
 def _refuse_other_hosts(hosts: str | None, file: str | None, ranks: int) -> None:
     if hosts is not None and file is not None:
-        raise ArgumentError(f"hosts={hosts!r} and also {file!r}, which says them: give one of them")
+        raise ArgumentError(f"hosts={hosts!r} and {file!r} both list hosts; pass only one of them")
     if file is not None:
         raise UnsupportedError(f"hosts from {file!r}: {_ELSEWHERE.format(hosts='a:4,b:4')}")
     if hosts is None:
@@ -129,4 +130,7 @@ def _refuse_other_hosts(hosts: str | None, file: str | None, ranks: int) -> None
     if any(name not in (*_HERE, os.uname().nodename) for name, _ in places):
         raise UnsupportedError(f"hosts={hosts!r}: {_ELSEWHERE.format(hosts=hosts)}")
     if sum(count for _, count in places) < ranks:
-        raise ArgumentError(f"hosts={hosts!r} has places for {sum(count for _, count in places)}, num_proc={ranks}")
+        raise ArgumentError(
+            f"hosts={hosts!r} has places for {sum(count for _, count in places)}, num_proc={ranks}: want fewer ranks, "
+            "or more places"
+        )

@@ -1,4 +1,4 @@
-"""Functions in threads: what `horovod.runner.util.threads` offers."""
+"""Run functions in threads: the functions of `horovod.runner.util.threads`."""
 
 import contextlib
 import queue
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_LOOK_S = 0.1  # joining in pieces lets Ctrl-C through
+_LOOK_S = 0.1  # a join with a time-out lets Ctrl-C through
 
 
 def in_thread(
@@ -19,17 +19,17 @@ def in_thread(
     """Start `target(*args)` in a thread, and return the thread.
 
     Args:
-        target: what to run.
-        args: a tuple.
-        name: the thread's.
-        daemon: whether the process may end before it.
-        silent: whether an exception of `target` is dropped instead of printed.
+        target: the function to run.
+        args: a tuple of arguments.
+        name: the thread's name.
+        daemon: whether the process may end before the thread.
+        silent: whether to drop an exception of `target` instead of printing it.
 
     Raises:
-        ValueError: `args` is no tuple.
+        ValueError: `args` is not a tuple.
     """
     if not isinstance(args, tuple):
-        raise ValueError(f"args={args!r} is a {type(args).__name__}; want a tuple, (x,) for one argument")  # noqa: TRY004 -- Horovod's kind
+        raise ValueError(f"args={args!r} is a {type(args).__name__}; want a tuple, (x,) for one argument")  # noqa: TRY004 -- Horovod's type
     wanted = _silenced(target) if silent else target
     thread = threading.Thread(target=wanted, args=args, name=name, daemon=daemon)
     thread.start()
@@ -42,12 +42,13 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn(*args)` for each of `args_list`, at most so many at a time, and return the results by index.
+    """Call `fn(*args)` for each of `args_list` in threads, and return the results by index.
 
-    Without `block_until_all_done` it returns None at once, and the threads end with the process.
+    At most `max_concurrent_executions` calls run at a time. Without `block_until_all_done` the function returns None at
+    once, and the threads end with the process.
 
     Raises:
-        RuntimeError: a call failed; its own error is the cause.
+        RuntimeError: a call failed. The first call's error is the cause (`__cause__`).
     """
     waiting: queue.SimpleQueue[tuple[int, Sequence[Any]]] = queue.SimpleQueue()
     for job in enumerate(args_list):
@@ -61,7 +62,7 @@ def execute_function_multithreaded(
                 index, arguments = waiting.get_nowait()
                 try:
                     results[index] = fn(*arguments)
-                except Exception as error:  # noqa: BLE001 -- a thread's edge: told below, by the thread that asked
+                except Exception as error:  # noqa: BLE001 -- the calling thread raises it below
                     failures[index] = error
 
     count = min(max_concurrent_executions, len(args_list))
@@ -87,15 +88,15 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that calls `func(*args)` once `event` is set, and return it.
+    """Start a thread that calls `func(*args)` when `event` is set, and return the thread.
 
-    It gives up when `stop`, looked at every `check_stop_interval_s` seconds, is set before.
+    The thread ends without the call if `stop` is set first. It checks `stop` every `check_stop_interval_s` seconds.
 
     Raises:
-        ValueError: `event` or `stop` is no threading.Event.
+        ValueError: `event` or `stop` is not a threading.Event.
     """
     if not isinstance(event, threading.Event):
-        raise ValueError(f"event={event!r} is a {type(event).__name__}; want a threading.Event")  # noqa: TRY004 -- Horovod's kind
+        raise ValueError(f"event={event!r} is a {type(event).__name__}; want a threading.Event")  # noqa: TRY004 -- Horovod's type
     if stop is not None and not isinstance(stop, threading.Event):
         raise ValueError(f"stop={stop!r} is a {type(stop).__name__}; want a threading.Event")
     wanted = _silenced(func) if silent else func

@@ -1,15 +1,15 @@
-"""Versions that do not fit: what Horovod raises of a framework that it was not built against. Here any will do."""
+"""Horovod's version, and its error for a framework of another version. multiring accepts any version."""
 
-HOROVOD_VERSION = "0.28.1"  # the one whose interface this is
+HOROVOD_VERSION = "0.28.1"  # the version of Horovod's interface that multiring has
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """Return that framework `name` is at `version` where `installed_version` was built against."""
+    """Return a message that says the version of framework `name`, and the version that Horovod was built against."""
     return f"{name} is at version {version}, and horovod was built against {installed_version}"
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework has another version than the one built against; nothing here raises it."""
+    """A framework's version differs from the version Horovod was built against. multiring never raises this."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -20,7 +20,7 @@ CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPE
 
 _PLANNER = "the planner chooses what is cheapest on the topology (docs/plan.md)"
 _NO_CYCLE = "operations start when they are submitted; there is no cycle, and no cache of the ranks' agreements"
-_BUCKETS = "gradients are reduced where they lie, in buckets: DistributedOptimizer(bucket_bytes=)"
+_BUCKETS = "gradients are reduced in place, in buckets: DistributedOptimizer(bucket_bytes=)"
 _NO_GPU = "multiring moves host memory"
 _NO_MPI_CONTROLLER = "with MULTIRING_ENGINE=mpi, MPI only carries bytes; it does not coordinate operations"
 _ELASTIC = "the number of ranks is fixed"

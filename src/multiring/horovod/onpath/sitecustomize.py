@@ -1,17 +1,18 @@
-"""Make `import horovod` find the package beside this file, also for a program whose own folder has one of that name.
+"""Make `import horovod` find the package beside this file, even if the program's folder has a `horovod` package.
 
-Python runs this at its start, as PYTHONPATH leads here; another sitecustomize that it would have run is run after it.
+Python runs this module at its start, because PYTHONPATH contains this folder. The module then runs the sitecustomize
+that Python would have run without it.
 """
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from os.path import dirname
 
-_HERE = dirname(__file__)  # noqa: PTH120 -- at the start of every Python, pathlib takes longer than all of this
+_HERE = dirname(__file__)  # noqa: PTH120 -- importing pathlib takes longer than this whole module
 
 
 class _Finder:
-    """Finds horovod here, before any path is looked at."""
+    """Finds `horovod` in this folder before Python searches any path."""
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
@@ -22,7 +23,7 @@ def _run_the_next() -> None:
     spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != _HERE])
     if spec is None or spec.loader is None:
         return
-    from importlib.util import module_from_spec  # noqa: PLC0415 -- as above
+    from importlib.util import module_from_spec  # noqa: PLC0415 -- for a fast start, like the note above
 
     module = sys.modules["sitecustomize"] = module_from_spec(spec)
     spec.loader.exec_module(module)

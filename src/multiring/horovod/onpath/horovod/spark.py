@@ -1,4 +1,4 @@
-"""Not there."""
+"""multiring has no adapter for Spark: importing this module raises ImportError."""
 
 raise ImportError(
     "horovod.spark: multiring has no adapter for Spark yet; horovod.torch, horovod.tensorflow and "

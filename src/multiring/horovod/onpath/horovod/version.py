@@ -1,4 +1,4 @@
-"""The version of Horovod whose interface this is; `multiring.__version__` is that of what does the work."""
+"""The version of Horovod's interface. `multiring.__version__` is the version of multiring."""
 
 from multiring.horovod import versions
 

@@ -1,1 +1,1 @@
-"""What Horovod's adapters share."""
+"""The common parts of Horovod's adapters."""

@@ -1,10 +1,10 @@
-"""Who a process is, as an object with Horovod's methods."""
+"""HorovodBasics: ranks, sizes and build information as methods of an object, as in Horovod."""
 
 from multiring.frontend import lifecycle, reduce_ops, timeline
 
 
 class HorovodBasics:
-    """The functions of all adapters; every instance is the same, whatever compiled module it is asked for.
+    """The functions that all adapters share. All instances behave the same, for any arguments.
 
     Args:
         pkg_path: not used.
@@ -15,7 +15,7 @@ class HorovodBasics:
     Min, Max, Product = reduce_ops.Min, reduce_ops.Max, reduce_ops.Product
 
     def __init__(self, pkg_path: str, *args: str) -> None:
-        """Nothing is loaded."""
+        """Ignore the arguments: there is no compiled module to load."""
 
     ccl_built = staticmethod(lifecycle.ccl_built)
     cross_rank = staticmethod(lifecycle.cross_rank)

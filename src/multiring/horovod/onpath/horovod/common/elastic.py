@@ -1,4 +1,4 @@
-"""Training that goes on from the last commit after a failure."""
+"""Training that continues from the last commit after a failure."""
 
 from multiring.frontend.elastic.state import HostUpdateResult as HostUpdateResult
 from multiring.frontend.elastic.state import ObjectState as ObjectState

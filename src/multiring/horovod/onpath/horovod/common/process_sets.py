@@ -1,4 +1,4 @@
-"""Sets of ranks that do collectives together."""
+"""Sets of ranks that run collectives together."""
 
 from multiring.frontend.process_sets import ProcessSet as ProcessSet
 from multiring.frontend.process_sets import add_process_set as add_process_set

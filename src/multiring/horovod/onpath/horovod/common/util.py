@@ -1,4 +1,4 @@
-"""What scripts take from Horovod's own workshop."""
+"""Utility functions that scripts import from Horovod."""
 
 import functools
 
@@ -24,4 +24,4 @@ from multiring.horovod.builds import mpi_built as mpi_built
 from multiring.horovod.builds import nccl_built as nccl_built
 
 EXTENSIONS = list(ADAPTERS)
-_cache = functools.cache  # programs take it, though it begins like a private name
+_cache = functools.cache  # programs import it, although its name is private

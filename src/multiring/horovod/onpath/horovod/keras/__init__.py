@@ -1,11 +1,11 @@
-"""multiring.keras, for programs that were written for Horovod."""
+"""multiring.keras under Horovod's name, for programs written for Horovod."""
 
 from typing import Any
 
 from horovod.keras import callbacks as callbacks
 from horovod.keras import elastic as elastic
 from multiring import keras
-from multiring.keras import *  # noqa: F403 -- all of it but what follows
+from multiring.keras import *  # noqa: F403 -- all names, except those defined below
 
 
 def DistributedOptimizer(  # type: ignore[no-redef] # noqa: N802 -- Horovod's name, and parameters
@@ -20,7 +20,7 @@ def DistributedOptimizer(  # type: ignore[no-redef] # noqa: N802 -- Horovod's na
     num_groups: int = 0,
     groups: Any = None,
 ) -> Any:
-    """Return `multiring.keras.DistributedOptimizer`, which takes more, and these in another order."""
+    """Call `multiring.keras.DistributedOptimizer`, which has more parameters and another order of parameters."""
     return keras.DistributedOptimizer(
         optimizer,
         name,
@@ -44,6 +44,6 @@ def allreduce(  # type: ignore[no-redef] # Horovod's parameters
     op: int | str | None = None,
     compression: Any = keras.Compression.none,
 ) -> Any:
-    """Return `multiring.keras.allreduce`, which has no default of `average`."""
+    """Call `multiring.keras.allreduce` with Horovod's default for `average`, which is True."""
     chosen = op if op is not None or average is None else keras.Average if average else keras.Sum
     return keras.allreduce(value, name, None, prescale_factor, postscale_factor, chosen, compression)

@@ -10,7 +10,7 @@ from multiring.keras.callbacks import MetricAverageCallback as MetricAverageCall
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):
-    """`multiring.keras.callbacks.BestModelCheckpoint`, which takes more."""
+    """`multiring.keras.callbacks.BestModelCheckpoint` with Horovod's parameters only."""
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"

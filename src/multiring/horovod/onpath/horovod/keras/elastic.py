@@ -1,4 +1,4 @@
-"""Training with `fit` that goes on after a failure."""
+"""Training with `fit` that continues after a failure."""
 
 from multiring.keras.elastic import CommitStateCallback as CommitStateCallback
 from multiring.keras.elastic import KerasState as KerasState

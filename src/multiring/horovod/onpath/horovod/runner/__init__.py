@@ -1,3 +1,3 @@
-"""A function on several ranks."""
+"""Run a function on several ranks."""
 
 from multiring.horovod import run as run

@@ -1,4 +1,4 @@
-"""multiring.tensorflow, for programs that were written for Horovod."""
+"""multiring.tensorflow under Horovod's name, for programs written for Horovod."""
 
 from horovod.tensorflow import compression as compression
 from horovod.tensorflow import elastic as elastic
@@ -18,4 +18,4 @@ from horovod.tensorflow.util import vars_to_refs as vars_to_refs
 from multiring.horovod.arguments import split_list as split_list
 from multiring.horovod.builds import check_extension as check_extension
 from multiring.horovod.builds import gpu_available as gpu_available
-from multiring.tensorflow import *  # noqa: F403 -- all of it
+from multiring.tensorflow import *  # noqa: F403 -- all public names

@@ -1,4 +1,4 @@
-"""In what form tensors travel."""
+"""Compression of tensors for transport."""
 
 from multiring.tensorflow.compression import Compression as Compression
 from multiring.tensorflow.compression import Compressor as Compressor

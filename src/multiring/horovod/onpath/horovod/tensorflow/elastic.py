@@ -1,4 +1,4 @@
-"""Training that goes on after a failure."""
+"""Training that continues after a failure."""
 
 from multiring.tensorflow.elastic import ObjectState as ObjectState
 from multiring.tensorflow.elastic import TensorFlowKerasState as TensorFlowKerasState

@@ -1,4 +1,4 @@
-"""Variables and objects for all ranks."""
+"""Broadcast variables and objects to all ranks."""
 
 from multiring.tensorflow.functions import allgather_object as allgather_object
 from multiring.tensorflow.functions import broadcast_object as broadcast_object

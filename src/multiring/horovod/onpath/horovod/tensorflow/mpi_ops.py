@@ -1,10 +1,10 @@
-"""Collectives on tensors, and who takes part in them."""
+"""Collectives on tensors, and functions for ranks and sizes."""
 
 from horovod.common.basics import HorovodBasics as _HorovodBasics
 from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 from multiring import tensorflow
 from multiring.horovod.arguments import get_average_backwards_compatibility_fun, num_rank_is_power_2
-from multiring.tensorflow import *  # noqa: F403 -- all of it
+from multiring.tensorflow import *  # noqa: F403 -- all public names
 
 _basics = _HorovodBasics(__file__, "mpi_lib")
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(tensorflow)

@@ -1,3 +1,3 @@
-"""Batch normalization by all ranks' samples."""
+"""Batch normalization over the samples of all ranks."""
 
 from multiring.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization

@@ -1,4 +1,4 @@
-"""What scripts for Horovod take from its workshop for TensorFlow."""
+"""Utility functions that scripts import from Horovod for TensorFlow."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,18 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Return whether operations run at once."""
+    """Return whether execution is eager."""
     found: bool = tf.executing_eagerly()
     return found
 
 
 def _make_subgraph(f: Callable[..., Any]) -> Any:
-    """Return `f` as a graph."""
+    """Return `f` as a graph function."""
     return tf.function(f)
 
 
 def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `f`, called once for the same arguments, in a graph and outside of one."""
+    """Return `f` with a cache of results by arguments, separate for eager execution and graphs."""
     known: dict[Any, Any] = {}
 
     def wrapper(*args: Any) -> Any:
@@ -31,14 +31,14 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(vars: Any) -> Any:  # noqa: A002 -- Horovod's name
-    """Return what can be compared in place of variables: of a list a tuple."""
+    """Return comparable references to variables: a tuple for a list, otherwise one reference."""
     if isinstance(vars, list):
         return tuple(vars_to_refs(each) for each in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """Return the variables of `vars_to_refs`."""
+    """Return the variables for references from `vars_to_refs`."""
     if isinstance(refs, tuple):
         return [refs_to_vars(each) for each in refs]
     return refs.deref()

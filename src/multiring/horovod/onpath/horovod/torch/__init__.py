@@ -1,4 +1,4 @@
-"""multiring.torch, for programs that were written for Horovod."""
+"""multiring.torch under Horovod's name, for programs written for Horovod."""
 
 from horovod.torch import compression as compression
 from horovod.torch import elastic as elastic

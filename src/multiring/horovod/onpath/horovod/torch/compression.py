@@ -1,4 +1,4 @@
-"""What tensors are on the way."""
+"""Compression of tensors for transport."""
 
 from multiring.torch import Compression as Compression
 from multiring.torch.compression import Compressor as Compressor

@@ -1,4 +1,4 @@
-"""Parameters, optimizer state and objects for all ranks."""
+"""Broadcast parameters, optimizer state and objects to all ranks."""
 
 from multiring.torch import allgather_object as allgather_object
 from multiring.torch import broadcast_object as broadcast_object

@@ -1,4 +1,4 @@
-"""Collectives on tensors, and who takes part in them."""
+"""Collectives on tensors, and functions for ranks and sizes."""
 
 from multiring import torch
 from multiring.horovod.arguments import get_average_backwards_compatibility_fun

@@ -1,3 +1,3 @@
-"""Batch norm over all ranks' batches."""
+"""Batch normalization over the samples of all ranks."""
 
 from multiring.torch import SyncBatchNorm as SyncBatchNorm

@@ -1,1 +1,1 @@
-"""What Horovod's launchers share."""
+"""The common parts of Horovod's launchers."""

@@ -1,1 +1,1 @@
-"""What Horovod's launcher is made of, as far as scripts use it."""
+"""The parts of Horovod's launcher that scripts use."""

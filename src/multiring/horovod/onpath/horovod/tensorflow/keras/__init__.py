@@ -1,4 +1,4 @@
-"""multiring.keras, for programs that were written for Horovod: results are TensorFlow's tensors."""
+"""multiring.keras under Horovod's name, with TensorFlow tensors as results, for programs written for Horovod."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from horovod.tensorflow.keras import callbacks as callbacks
 from horovod.tensorflow.keras import elastic as elastic
 from multiring import keras, tensorflow
-from multiring.keras import *  # noqa: F403 -- all of it but what follows
+from multiring.keras import *  # noqa: F403 -- all names, except those defined below
 
 
 def allreduce(  # type: ignore[no-redef] # Horovod's parameters
@@ -20,29 +20,29 @@ def allreduce(  # type: ignore[no-redef] # Horovod's parameters
     compression: Any = keras.Compression.none,
     process_set: Any = keras.global_process_set,
 ) -> Any:
-    """Return every rank's `value` combined, as a tensor."""
+    """Return the combination of all ranks' `value` as a tensor."""
     chosen = op if op is not None or average is None else keras.Average if average else keras.Sum
     factors = prescale_factor, postscale_factor
     return tf.constant(keras.allreduce(_plain(value), name, None, *factors, chosen, compression, process_set))
 
 
 def allgather(value: Any, name: str | None = None) -> Any:  # type: ignore[no-redef] # Horovod's result
-    """Return every rank's rows of `value`, as a tensor."""
+    """Return the rows of all ranks' `value` as a tensor."""
     return tensorflow.allgather(tf.constant(value), name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:  # type: ignore[no-redef] # Horovod's result
-    """Return rank `root_rank`'s `value`, as a tensor."""
+    """Return the `value` of rank `root_rank` as a tensor."""
     return tensorflow.broadcast(tf.constant(value), root_rank, name=name)
 
 
 def reducescatter(  # type: ignore[no-redef] # Horovod's result
     value: Any, name: str | None = None, op: int | str = keras.Average
 ) -> Any:
-    """Return this rank's rows of the ranks' values combined, as a tensor."""
+    """Return this rank's rows of the combination of all ranks' `value` as a tensor."""
     return tensorflow.reducescatter(tf.constant(value), name=name, op=op)
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as NumPy's array, of the type that TensorFlow gives numbers."""
+    """Return `value` as a NumPy array of the type that TensorFlow gives it."""
     return tf.constant(value).numpy()

@@ -1,4 +1,4 @@
-"""Training that goes on from the last commit after a failure."""
+"""Training that continues from the last commit after a failure."""
 
 from multiring.frontend.elastic.state import run_fn as run_fn
 from multiring.torch import init as init

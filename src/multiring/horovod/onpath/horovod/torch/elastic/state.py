@@ -1,4 +1,4 @@
-"""What goes back to the last commit."""
+"""States that can be restored to the last commit."""
 
 from multiring.torch.elastic.state import ModelStateHandler as ModelStateHandler
 from multiring.torch.elastic.state import OptimizerStateHandler as OptimizerStateHandler

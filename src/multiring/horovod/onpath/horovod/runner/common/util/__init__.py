@@ -1,1 +1,1 @@
-"""What Horovod's launchers are made of, as far as scripts use it."""
+"""The parts of Horovod's launchers that scripts use."""

@@ -1,4 +1,4 @@
-"""What the environment says of a rank."""
+"""Functions that read a rank and a size from the environment."""
 
 from multiring.horovod.arguments import IGNORE_REGEXES as IGNORE_REGEXES
 from multiring.horovod.arguments import KUBEFLOW_MPI_EXEC as KUBEFLOW_MPI_EXEC
