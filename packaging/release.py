@@ -31,7 +31,7 @@ class ReleaseError(Exception):
 
 
 def git(root: Path, *words: str) -> str:
-    """Return what git prints."""
+    """Run git and return its output without surrounding white space."""
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
@@ -55,7 +55,7 @@ def versions(root: Path) -> dict[str, str]:
 
 
 def problems(root: Path, today: date) -> list[str]:
-    """Return what has to change before the release, one sentence each."""
+    """Return the problems that block the release, one sentence each."""
     found = []
     changed = git(root, "status", "--porcelain")
     if changed:
@@ -75,7 +75,7 @@ def problems(root: Path, today: date) -> list[str]:
 
 
 def interpreters(names: Sequence[str]) -> list[str]:
-    """Return the interpreters' paths, or name those that are missing."""
+    """Return the paths of the interpreters; raise ReleaseError with the names of missing ones."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
         raise ReleaseError(f"{', '.join(missing)}: not found on PATH; install it, or name a path with --pythons")
@@ -83,10 +83,10 @@ def interpreters(names: Sequence[str]) -> list[str]:
 
 
 def run(*command: str | Path, cwd: Path) -> None:
-    """Run a command, with its output shown; raise ReleaseError where it fails."""
+    """Run a command and show its output; raise ReleaseError if it fails."""
     sys.stdout.write(f"$ {' '.join(map(str, command))}\n")
     sys.stdout.flush()
-    # With PYTHONPATH, Python would import this checkout in place of what was installed.
+    # With PYTHONPATH, Python would import this checkout instead of the installed package.
     done = subprocess.run(["env", "-u", "PYTHONPATH", *map(str, command)], cwd=cwd, check=False)
     if done.returncode:
         raise ReleaseError(f"{command[0]} failed with exit code {done.returncode}; its output is above")
@@ -115,13 +115,13 @@ def build(root: Path, pythons: Sequence[str]) -> list[Path]:
 
 
 def check_wheels(root: Path, wheels: Sequence[Path], pythons: Sequence[str]) -> None:
-    """Check what the wheels hold; then install each as an ordinary user, and train the demo there."""
+    """Check the contents of the wheels; then install each as an ordinary user, and run the demo."""
     run(root / ".ci" / "wheel-contents", *wheels, cwd=root)
     run(root / ".ci" / "wheel-check", *pythons, cwd=root)
 
 
 def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) -> None:
-    """Check, build, check what was built, and tag."""
+    """Check the checkout, build the packages, check them, and make the tag."""
     found = problems(root, today)
     if found and not is_dry:
         raise ReleaseError("\n".join(found))

@@ -1,4 +1,4 @@
-"""Read the conda recipe as rattler-build does, and render it for each Python: `make conda-lint`. Builds nothing."""
+"""Parse the conda recipe with rattler-build, and render it for each Python, without a build: `make conda-lint`."""
 
 import sys
 from pathlib import Path

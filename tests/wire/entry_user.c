@@ -1,5 +1,5 @@
-/* A user of native/entry/multiring.h, as a framework's operations are: knows nothing of Python but how to ask whether it
-   holds the GIL, which it never may. Requests are started on threads of its own. */
+/* A user of native/entry/multiring.h, like a framework's operations. It starts requests on its own threads. It uses
+   Python only to check that these threads never hold the GIL. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ typedef struct Asked {
   const MultiringEntry* entry;
   MultiringRequest request;
   uint64_t number;
-  int ended; /* how often `done` was called */
+  int ended; /* number of calls of `done` */
   int error;
   char text[4096];
   int64_t shapes[8][4];
@@ -42,7 +42,7 @@ static void on_done(void* data, int32_t error, const char* text) {
 
 static void* on_allocate(void* data, int32_t array, const int64_t* shape, int32_t dims) {
   Asked* asked = data;
-  size_t bytes = 8; /* of the largest type used here */
+  size_t bytes = 8; /* the size of the largest type used here */
   look();
   asked->dims[array] = dims;
   for (int32_t i = 0; i < dims; ++i) {
@@ -62,7 +62,7 @@ static void* run(void* data) {
 void user_set_up(int (*question)(void)) { holds_gil = question; }
 int user_gil_was_held(void) { return gil_was_held; }
 
-/* Starts a request on a thread of its own. `shapes`: `dims` numbers for each of the `count` arrays. */
+/* Starts a request on a new thread. `shapes` has `dims` numbers for each of the `count` arrays. */
 Asked* user_start(const MultiringEntry* entry, int32_t collective, int32_t type, int32_t op, int32_t process_set, const char* name, int32_t count,
                   void* const* inputs, void* const* outputs, const int64_t* shapes, int32_t dims) {
   Asked* asked = calloc(1, sizeof *asked);
@@ -91,13 +91,13 @@ Asked* user_start(const MultiringEntry* entry, int32_t collective, int32_t type,
   asked->request.data = asked;
   pthread_create(&asked->thread, NULL, run, asked);
   pthread_join(asked->thread, NULL);
-  free(arrays); /* `start` has copied what it needs */
+  free(arrays); /* `start` has copied them */
   return asked;
 }
 
 int user_cancel(Asked* asked) { return asked->entry->cancel(asked->entry->self, asked->number); }
 
-/* Waits for the end; returns the error. */
+/* Waits for the end of a request and returns its error. */
 int user_wait(Asked* asked) {
   pthread_mutex_lock(&asked->mutex);
   while (!asked->ended) pthread_cond_wait(&asked->changed, &asked->mutex);
