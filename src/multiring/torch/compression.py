@@ -82,7 +82,7 @@ class Int8Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return `tensor` quantized and converted back to float32, because sums of 8-bit integers would overflow."""
+        """Quantize `tensor` to 8 bits and return it as float32, because sums of 8-bit integers would overflow."""
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             return tensor, None
         return torch.from_numpy(round_trip(tensor.detach().contiguous().numpy(), "int8")).view(tensor.shape), None

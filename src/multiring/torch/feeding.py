@@ -45,11 +45,11 @@ def _tensor(name: str, array: Any) -> Tensor:
 
 
 class DataLoader(Loader):
-    """Load batches of this rank's samples as tensors; the arguments are those of `multiring.data.Loader`.
+    """Load batches of this rank's samples as tensors.
 
-    Without `rank` and `ranks`, the loader uses the job's values at the start of each iteration. `distribute` accepts
-    this loader in place of torch's DataLoader. `batch` is then the number of samples of all ranks together, and the
-    gradients are weighted by each rank's part of the batch.
+    The arguments are those of `multiring.data.Loader`. Without `rank` and `ranks`, the loader uses the job's values at
+    the start of each iteration. `distribute` accepts this loader in place of torch's DataLoader. `batch` is then the
+    number of samples of all ranks together, and the gradients are weighted by each rank's part of the batch.
     """
 
     def __init__(self, samples: Samples, batch: int, **options: Any) -> None:
@@ -93,11 +93,12 @@ class DataLoader(Loader):
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Batch]):
-    """This rank's batches of an epoch, for torch's DataLoader with batch_size=None and any number of workers.
+    """This rank's batches of an epoch, for torch's DataLoader.
 
-    The order of the batches does not depend on the number of workers, because torch takes batches from the workers in
-    turn. Workers prefetch batches that the training has not used yet. `state_after` therefore takes the number of used
-    batches, and returns the state of the training after them.
+    The DataLoader must have `batch_size=None`, and may have any number of workers. The order of the batches does not
+    depend on the number of workers, because torch takes batches from the workers in turn. Workers prefetch batches that
+    the training has not used yet. `state_after` therefore takes the number of used batches, and returns the state of
+    the training after them.
 
     Args:
         samples: a Dataset or a Mixture.

@@ -11,11 +11,11 @@ from multiring.torch.collectives.allgather import allgather
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the outputs of all ranks in rank order: the rows of tensors, and the elements of lists.
+    """Return the outputs of all ranks in rank order.
 
-    The values of dicts and tuples are gathered one by one; values of dicts are matched by key. Every rank must call
-    this function. A rank without samples passes tensors without rows, so that evaluation is exact even if the last
-    batches differ in size. The result has no gradient.
+    The rows of tensors and the elements of lists are concatenated. The values of dicts and tuples are gathered one by
+    one; values of dicts are matched by key. Every rank must call this function. A rank without samples passes tensors
+    without rows, so that evaluation is exact even if the last batches differ in size. The result has no gradient.
 
     Raises:
         ArgumentError: an output is not a tensor, list, dict or tuple.
@@ -34,7 +34,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def seed_everything(seed: int | None = 0, *, differs: bool = False) -> int:
-    """Seed the generators of Python, NumPy and torch, and return this rank's seed; every rank must call this.
+    """Seed the generators of Python, NumPy and torch, and return this rank's seed.
+
+    Every rank must call this function.
 
     Args:
         seed: 0 to 2^32 - 1, the same on all ranks; with None, a seed is drawn.

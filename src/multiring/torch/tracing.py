@@ -24,7 +24,7 @@ _TRACED = (
 
 
 def keep_untraced(package: str, more: ModuleType) -> None:
-    """Exclude from tracing all functions of the loaded modules of `package`, and those that `more` exports."""
+    """Exclude all functions of `package`'s loaded modules, and the functions that `more` exports, from tracing."""
     for name, module in list(sys.modules.items()):
         if name.startswith(package) and not name.startswith(_TRACED):
             for value in list(vars(module).values()):

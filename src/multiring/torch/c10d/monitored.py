@@ -42,7 +42,9 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,  # noqa: FBT001, FBT002 -- torch's
 ) -> None:
-    """Run `torch.distributed.monitored_barrier`, which torch allows for Gloo groups only, also for multiring's groups.
+    """Wait until every rank of a group has called this function.
+
+    This is `torch.distributed.monitored_barrier`, which torch allows for Gloo groups only, for multiring's groups too.
 
     Args:
         group: the process group; by default the group of all ranks.

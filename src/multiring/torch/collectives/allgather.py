@@ -15,10 +15,10 @@ from multiring.torch.interop import require_plain, wants_gradient
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Return the tensors of all ranks, concatenated in rank order along the first dimension.
+    """Return the tensors of all ranks, concatenated along the first dimension.
 
-    The operation is differentiable. The gradient of a rank's rows is the average of all ranks' gradients for these
-    rows. Every rank must therefore run the backward pass.
+    The result is in rank order. The operation is differentiable. The gradient of a rank's rows is the average of all
+    ranks' gradients for these rows. Every rank must therefore run the backward pass.
 
     Args:
         tensor: a tensor of any type; the ranks' shapes may differ in the first dimension only.
@@ -41,7 +41,10 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start an `allgather` without a gradient, and return its handle for `synchronize` and `poll`."""
+    """Start an `allgather` without a gradient, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     require_plain(tensor)
     return handle_of(_first(submit_rows(members_of(process_set), tensor, name)))
 
@@ -49,7 +52,10 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[Tensor, ...]:
-    """Return the `allgather` of each tensor; every rank must pass the same number of tensors."""
+    """Return the `allgather` of each tensor.
+
+    Every rank must pass the same number of tensors.
+    """
     found: tuple[Tensor, ...]
     if wants_gradient(*tensors):
         found = _GroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call] # torch's own

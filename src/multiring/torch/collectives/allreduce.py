@@ -84,7 +84,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an `allreduce` without a gradient, and return its handle for `synchronize` and `poll`."""
+    """Start an `allreduce` without a gradient, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(submit_allreduce(tensor, name, how, process_set, in_place=False))
 
@@ -113,7 +116,10 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an `allreduce_`, and return its handle for `synchronize` and `poll`."""
+    """Start an `allreduce_`, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(submit_allreduce(tensor, name, how, process_set, in_place=True))
 

@@ -47,14 +47,17 @@ def broadcast(
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start a `broadcast` without a gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `broadcast` without a gradient, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     return handle_of(_submit(tensor, root_rank, name, process_set, in_place=False))
 
 
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Run a `broadcast` that overwrites `tensor` with the root's tensor, and return it."""
+    """Run a `broadcast` that overwrites `tensor` with the result, and return it."""
     found: Tensor = _submit(tensor, root_rank, name, process_set, in_place=True).wait()
     return found
 
@@ -62,7 +65,10 @@ def broadcast_(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start a `broadcast_`, and return its handle for `synchronize` and `poll`."""
+    """Start a `broadcast_`, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     return handle_of(_submit(tensor, root_rank, name, process_set, in_place=True))
 
 

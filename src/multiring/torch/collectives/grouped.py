@@ -71,7 +71,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start a `grouped_allreduce` without a gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `grouped_allreduce` without a gradient, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(_submit(tensors, name, how, process_set, in_place=False))
 
@@ -85,7 +88,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """Run a `grouped_allreduce` that overwrites each tensor with its result, and return them.
+    """Run a `grouped_allreduce` that overwrites the tensors, and return them.
 
     Tensors that `arena_like` made are reduced in their own memory, without a copy.
     """
@@ -114,7 +117,10 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start a `grouped_allreduce_`, and return its handle for `synchronize` and `poll`."""
+    """Start a `grouped_allreduce_`, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     how = combination(op, average, prescale_factor, postscale_factor)
     return handle_of(_submit(tensors, name, how, process_set, in_place=True))
 
@@ -259,7 +265,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
     signature = _signature(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, signature, start, finish, at_once)
-    if waits:  # now, while the tensors are in the CPU's caches: the sum drives them out
+    if waits:  # note the changes now, while the tensors are in the CPU's caches: the sum drives them out
         note_changes(tensors)
         if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:
             if len(span.repeats) >= _MOST_REPEATS:

@@ -80,7 +80,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a `reducescatter` without a gradient, and return its handle for `synchronize` and `poll`."""
+    """Start a `reducescatter` without a gradient, and return its handle.
+
+    Pass the handle to `synchronize` or `poll`.
+    """
     how = combination(op, None, prescale_factor, postscale_factor)
     return handle_of(_submit(members_of(process_set), tensor, name, how))
 
@@ -94,7 +97,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Return the `reducescatter` of each tensor; every rank must pass the same number of tensors."""
+    """Return the `reducescatter` of each tensor.
+
+    Every rank must pass the same number of tensors.
+    """
     require_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]

@@ -31,9 +31,10 @@ class SparseHandle:
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int | str | None, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
-    """Start an allreduce of sparse tensors, and return its handle; call the handle to wait for the result.
+    """Start an allreduce of sparse tensors, and return its handle.
 
-    Each rank first adds up its elements that have the same indices. The result has each index once.
+    Call the handle to wait for the result. Each rank first adds up its elements that have the same indices. The result
+    has each index once.
 
     Args:
         tensor: a tensor of layout torch.sparse_coo. Its shape and type are the same on all ranks; the number of its

@@ -12,10 +12,11 @@ from multiring.torch.interop import at_place, require_plain
 
 
 def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
-    """Return zeros of the shapes and types of `tensors`; zeros of one type are adjacent in the arena.
+    """Return zeros in the arena, of the shapes and types of `tensors`.
 
-    `grouped_allreduce_` of all of them, in this order, reduces their memory as one buffer, without a copy. The function
-    is local: no other rank takes part. The memory is released when the last of the tensors is deleted.
+    The zeros of one type are adjacent. `grouped_allreduce_` of all of them, in this order, reduces their memory as one
+    buffer, without a copy. The function is local: no other rank takes part. The memory is released when the last of the
+    tensors is deleted.
 
     Args:
         tensors: tensors whose shapes and types are used, for example a model's parameters, to get tensors for their

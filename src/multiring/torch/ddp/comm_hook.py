@@ -36,7 +36,7 @@ from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_el
 
 
 class BucketSharing:
-    """The state of the hook `share_bucket`, which averages a DistributedDataParallel's gradients over the ranks.
+    """The state of the hook `share_bucket`, which averages gradients over the ranks.
 
     Args:
         compression: the form in which gradients travel: Compression.none, .fp16, .bf16 or .int8 between hosts,
@@ -45,7 +45,8 @@ class BucketSharing:
         process_group: the model's process group; by default torch's default group.
 
     Raises:
-        ArgumentError: error feedback is combined with a lossless compression, or `compression` is unknown.
+        ArgumentError: `compression` is unknown; or `error_feedback` is set, and `compression` is neither a wire type
+            nor PowerSGD.
     """
 
     def __init__(
@@ -190,7 +191,9 @@ class BucketSharing:
 
 
 def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of gradients over the ranks; a communication hook for DistributedDataParallel.
+    """Average a bucket of gradients over the ranks.
+
+    This is a communication hook for DistributedDataParallel.
 
     Args:
         state: the configuration and the state of the hook.

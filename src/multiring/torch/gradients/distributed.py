@@ -62,7 +62,10 @@ class Distributed(torch.optim.Optimizer):
     _seen_backwards: int = 0  # the value of `backwards` when the newest batch was handed out
 
     def synchronize(self) -> None:
-        """Wait until the gradients are those of all ranks; after a complete backward, return at once."""
+        """Wait until the gradients are combined over the ranks.
+
+        After a complete backward, this returns at once.
+        """
         self.follow_job()
         if self._reducer is not None:
             self._reducer.synchronize()

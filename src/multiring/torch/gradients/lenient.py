@@ -52,9 +52,10 @@ DistributedOptimizer = _lenient(optimizer.DistributedOptimizer)
 
 @wraps(state.broadcast_optimizer_state)
 def broadcast_optimizer_state(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
-    """Broadcast the state as multiring.torch does; if the optimizer has none yet, also set its gradients to zero.
+    """Broadcast the optimizer's state as multiring.torch does.
 
-    Horovod leaves such zeros, because it takes a step to create the state.
+    If the optimizer has no state yet, its gradients are set to zero. Horovod leaves such zeros, because it takes a step
+    to create the state.
     """
     is_fresh = isinstance(optimizer, torch.optim.Optimizer) and not optimizer.state
     state.broadcast_optimizer_state(optimizer, *arguments, **keywords)

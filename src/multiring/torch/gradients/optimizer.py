@@ -109,7 +109,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
 
 
 def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes that each reduction of `optimizer`'s gradients passes to collectives.
+    """Return the bytes that one reduction of the gradients passes to collectives.
 
     The bytes are counted after compression, as they travel between hosts; docs/algorithms.md says how often an
     algorithm sends them. The result is 0 for one rank.

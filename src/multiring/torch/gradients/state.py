@@ -26,10 +26,10 @@ def broadcast_optimizer_state(
     model: nn.Module | None = None,  # noqa: ARG001 -- Horovod's, which steps with it; here nothing is stepped
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Replace the optimizer's state and options (such as the learning rate) by those of rank `root_rank`.
+    """Replace the optimizer's state and options by those of rank `root_rank`.
 
-    State that a rank lacks is created, and state that the root does not have is dropped. Each rank keeps its own
-    compression errors (error feedback).
+    The learning rate, for example, is an option. State that a rank lacks is created, and state that the root does not
+    have is dropped. Each rank keeps its own compression errors (error feedback).
 
     Args:
         optimizer: an optimizer with parameters of the same shapes in the same groups on all ranks.

@@ -62,7 +62,7 @@ class Accumulation:
 
 
 def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> Accumulation:
-    """Return a context for the work on one batch; `steps` batches make one step of the optimizer.
+    """Return a context for one batch; `steps` batches make one step of the optimizer.
 
         accumulated = mt.accumulate(optimizer, 4)
         for inputs, labels in loader:

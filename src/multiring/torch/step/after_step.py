@@ -61,12 +61,12 @@ class RateSchedule:
 
 
 def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
-    """Scale the optimizer's learning rates by `rule` at each step; the loop needs no further call.
+    """Scale the optimizer's learning rates by `rule` at each step.
 
         mt.schedule(optimizer, Warmup(500) * Cosine(10_000))
 
-    Steps without a gradient do not count: the first step with gradient lag, and steps that overflowed. The schedule is
-    saved with the optimizer's state.
+    The training loop needs no further call. Steps without a gradient do not count: the first step with gradient lag,
+    and steps that overflowed. The schedule is saved with the optimizer's state.
 
     Args:
         optimizer: a plain or distributed optimizer. Call this after `distribute`, which may scale the learning rates.
@@ -80,7 +80,7 @@ def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
 def adascale(
     optimizer: torch.optim.Optimizer, rule: Schedule, noise: NoiseWatch, *, scale: float, batch: int
 ) -> RateSchedule:
-    """Use a small batch's learning rates and schedule for a batch `scale` times larger, by AdaScale.
+    """Use a small batch's learning rate schedule for a larger batch, by AdaScale.
 
     Args:
         optimizer: SGD with the small batch's learning rate.
@@ -151,11 +151,12 @@ class MovingAverage:
 
 
 def moving_average(optimizer: torch.optim.Optimizer, model: Any, decay: float = 0.999) -> MovingAverage:
-    """Keep an exponential moving average of `model`'s weights, updated at each step that had a gradient.
+    """Keep an exponential moving average of `model`'s weights.
 
-    Floating-point and complex buffers, such as batch norm's running statistics, are averaged in the same way, because
-    the statistics of the current weights do not fit averaged weights. Averages of buffers differ between ranks, as the
-    buffers do. The averages are saved with the optimizer's state; a checkpoint has those of rank 0 for all ranks.
+    Each step that had a gradient updates the average. Floating-point and complex buffers, such as batch norm's running
+    statistics, are averaged in the same way, because the statistics of the current weights do not fit averaged weights.
+    Averages of buffers differ between ranks, as the buffers do. The averages are saved with the optimizer's state; a
+    checkpoint has those of rank 0 for all ranks.
 
     Raises:
         ArgumentError: `decay` is not from 0 to 1.

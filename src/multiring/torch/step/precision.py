@@ -208,7 +208,7 @@ def mixed_precision(
     *,
     scale: LossScale | None = None,
 ) -> MixedPrecision:
-    """Train `optimizer`'s parameters in 16 bits; return the object that the training loop uses.
+    """Train in 16 bits; return the object that the training loop uses.
 
         precision = mt.mixed_precision(optimizer, "bf16")
         ...
