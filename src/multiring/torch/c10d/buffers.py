@@ -130,7 +130,9 @@ def put_in_order(tensors: Sequence[Tensor], found: Tensor) -> None:
 
 
 def touching(calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> list[bool]:
-    """Return for each operation whether its memory may overlap another operation's, and one of them overwrites it.
+    """Return for each operation whether its memory may overlap the memory of another operation.
+
+    Overlaps of memory that the operations only read do not count.
 
     Args:
         calls: for each operation, the tensors that it overwrites, and the tensors that it reads.

@@ -175,7 +175,7 @@ class NoiseWatch:
         if len(self._parts) < 2:
             return None
         total = float(sum(samples for _, samples in self._parts))
-        # The sum of gradients has each part weighted by its share of the samples.
+        # Each part's gradient is weighted by the part's share of the samples.
         mean = sum(square * total / samples for square, samples in self._parts)
         whole = square_of(step.parameters, step.gradients)
         return {"batch": total, "mean": mean, "total": total, "parts": len(self._parts), "divisor": 1.0, "whole": whole}
@@ -202,7 +202,7 @@ class NoiseWatch:
                 "samples=, the number on this rank"
             )
         is_sum = setup is not None and setup.options.op == "sum"
-        # The factor by which the mean over the rank's samples was multiplied to give the rank's gradient.
+        # The rank's gradient is this factor times the mean gradient of the rank's samples.
         weight = float(own) if is_sum else 1.0 if share is None else share.weight
         square = observation.own / weight**2 if own else 0.0
         is_mean_of_means = share is None and not is_sum
@@ -268,7 +268,7 @@ class _Observation:
         self._signs.manual_seed(self._seed)
 
     def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Add some of this rank's gradients."""
+        """Add some of this rank's gradients to the norm or the sketch."""
         if not len(self._sketch):
             self._own += float((norms_of(gradients) ** 2).sum())
             return

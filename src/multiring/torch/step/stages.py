@@ -194,7 +194,7 @@ def stages_of(optimizer: Any) -> StepStages:
 
 
 def each_gradient(step: StepContext, change: Callable[[list[Tensor]], Any]) -> None:
-    """Replace all gradients by the tensors that `change` returns for them, one for each."""
+    """Replace all gradients by the results of `change`, which returns one tensor for each gradient."""
     having = [each for each in step.parameters if each.grad is not None]
     if having:
         for each, changed in zip(having, change([p.grad for p in having if p.grad is not None]), strict=True):
