@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-AROUND = 15  # pixels
+AROUND = 15  # pixels along a side of the surroundings
 CLASSES = ("background", "cyclone", "river")
 DRAWN = {0: 60, 1: 40, 2: 40}  # the most pixels of each class that are drawn from a field
 HELD_BACK = 20  # the number of fields held back
@@ -111,7 +111,7 @@ class Baseline:
 
     @staticmethod
     def guess(chances: NDArray[np.float64], boost: float) -> NDArray[np.int64]:
-        """Return the likeliest class, with the probabilities of rare classes multiplied by `boost`."""
+        """Return each pixel's likeliest class, after multiplying the probabilities of rare classes by `boost`."""
         guesses: NDArray[np.int64] = (chances * np.array([1, boost, boost])).argmax(1)
         return guesses
 

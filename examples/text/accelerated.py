@@ -1,4 +1,4 @@
-"""A transformer learns which of two topics most words of a sentence belong to: on many ranks, by Accelerate.
+"""Train a transformer to find the main topic of a sentence: on many ranks, by Accelerate.
 
     torchrun --nproc-per-node 2 examples/text/accelerated.py
 
@@ -25,7 +25,7 @@ LENGTH, BATCH, ACCUMULATED = 15, 24, 2
 
 
 def sentences(count: int, seed: int) -> Any:
-    """Return sentences as word numbers, each with the topic of most of its words."""
+    """Return sentences, as lists of word numbers, and the topic that each has more words of."""
     draw = random.Random(seed)  # noqa: S311 -- the same on all ranks
     words = [draw.choices(list(VOCABULARY), k=LENGTH) for _ in range(count)]
     more = [sum(word in TOPICS[1] for word in each) > sum(word in TOPICS[0] for word in each) for each in words]
@@ -34,7 +34,7 @@ def sentences(count: int, seed: int) -> Any:
 
 
 class Classifier(nn.Module):
-    """A network of embeddings of words and positions, two layers of attention, and two scores from their mean."""
+    """A transformer of two layers whose mean output gives a score for each topic."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def counted(  # noqa: PLR0913 -- all are needed
         for each in loader:
             with recipe.precision.autocast() if recipe is not None else nullcontext():
                 found = _with_losses(*measure(model, each))
-            # A rank with an empty part got another rank's sample, to learn the counts' shape.
+            # A rank with an empty part measures another rank's sample, only to get the shape of the counts.
             found = found * bool(loader.share.samples)
             total = found if not total.numel() else total + found
     loader.close()

@@ -61,7 +61,7 @@ class Task(Protocol):
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return from one forward the loss of each sample, (n,), and int64 counts that add up over samples."""
+        """Run forward once; return each sample's loss, (n,), and int64 counts that add up over samples."""
         ...
 
     def scores(self, counts: Tensor) -> dict[str, float]:
@@ -205,7 +205,7 @@ class Run:
         return whole
 
     def _agree(self, own_loss: float) -> str:
-        """Sum the loss over ranks while the next step runs; return a reason to stop after the step before, or ""."""
+        """Start to sum the loss over ranks; return a reason to stop, found by the sum of the step before, or ""."""
         minutes = self.options.minutes
         is_over = bool(minutes) and self.progress.trained_s > minutes * 60
         own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over)], dtype=torch.float64)
@@ -252,7 +252,7 @@ class Run:
         )
 
     def _evaluate(self, checkpoints: Checkpoints | None) -> None:
-        """Score every evaluation set on all ranks; save the checkpoint as the best one if it is."""
+        """Score every evaluation set on all ranks; if the scores are the best so far, save a checkpoint."""
         if self.task.evaluations:
             with self._paused():
                 self._score(checkpoints)

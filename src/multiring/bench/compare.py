@@ -38,19 +38,19 @@ class Library(Protocol):
 
     @property
     def engine(self) -> str:
-        """The engine that carries its bytes."""
+        """The engine that carries the library's bytes."""
 
     def refusal(self, case: Case) -> str:
         """Return why the library cannot run `case`, or ""."""
 
     def buffers(self, asked: str) -> str:
-        """Return the kind of memory that it is timed on, if multiring is asked to use "arena" or "ordinary"."""
+        """Return the library's kind of memory, if the user asks multiring to use `asked`, "arena" or "ordinary"."""
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
-        """Return its settings in `case`; all cases of a job have the same settings."""
+        """Return the library's settings in `case`; all cases of a job have the same settings."""
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return how to start a job of its worker on the cases in `case_file`."""
+        """Return how to start a job of the library's worker on the cases in `case_file`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,21 +47,21 @@ class OwnWorker:
     variant: Variant = AS_IT_IS
 
     def refusal(self, case: Case) -> str:
-        """Return why it cannot run `case`, or ""."""
+        """Return why the library cannot run `case`, or ""."""
         if self.name == BOUND and case.collective == "barrier":
             return "a barrier moves no bytes"
         return self.variant.refusal(case)
 
     def buffers(self, asked: str) -> str:
-        """Return the kind of memory it is timed on, if multiring is asked to use `asked`."""
+        """Return the library's kind of memory, if the user asks multiring to use `asked`."""
         return self.variant.buffers or (asked if is_ours(self.name) else "ordinary")
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:  # noqa: ARG002 -- the same for all
-        """Return its settings in this case."""
+        """Return the library's settings, which are the same for all cases."""
         return self.variant.variables()
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return how to start its job."""
+        """Return how to start a job of the library's worker on the cases in `case_file`."""
         launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
         if self.lab is not None:
             launcher = self.lab(self.variant.launcher)
@@ -78,31 +78,31 @@ class PeerLibrary:
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """The peer's name on the command line."""
         return self.peer.name
 
     @property
     def engine(self) -> str:
-        """The engine that carries its bytes."""
+        """The engine that carries the peer's bytes."""
         engine = engine_of(self.peer)
         return engine if self.lab is None or engine != "shm" else "shm+tcp"
 
     def refusal(self, case: Case) -> str:  # noqa: ARG002 -- the same for all; its worker rejects cases
-        """Return why it cannot run in the lab, or ""."""
+        """Return why the peer cannot run in the lab, or ""."""
         return "" if self.lab is None or self.peer.name in _IN_LAB else "the lab has no launcher for it"
 
     def buffers(self, asked: str) -> str:  # noqa: ARG002 -- a peer has no arena
-        """Return the kind of memory it is timed on."""
+        """Return the peer's kind of memory."""
         return "ordinary"
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
-        """Return its settings in this case."""
+        """Return the peer's settings in this case."""
         return self.peer.settings(case, ranks)
 
     def start(self, case_file: Path, ranks: int) -> Start:
-        """Return how to start its job.
+        """Return how to start a job of the peer's worker on the cases in `case_file`.
 
-        In a lab its own environment's mpiexec comes first on PATH.
+        In a lab, the mpiexec of the peer's own environment comes first on PATH.
         """
         direct = command_of(self.peer, ranks, self.peer.worker, case_file)
         return direct if self.lab is None else _start_in_lab(self.peer, self.lab, direct)

@@ -41,7 +41,10 @@ def _processor() -> str:
 
 
 def matrix_unit(lines: list[str]) -> str:
-    """Return whether x86's matrix unit is in /proc/cpuinfo's `lines`: processors of one name differ in it."""
+    """Return ", AMX" or ", no AMX" for an x86 processor, from the lines of /proc/cpuinfo, else "".
+
+    Processors of one model name differ in this matrix unit.
+    """
     flags = next((line.partition(":")[2].split() for line in lines if line.partition(":")[0].strip() == "flags"), None)
     if flags is None:
         return ""

@@ -44,7 +44,7 @@ class Peer:
     knobs: tuple[Knob, ...] = ()
 
     def settings(self, case: Case, ranks: int) -> dict[str, str]:
-        """Return its settings in this case."""
+        """Return the library's settings in this case."""
         return {knob.name: knob.value for knob in self.knobs if knob.when(case, ranks)}
 
 

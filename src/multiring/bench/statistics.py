@@ -32,8 +32,9 @@ class Interval:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of `values`, and the narrowest interval of at least 95 % between two values, else their range.
+    """Return the median of `values` and its confidence interval.
 
+    The interval is the narrowest one between two values that has at least 95 %, or the range of `values` if none has.
     The k-th smallest and the k-th largest of n independent values enclose the median of their distribution with
     probability 1 - 2 * sum over i < k of C(n, i) / 2**n, for any distribution (exact order statistics: Conover,
     Practical Nonparametric Statistics, 3rd edition 1999, section 3.2). k = 1 has 93.75 % at n = 5 and 98.4 % at n = 7.

@@ -22,21 +22,21 @@ class Variant:
 
     @property
     def is_for_hosts(self) -> bool:
-        """Return whether it differs from plain multiring only between hosts."""
+        """Return whether the variant differs from plain multiring only between hosts."""
         return not self.buffers
 
     @property
     def launcher(self) -> str:
-        """The lab's launcher that starts its ranks."""
+        """The lab's launcher that starts the variant's ranks."""
         return "mpiexec" if self.mpi else "multiring"
 
     @property
     def engine(self) -> str:
-        """The engine that carries its bytes."""
+        """The engine that carries the variant's bytes."""
         return "shm+mpi" if self.mpi else "shm+tcp"
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that are added to its job's environment.
+        """Return the variables that are added to the environment of the variant's job.
 
         Raises:
             LaunchError: the MPI is not installed; the message has the command that installs it.
@@ -49,11 +49,11 @@ class Variant:
         return {"PATH": path, "MPI4PY_LIBMPI": library, **environment_of(engine="mpi")}
 
     def words(self) -> tuple[str, ...]:
-        """Return the arguments of its worker after the case file."""
+        """Return the arguments that follow the case file on the worker's command line."""
         return (f"wire={self.wire}",) if self.wire else ()
 
     def refusal(self, case: Case) -> str:
-        """Return why it cannot run `case`, or ""."""
+        """Return why the variant cannot run `case`, or ""."""
         if self.wire and (case.collective != "all_reduce" or case.dtype != "float32"):
             return f"a wire type is for all_reduce of float32, not {case.collective} of {case.dtype}"
         return ""

@@ -12,7 +12,7 @@ from multiring.topology import Link, OwnRails, Topology
 
 FAR = 1.5  # measured / predicted seconds above which a check fails
 TIMES = 2  # failed checks in a row before there is a finding
-_SLOW = 2 / 3  # of the median host's rate, both relative to the stated rates; a host below is slow
+_SLOW = 2 / 3  # of the median host's rate; a slower host counts as slow. Rates are relative to the stated rates.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,7 +36,7 @@ def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
 
 def _way(schedule: Schedule, topology: Topology, axis: int) -> Way:
     patterns = tuple(phase.pattern for phase in schedule.phases if phase.axis == axis)
-    # Beyond the grid and the order, only the root's position matters: equal frames then share the cached result.
+    # The shares do not matter here. Without them, more schedules share a cached result.
     frame = replace(schedule.frame, shares=(1,))
     from_hosts, within_hosts, from_racks = _senders(frame, patterns, axis, topology.hosts, topology.rack_of())
     if not any(from_hosts):
@@ -84,7 +84,7 @@ def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: 
 
 
 def _beside(link: Link, topology: Topology, host: int, within: int) -> Link:
-    """Return `link`, slowed down if ranks take turns and `within` other ranks of the host send within the host."""
+    """Return `link` with less bandwidth if ranks take turns and `within` ranks of its host send within the host."""
     if not topology.takes_turns:
         return link
     # The stated rate is per rank: all ranks of a host use its memory side by side.
@@ -101,7 +101,12 @@ def _senders(
     hosts: tuple[tuple[int, ...], ...],
     rack_of: tuple[int, ...],
 ) -> tuple[list[int], list[int], list[int]]:
-    """Count the ranks that send along `axis`: from each host to others, only within it, from each rack to others."""
+    """Count the ranks that send along `axis`.
+
+    Returns:
+        For each host, the ranks that send to other hosts; for each host, the ranks that send within the host only; for
+        each rack, the ranks that send to other racks.
+    """
     host_of = np.zeros(frame.ranks, np.intp)
     for index, ranks in enumerate(hosts):
         host_of[list(ranks)] = index

@@ -129,9 +129,10 @@ def _ring(hosts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> tuple[list[Link], float]:
-    """Return each host's link over one rail, the better of its pairs, and the idle part of the cores.
+    """Measure one rail in all pairs of hosts.
 
-    The idle part is the median host's.
+    Returns:
+        Each host's link, from the better of its pairs; and the part of the cores that were idle, on the median host.
     """
     hosts = len(group.topology.hosts)
     best = np.zeros((hosts, 5))

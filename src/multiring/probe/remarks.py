@@ -7,8 +7,8 @@ import numpy as np
 
 from multiring.topology import Link, OwnRails, Rack, Topology
 
-_SLOW = 0.75  # of the median bandwidth; a host with a slower rail is named
-_WRONG = 0.7  # of the stated bandwidth; a slower rail is named
+_SLOW = 0.75  # of the median bandwidth; a host whose rail has less gets a warning
+_WRONG = 0.7  # of the stated bandwidth; a rail that has less gets a warning
 
 
 def median_of(links: Sequence[Link]) -> Link:
@@ -58,7 +58,7 @@ def far_from_stated(topology: Topology, usual: tuple[Link, ...]) -> list[str]:
 
 
 def racked(rack: Rack, usual: tuple[Link, ...], rates: list[float]) -> Rack:
-    """Return `rack` with its uplinks: only those slower than all of its hosts together."""
+    """Return `rack` with the uplinks that are slower than all of its hosts together."""
     uplinks = tuple(
         replace(link, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=rate)
         if 0 < rate < _SLOW * link.bandwidth_bytes_per_s * len(rack.hosts)

@@ -110,7 +110,7 @@ def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
 
 
 def _prove_channels(moves: Moves, rank: int, channels: int) -> None:
-    """Raise ScheduleError unless `moves` use all channels: the executor counts them to tell streams apart."""
+    """Raise ScheduleError unless `moves` use all channels: the executor counts a program's channels."""
     used = sorted(set(moves.channel.tolist()))
     if used not in ([], list(range(channels))):
         raise ScheduleError(f"rank {rank}: moves on channels {used}, want all {channels} of the schedule")

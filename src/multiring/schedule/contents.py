@@ -16,11 +16,11 @@ from multiring.schedule.versions import Version
 class Content(NamedTuple):
     """The state of one chunk during a proof."""
 
-    mask: int  # the ranks whose contributions it holds: bit r is rank r
+    mask: int  # the ranks whose contributions the chunk holds: bit r is rank r
     home: int
-    roundings: int  # the most REDUCEs that any of its contributions has passed
-    codings: int  # the most lossy wires that any of its contributions has passed
-    version: Version  # how its bits were computed
+    roundings: int  # the most REDUCEs that a contribution has passed
+    codings: int  # the most lossy wires that a contribution has passed
+    version: Version  # identifies how the bits were computed
 
 
 def result_of(

@@ -27,7 +27,7 @@ class _Places:
     before: int  # for blocks that this phase has not written
     after: int  # for blocks that this phase has written
     finished: int | None = None  # first chunk of OUTPUT for the parts that this phase completes; None: as `after`
-    scattered: bool = True  # whether the breaks of the user's buffer cut the parts
+    scattered: bool = True  # whether gaps in the user's buffer cut a part into several moves
 
 
 def expand(frame: Frame, phases: Sequence[Phase], rank: int) -> Moves:

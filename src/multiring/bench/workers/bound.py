@@ -1,8 +1,8 @@
 """A rank that does one host's part of a collective without waiting for other ranks: an upper bound for libraries.
 
 It reads and writes as many bytes as a rank must in any algorithm that moves each byte once. It uses the same kernels
-and the same kind of memory as multiring, and all ranks run at once. Its own memory stands for other ranks' operands:
-after the first read it makes no difference which core wrote them, and nobody changes them.
+and the same kind of memory as multiring, and all ranks run at once. Other ranks' operands are represented by memory of
+the rank itself: after the first read it makes no difference which core wrote them, and nobody changes them.
 """
 
 import time

@@ -203,7 +203,7 @@ def wire_tolerance(wire: str, ranks: int) -> float:
 
 
 def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.0) -> None:
-    """Return if every element of `got` is equal to that of `want`, within `tolerance`.
+    """Exit unless every element of `got` is equal to the same element of `want`, within `tolerance`.
 
     Raises:
         SystemExit: an element differs. The message names the library and the first such element, and becomes the
@@ -225,7 +225,7 @@ def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.
 
 
 def rest_value(case: Case) -> int:
-    """Return the value for buffers before timing: hundreds of in-place operations do not change it."""
+    """Return the value that fills buffers before timing; hundreds of in-place operations do not change it."""
     return 1 if case.op == "product" else 0
 
 

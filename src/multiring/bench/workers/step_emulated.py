@@ -55,7 +55,7 @@ class EmulatedNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` after the time of forward.
 
-        Backward reverses the order of the parameters here.
+        Backward runs through the parameters in reverse, so that gradients come in the order of the pace.
         """
         sleep(self._pace.forward_s)
         for name, seconds in reversed(self._pace.backward):

@@ -7,7 +7,7 @@ from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.profile import Profile, Unit
 
-_FLAT_COPIES = 3  # per byte of the largest gathered group: its parameters, their gradients, and the message buffer
+_FLAT_COPIES = 3  # buffers of the largest gathered group's size: parameters, gradients, and messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,8 @@ class Memory:
 def memory_of(parallelism: Parallelism, profile: Profile) -> Memory:
     """Return the memory of the rank that holds most under `parallelism`.
 
-    States are exact if parts divide evenly. Activations are those of a step without recomputing. A tensor axis is
-    assumed to keep all of them; it keeps fewer.
+    States are exact if parts divide evenly. Activations are those of a step without recomputing. On a tensor axis they
+    are an overestimate, because each rank is assumed to keep all activations.
     """
     units, copies = profile.units, 2 + profile.optimizer_states
     share = profile.batch / parallelism.data_ranks

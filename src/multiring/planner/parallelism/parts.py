@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism.profile import Unit
 
-# Smaller units are gathered together with the rest of the model, once a step: a collective of their own costs more.
+# Smaller units are gathered with the rest of the model, once a step, because a collective for each would cost more.
 GATHERED_LEAST_BYTES = 1 << 18
 
 

@@ -59,7 +59,7 @@ def makespan(stages: Sequence[Stage], microbatches: int, cores: float, messages_
 
 
 def _order(warm: int, microbatches: int) -> list[tuple[bool, int]]:
-    """Return a stage's actions, (whether it is a forward, its microbatch), with `warm` forwards at the start."""
+    """Return a stage's actions with `warm` forwards at the start: (whether it is a forward, microbatch) each."""
     warm = min(warm, microbatches)
     order = [(True, each) for each in range(warm)]
     for each in range(microbatches):
