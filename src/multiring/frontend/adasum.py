@@ -30,11 +30,11 @@ Vector = NDArray[Any]
 
 
 def rounds(ranks: int) -> list[list[tuple[int, int]]]:
-    """Return the pairs (i, j) of vectors that each round combines; the Adasum of a pair replaces vector i.
+    """Return the pairs (i, j) of vectors that each round combines.
 
-    Let 2^k be the largest power of two up to `ranks`. The first round combines each vector 2^k + i into vector i. The
-    next rounds follow the binary tree of the first 2^k vectors: neighbours, pairs of neighbours, and so on. The result
-    is in vector 0.
+    The Adasum of a pair replaces vector i. Let 2^k be the largest power of two up to `ranks`. The first round combines
+    each vector 2^k + i into vector i. The next rounds follow the binary tree of the first 2^k vectors: neighbours,
+    pairs of neighbours, and so on. The result is in vector 0.
     """
     power = 1 << (ranks.bit_length() - 1)
     found = [[(i, power + i) for i in range(ranks - power)]] if ranks > power else []

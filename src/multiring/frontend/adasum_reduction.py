@@ -87,7 +87,10 @@ class _Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the earlier reductions, then run the block. Later reductions wait until it returns or raises."""
+        """Wait for the earlier reductions, then run the block.
+
+        Later reductions wait until the block returns or raises.
+        """
         self._before.wait()
         try:
             yield

@@ -59,7 +59,10 @@ def start_allreduce(
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Pending:
-    """Start an `allreduce`; `wait` of the result returns the new array. The caller may reuse `array` at once."""
+    """Start an `allreduce`; `wait` of the result returns the new array.
+
+    The caller may reuse `array` at once.
+    """
     members, number, given = members_of(process_set), chosen_op(op), _native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
         raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want factors of 1, or an array of numbers")
@@ -79,7 +82,10 @@ def start_allreduce(
 def broadcast(
     array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Array:
-    """Return the array of rank `root`, a rank of the whole job; other arguments and errors are as in `allreduce`."""
+    """Return the array of rank `root`, a rank of the whole job.
+
+    The other arguments and the errors are as in `allreduce`.
+    """
     members = members_of(process_set)
     own_root, out = world_rank_in(members, root), np.array(_native(array), order="C")
 
@@ -95,7 +101,9 @@ def broadcast(
 
 
 def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
-    """Return all ranks' arrays, concatenated along the first dimension; otherwise as `allreduce`.
+    """Return all ranks' arrays, concatenated along the first dimension.
+
+    The errors are as in `allreduce`.
 
     Args:
         array: at least one dimension. The ranks may have different numbers of rows, the first dimension.

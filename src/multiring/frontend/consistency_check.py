@@ -14,7 +14,10 @@ from multiring.runtime.group.handles import told_apart
 
 @contextmanager
 def told_to_others(group: Group, what: str) -> Iterator[None]:
-    """Report an error of the block to the other ranks: their call of `require_alike` raises MismatchError."""
+    """Report an error of the block to the other ranks.
+
+    Their call of `require_alike` raises MismatchError.
+    """
     try:
         yield
     except MultiringError as error:
@@ -24,7 +27,9 @@ def told_to_others(group: Group, what: str) -> Iterator[None]:
 
 
 def require_alike(group: Group, what: str, lines: Sequence[str]) -> None:
-    """Raise unless all ranks of `group` pass the same `lines`. Every rank of the group calls it.
+    """Raise unless all ranks of `group` pass the same `lines`.
+
+    Every rank of the group calls it.
 
     Args:
         group: the ranks that compare.

@@ -74,7 +74,10 @@ def dtype_conversion(dtype: str, op: int, postscale: float, ranks: int) -> Dtype
 
 
 def converted(array: NDArray[Any], conversion: DtypeConversion, prescale: float = 1.0) -> NDArray[Any]:
-    """Return `array`, scaled by `prescale`, in the form that a Group combines; it may share the memory of `array`."""
+    """Return `array`, scaled by `prescale`, in the form that a Group combines.
+
+    The result may share the memory of `array`.
+    """
     found = scaled(array, prescale)
     if conversion.is_split:
         return halves(found)
@@ -85,7 +88,9 @@ def converted(array: NDArray[Any], conversion: DtypeConversion, prescale: float 
 
 
 def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return the caller's result for a Group's result. It may share the memory of `combined`.
+    """Return the caller's result for a Group's result.
+
+    It may share the memory of `combined`.
 
     Args:
         combined: the Group's result: the caller's dimensions, followed by those of `conversion.more`.
@@ -106,7 +111,10 @@ def converted_back(combined: NDArray[Any], conversion: DtypeConversion, dtype: "
 
 
 def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return `array` times `factor`. Integer results are truncated, and 16-bit floats are multiplied in float32."""
+    """Return `array` times `factor`.
+
+    Integer results are truncated, and 16-bit floats are multiplied in float32.
+    """
     if factor == 1.0:
         return array
     kind = array.dtype
@@ -116,7 +124,7 @@ def scaled(array: NDArray[Any], factor: float) -> NDArray[Any]:
 
 
 def neutral_array(conversion: DtypeConversion, elements: int) -> "np.ndarray[Any, np.dtype[Any]]":
-    """Return a flat array of `elements` neutral elements of the operation, such as zeros for sum and average."""
+    """Return a flat array of neutral elements, such as zeros for sum and average."""
     dtype = numpy_dtype(conversion.dtype)
     if conversion.op in {"sum", "average"}:
         return np.zeros(elements, dtype)

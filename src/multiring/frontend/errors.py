@@ -97,7 +97,10 @@ class LoopOrderError(StateError, AssertionError):
 
 
 def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedError:
-    """Return `error` as an adapter raises it; `was_before` says that this process has called `init` and `shutdown`."""
+    """Return `error` as an adapter raises it.
+
+    `was_before` says that this process has called `init` and `shutdown` already.
+    """
     if not speaks_horovod():
         left = "this process has left the job (shutdown): " if was_before else ""
         return NotInitializedError(f"{left}{error}, or init() of the framework's module, such as mt.init()")
@@ -107,7 +110,9 @@ def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedErr
 
 @contextmanager
 def internal_errors(what: str = "") -> Iterator[None]:
-    """Turn multiring errors of the block into the matching HorovodInternalError, except wrong arguments of this rank.
+    """Turn multiring's errors in the block into the matching HorovodInternalError.
+
+    ArgumentError, for wrong arguments of this rank, passes unchanged.
 
     Args:
         what: the operation, for the error message.
@@ -121,7 +126,10 @@ def internal_errors(what: str = "") -> Iterator[None]:
 
 
 def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
-    """Return `error` as a HorovodInternalError, with Horovod's phrase for the difference between the ranks."""
+    """Return `error` as a HorovodInternalError.
+
+    Its message has Horovod's phrase for the difference between the ranks.
+    """
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
     text = str(error)
     unnamed = _UNNAMED.search(text) if isinstance(error, StallError) else None

@@ -22,9 +22,10 @@ from multiring.runtime import Group, Handle
 def mean(
     metrics: Mapping[str, Any], weight: float = 1.0, process_set: ProcessSet = global_process_set
 ) -> dict[str, Any]:
-    """Return the mean of each metric over all ranks' samples. It is exact, even if ranks have different sample counts.
+    """Return the mean of each metric over all ranks' samples.
 
-    Every rank of the set calls it. A rank without samples passes `weight` 0.
+    It is exact, even if ranks have different sample counts. Every rank of the set calls it. A rank without samples
+    passes `weight` 0.
 
     Args:
         metrics: by name; the same names in the same order on all ranks. Each is a number or an array of numbers, the

@@ -49,15 +49,18 @@ def _heed(told: list[str]) -> None:
 
 
 def print_once(*values: object, **options: Any) -> None:
-    """Print on rank 0 only; the arguments are those of `print`. Before `init`, every process prints."""
+    """Print on rank 0 only; the arguments are those of `print`.
+
+    Before `init`, every process prints.
+    """
     if not is_initialized() or rank() == 0:
         print(*values, **options)  # noqa: T201 -- printing is its purpose
 
 
 def progress(items: Iterable[Item], description: str = "", *, total: int | None = None) -> Iterable[Item]:
-    """Return `items` with a progress bar if this is rank 0, tqdm is installed and stderr is a terminal.
+    """Return `items`, with a progress bar on rank 0.
 
-    Otherwise return `items` unchanged.
+    Without tqdm, or if stderr is not a terminal, there is no progress bar.
     """
     if (is_initialized() and rank()) or not sys.stderr.isatty():
         return items
@@ -70,8 +73,9 @@ def progress(items: Iterable[Item], description: str = "", *, total: int | None 
 
 
 class RankFilter(logging.Filter):
-    """Adds the rank to each log record, and passes records of ranks other than 0 from level `others` on.
+    """Adds the rank to each log record, and filters records by rank.
 
+    Records of ranks other than 0 pass from level `others` on.
     `logging.Formatter("[rank %(rank)s of %(ranks)s] %(message)s")` shows the rank.
     """
 
@@ -87,7 +91,10 @@ class RankFilter(logging.Filter):
 
 
 def log_by_rank(level: int = logging.INFO, *, others: int = logging.WARNING) -> None:
-    """Log to stderr, with the rank in each line. Ranks other than 0 log from level `others` on."""
+    """Log to stderr, with the rank in each line.
+
+    Ranks other than 0 log from level `others` on.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(RankFilter(others))
     handler.setFormatter(logging.Formatter("[rank %(rank)s of %(ranks)s] %(levelname)s %(name)s: %(message)s"))
@@ -95,9 +102,9 @@ def log_by_rank(level: int = logging.INFO, *, others: int = logging.WARNING) -> 
 
 
 def seed_everything(seed: int | None, seeds: Iterable[Callable[[int], object]] = (), *, differs: bool = False) -> int:
-    """Seed the random number generators of Python, NumPy and the framework, and return the seed used.
+    """Seed the random number generators of Python, NumPy and the framework.
 
-    Every rank calls it.
+    Every rank calls it. The function returns the seed that this rank uses.
 
     Args:
         seed: 0 to 2^32 - 1, the same on all ranks. With None, rank 0 draws a seed for all ranks.

@@ -32,7 +32,10 @@ Parameters = Callable[[], Sequence[NDArray[Any]] | None]
 
 
 class Ranks(Protocol):
-    """The ranks that compare: a Group, or an object with the same methods that matches operations by name."""
+    """The ranks that compare.
+
+    Either a Group, or an object with the same methods that matches operations by name.
+    """
 
     @property
     def size(self) -> int:
@@ -90,7 +93,10 @@ class FirstSteps:
         return self._sees if not self._steps else self._compares
 
     def see(self, gradients: Iterable[NDArray[Any]]) -> None:
-        """Add gradients of this rank, before they are reduced, to the digest. All ranks pass them in the same order."""
+        """Add gradients of this rank, before they are reduced, to the digest.
+
+        All ranks pass them in the same order.
+        """
         if not self._sees:
             return
         for each in gradients:
@@ -103,7 +109,7 @@ class FirstSteps:
         self._steps += 1
 
     def told(self) -> NDArray[np.int64]:
-        """Return this rank's digests for `meet`: one of its gradients, and one of each parameter's current value."""
+        """Return this rank's digests for `meet`: of its gradients and of each parameter."""
         found = np.zeros(1 + len(self._names), np.int64)
         if self._sees and self._has_gradients:
             found[0] = _number(self._gradients)
@@ -119,7 +125,9 @@ class FirstSteps:
         return np.zeros(1 + len(self._names), np.int64)
 
     def meet(self, told: NDArray[np.int64], group: Ranks | None = None) -> None:
-        """Compare the digests of all ranks. Every rank calls it, also a rank without digests.
+        """Compare the digests of all ranks.
+
+        Every rank calls it, also a rank without digests.
 
         Args:
             told: the result of `told` or `told_nothing`.
@@ -178,7 +186,10 @@ class _Warned:
 
 
 def warn_of_equal_data(what: str, group: Ranks, kind: str) -> None:
-    """Warn on rank 0, once per job, that all ranks have the same `kind`, for example "gradients"."""
+    """Warn on rank 0, once per job, that all ranks have the same data.
+
+    `kind` names the data, for example "gradients".
+    """
     warned = members_of(global_process_set).kept(_Warned)
     if warned.is_warned or group.rank:
         return

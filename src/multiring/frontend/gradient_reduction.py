@@ -14,7 +14,10 @@ from multiring.frontend.reduce_ops import Average, chosen_op
 
 @dataclass
 class GradientReduction:
-    """How gradients are combined. An adapter's subclass implements `combine`, which batches gradients of one type."""
+    """How gradients are combined.
+
+    An adapter's subclass implements `combine`, which batches gradients of one type.
+    """
 
     name: str
     compression: Any = None
@@ -66,7 +69,10 @@ class GradientReduction:
         return bool(self.local) and reference_of(variable) in self.local
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients for the optimizer: reduced, or local and scaled. None stays None."""
+        """Return the gradients for the optimizer: reduced, or local and scaled.
+
+        None stays None.
+        """
         found = list(gradients)
         if len(found) != len(variables):
             raise ArgumentError(f"{len(found)} gradients of {len(variables)} variables: want one gradient per variable")

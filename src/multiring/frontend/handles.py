@@ -41,7 +41,10 @@ class Pending:
         self._finish = finish
 
     def done(self) -> bool:
-        """Return whether `wait` would return or raise at once. If so, the name can be used again."""
+        """Return whether `wait` would return or raise at once.
+
+        If so, the name can be used again.
+        """
         if not self._handle.done():
             return False
         self._members.in_flight.discard(self._name)
@@ -73,7 +76,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repeats an operation that this thread has waited for. The operation's handle keeps the arguments."""
+    """Repeats an operation that this thread has waited for.
+
+    The operation's handle keeps the arguments.
+    """
 
     _members: Members
     _what: str
@@ -115,7 +121,10 @@ class Several:
         self._finish = finish
 
     def done(self) -> bool:
-        """Return whether `wait` would return or raise at once. If so, the names can be used again."""
+        """Return whether `wait` would return or raise at once.
+
+        If so, the names can be used again.
+        """
         return all(part.done() for part in self._parts)
 
     def wait(self) -> Any:
@@ -204,7 +213,9 @@ def handle_of(pending: Pending | Several) -> int:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for the operation with this handle, and return its result; None if the handle is not known.
+    """Wait for the operation with this handle, and return its result.
+
+    The result is None if the handle is not known.
 
     Raises:
         HorovodInternalError: on every rank: the ranks' arguments differ (inputs are unchanged), or a rank is gone.
@@ -226,7 +237,7 @@ def poll(handle: int) -> bool:
 
 
 def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
-    """Return a name for each of the `count` operations of a group, and the signature term for its position.
+    """Return a name and a signature term for each of the `count` operations of a group.
 
     Raises:
         ArgumentError: `count` is 0.
@@ -238,7 +249,10 @@ def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnam
 
 
 def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
-    """Return a name for each operation of one call: the call's name or number, followed by one of `endings`."""
+    """Return a name for each operation of one call.
+
+    Each name is the call's name or number, followed by one of `endings`.
+    """
     if isinstance(name, Unnamed):
         return [Unnamed(name.number, name.ending + ending) for ending in endings]
     if name is not None:

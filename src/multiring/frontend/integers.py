@@ -57,7 +57,9 @@ def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype:
 
 
 def scaled_integers(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return integers times `factor`, truncated towards zero. Results beyond the type's limits wrap.
+    """Return integers times `factor`, truncated towards zero.
+
+    Results beyond the type's limits wrap.
 
     Raises:
         ArgumentError: the factor is infinite or NaN.

@@ -46,7 +46,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multi
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank of the set has called it. Other operations may still be in flight afterwards.
+    """Wait until every rank of the set has called it.
+
+    Other operations may still be in flight afterwards.
 
     Raises:
         ArgumentError: this rank is not in the set.

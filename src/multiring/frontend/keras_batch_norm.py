@@ -7,7 +7,9 @@ Summed = Callable[[list[Any]], Sequence[Any]]  # returns differentiable sums ove
 
 
 def moments(inputs: Any, mask: Any, axes: Sequence[int], axis: int, ops: Any, summed: Summed) -> tuple[Any, Any]:
-    """Return the mean and the variance of each feature. Ranks may have different numbers of samples.
+    """Return the mean and the variance of each feature.
+
+    Ranks may have different numbers of samples.
 
     Args:
         inputs: this rank's samples, floating point.

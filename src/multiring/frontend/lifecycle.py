@@ -71,7 +71,10 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether this process, or the process that started it as a multiprocessing worker, is in a job now."""
+    """Return whether this process is in a job now.
+
+    A multiprocessing worker is in the job of the process that started it.
+    """
     return runtime.is_initialized()
 
 

@@ -54,7 +54,10 @@ class MetricsHook:
         return self.flush(step) if self._calls == self._every else None
 
     def flush(self, step: int) -> dict[str, Any] | None:
-        """Report the metrics added since the last report, if there are any. Every rank calls it."""
+        """Report the metrics added since the last report, if there are any.
+
+        Every rank calls it.
+        """
         if not self._calls:
             return None
         sums, weight = self._sums, self._weight

@@ -25,7 +25,12 @@ def ranks_of(comm: Any) -> list[int]:
 
 
 def require_job_is_world(rank: int, size: int) -> None:
-    """Raise ArgumentError unless this process is rank `rank` of `size` in MPI_COMM_WORLD, as it is in the job."""
+    """Raise ArgumentError unless MPI_COMM_WORLD and the job number this process alike.
+
+    Args:
+        rank: this process's rank in the job.
+        size: the number of ranks in the job.
+    """
     world: Any = vars(sys.modules["mpi4py.MPI"])["COMM_WORLD"]
     if (world.Get_rank(), world.Get_size()) != (rank, size):
         raise ArgumentError(

@@ -23,10 +23,10 @@ from multiring.runtime.named.named import Start
 
 
 def neutral_contribution(signature: Signature) -> Start:
-    """Return a function that takes part in an operation of this signature without changing the other ranks' results.
+    """Return a function that takes part in an operation without changing its result.
 
-    It contributes zeros to a sum and an average, and the neutral element to a minimum, a maximum and a product. An
-    average is still divided by the number of all ranks.
+    `signature` describes the operation. The function contributes zeros to a sum and an average, and the neutral element
+    to a minimum, a maximum and a product. An average is still divided by the number of all ranks.
 
     Raises:
         UnsupportedError: the operation has no neutral contribution.

@@ -59,7 +59,9 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks; otherwise as `broadcast_object`.
+    """Return the objects of all ranks, in the order of the ranks.
+
+    The arguments are as in `broadcast_object`.
 
     Raises:
         HorovodInternalError: on every other rank: a rank could not pickle its object. On every rank: a rank is gone.

@@ -23,7 +23,9 @@ Kind = TypeVar("Kind")
 
 
 class ProcessSet:
-    """Some ranks of the job. The set can be used after it was passed to `init` or `add_process_set`.
+    """Some ranks of the job.
+
+    The set can be used after it was passed to `init` or `add_process_set`.
 
     Args:
         ranks_or_comm: the ranks, in any order; or an mpi4py communicator, in a job that mpiexec started. Ranks may pass
@@ -98,7 +100,10 @@ class Members:
         self._numbers = itertools.count(1)
 
     def kept(self, kind: Callable[[], Kind]) -> Kind:
-        """Return the set's object of `kind`, which the first call creates. Adapters store their state of a set here."""
+        """Return the set's object of `kind`, which the first call creates.
+
+        Adapters store their state of a set here.
+        """
         found: Kind | None = self._kept.get(kind)
         if found is None:
             found = self._kept.setdefault(kind, kind())
@@ -110,12 +115,18 @@ class Members:
         self.named.close()
 
     def next_number(self) -> str:
-        """Return the number of the next unnamed operation. It is the same on all ranks of the set."""
+        """Return the number of the next unnamed operation.
+
+        It is the same on all ranks of the set.
+        """
         number = next(self._numbers)
         return f"{self._joins}.{number}" if self._joins else str(number)
 
     def count_anew(self) -> None:
-        """Restart the numbers after all ranks have joined, because joined ranks did not count the operations."""
+        """Restart the numbers after all ranks have joined.
+
+        Ranks that had joined did not count the other ranks' operations.
+        """
         self._joins += 1
         self._numbers = itertools.count(1)
 
@@ -148,7 +159,10 @@ class _Sets:
         return found
 
     def add(self, process_set: ProcessSet) -> None:
-        """Make the set. For MPI communicators, make also the other ranks' sets, in the order of their lowest ranks."""
+        """Make the set.
+
+        For MPI communicators, make also the other ranks' sets, in the order of their lowest ranks.
+        """
         if process_set.mpi_comm is None:
             self._add(process_set)
             return
@@ -221,7 +235,9 @@ class _Sets:
 
 
 def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
-    """Make the process sets of a job that this process has just joined. Every rank calls it.
+    """Make the process sets of a job that this process has just joined.
+
+    Every rank calls it.
 
     Raises:
         ArgumentError: two sets are equal, or a set has all ranks.
@@ -235,7 +251,9 @@ def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
 
 
 def know_sets(process_sets: Iterable[ProcessSet]) -> None:
-    """Set the numbers of `process_sets`, for which the job already has sets of the same ranks. The call is local.
+    """Set the numbers of `process_sets`, whose ranks the job already has as sets.
+
+    The call is local.
 
     Raises:
         ArgumentError: the job has no set of these ranks.
@@ -262,7 +280,10 @@ def close_sets() -> None:
 
 
 def sets_to_keep() -> tuple[dict[int, list[ProcessSet]], bool]:
-    """Return the objects of each set by its number, except the set of all ranks, and whether sets are dynamic."""
+    """Return the objects of each set by its number, and whether sets are dynamic.
+
+    The set of all ranks is not included.
+    """
     sets = _sets_now()
     return {number: list(objects) for number, objects in sets.objects.items() if number}, sets.is_dynamic
 
@@ -285,7 +306,9 @@ def keep_sets(kept: Mapping[int, list[ProcessSet]]) -> None:
 
 
 def add_process_set(process_set: Any) -> ProcessSet:
-    """Make a process set, and return it. Every rank of the job calls it, with the same ranks.
+    """Make a process set, and return it.
+
+    Every rank of the job calls it, with the same ranks.
 
     Args:
         process_set: a ProcessSet, or ranks as for ProcessSet.
@@ -301,9 +324,9 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set, and return whether there was one to remove. Every rank of the job calls it.
+    """Remove a set, and return whether there was one to remove.
 
-    The set of all ranks cannot be removed; the result is then False.
+    Every rank of the job calls it. The set of all ranks cannot be removed; the result is then False.
 
     Raises:
         ArgumentError: sets were not made dynamic.
@@ -327,7 +350,9 @@ def _dynamic(what: str) -> _Sets:
 
 
 def members_of(process_set: ProcessSet | Members) -> Members:
-    """Return the members of `process_set`, which must include this rank. A Members object is returned as it is.
+    """Return the members of `process_set`, which must include this rank.
+
+    A Members object is returned as it is.
 
     Raises:
         ArgumentError: this rank is not in the set, or `process_set` is not a known set.
@@ -343,9 +368,9 @@ def members_of(process_set: ProcessSet | Members) -> Members:
 
 
 def number_of_group(group: Group) -> int:
-    """Return the number for `members_numbered` of a group of this job, whether or not it is a process set.
+    """Return the number for `members_numbered` of a group of this job.
 
-    The call is local.
+    The group need not belong to a process set. The call is local.
     """
     return _sets_now().number_of(group)
 
@@ -363,7 +388,10 @@ def numbered_set(number: int) -> ProcessSet:
 
 
 def members_numbered(number: int) -> Members:
-    """Return the members of the process set or group with this number; errors are as in `members_of`."""
+    """Return the members of the process set or group with this number.
+
+    The errors are as in `members_of`.
+    """
     found = _sets_now().members.get(number)
     return members_of(numbered_set(number)) if found is None else found
 
@@ -414,7 +442,9 @@ def world_now() -> World:
 
 
 def place_now() -> RankPosition:
-    """Return the position of this process in its job. A multiprocessing worker gets the position of its rank.
+    """Return the position of this process in its job.
+
+    A multiprocessing worker gets the position of its rank.
 
     Raises:
         NotInitializedError: the call came before `init`, after `shutdown`, or in another fork of a rank.

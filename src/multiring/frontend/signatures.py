@@ -30,7 +30,10 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def scales_text(prescale: float, postscale: float) -> str:
-    """Return two factors as text. Equal factors, such as 1 and 1.0 or 0.0 and -0.0, have equal texts."""
+    """Return two factors as text.
+
+    Equal factors, such as 1 and 1.0 or 0.0 and -0.0, have equal texts.
+    """
     return str((float(prescale) + 0.0, float(postscale) + 0.0))
 
 
@@ -38,7 +41,10 @@ def scales_text(prescale: float, postscale: float) -> str:
 def allreduce_signature(
     dtype: str, shape: Sequence[int], reduction: str, scales: tuple[float, float], wire: str | None
 ) -> Signature:
-    """Return the signature of an allreduce of one tensor. `dtype`, here and below, is NumPy's name of the type."""
+    """Return the signature of an allreduce of one tensor.
+
+    `dtype`, here and below, is NumPy's name of the type.
+    """
     return (
         (OPERATION, ALLREDUCE),
         (DATA_TYPE, dtype),
@@ -51,7 +57,7 @@ def allreduce_signature(
 
 @lru_cache(maxsize=_KEPT)
 def rows_signature(operation: str, dtype: str, shape: Sequence[int], more: Signature = ()) -> Signature:
-    """Return the signature of an operation in which ranks may have different numbers of rows, the first dimension."""
+    """Return the signature of an operation whose arrays may differ in the first dimension."""
     behind = ", ".join(["*", *map(str, map(int, shape[1:]))]) if shape else ""
     return ((OPERATION, operation), (DATA_TYPE, dtype), (SHAPE, f"({behind})"), *more)
 

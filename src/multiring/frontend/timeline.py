@@ -10,7 +10,9 @@ from multiring.trace import recorded
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: FBT001, FBT002 -- Horovod's signature
-    """Start to record the operations of all ranks into one file; see `multiring.start_timeline`. Every rank calls it.
+    """Start to record the operations of all ranks into one file.
+
+    Every rank calls it. See `multiring.start_timeline`.
 
     Raises:
         ValueError: on every rank: the call came before `init`, a timeline is already being recorded, or the file cannot
@@ -24,9 +26,9 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Stop recording, and wait until the file is written. The call has no effect if no timeline is being recorded.
+    """Stop recording, and wait until the file is written.
 
-    Every rank calls it.
+    The call has no effect if no timeline is being recorded. Every rank calls it.
 
     Raises:
         ValueError: the call came before `init`, or the file could not be written.

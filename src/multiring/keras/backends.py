@@ -92,7 +92,10 @@ class TorchReduction(GradientReduction):
     _compared: dict[str, Members] = field(default_factory=dict)  # by name, the ranks that have compared all steps
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
-        """Return the gradients combined over the ranks. Without compression, they are overwritten in place."""
+        """Return the gradients combined over the ranks.
+
+        Without compression, they are overwritten in place.
+        """
         members = members_of(self.process_set)
         if self._compared.get(name) is members:
             return self._combined(gradients, name)

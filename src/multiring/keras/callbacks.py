@@ -48,7 +48,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Raise the error of a failed step. Broadcast the variables if `on_train_begin` could not."""
+        """Raise the error of a failed step.
+
+        Broadcast the variables if `on_train_begin` could not.
+        """
         del batch
         raise_failed(logs)
         if not self.broadcast_done:
@@ -64,7 +67,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Averages the metrics of an epoch over the ranks. List it before callbacks that use the metrics."""
+    """Averages the metrics of an epoch over the ranks.
+
+    List it before callbacks that use the metrics.
+    """
 
     def __init__(self, device: str = "") -> None:
         """Create the callback; `device` is not used."""
@@ -162,10 +168,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Increases the learning rate from `initial_lr` / ranks to `initial_lr`, batch by batch, in the first epochs.
+    """Increases the learning rate batch by batch in the first epochs.
 
-    `initial_lr` is the learning rate for all ranks: one rank's learning rate times the number of ranks. Source: Goyal
-    et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv 1706.02677.
+    The rate rises from `initial_lr` / ranks to `initial_lr`, the learning rate for all ranks. This is one rank's
+    learning rate times the number of ranks. Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in
+    1 Hour", 2017, arXiv 1706.02677.
     """
 
     def __init__(
@@ -200,10 +207,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class OnFirstRank(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Calls another callback on rank 0 only. Use it for a callback that writes files or sends data.
+    """Calls another callback on rank 0 only.
 
-    Under `distribute`, the ranks wait for each other after the callbacks of an epoch. All ranks can then read the files
-    that the callback has written. Keras' own callbacks need no such wrapper under `distribute`.
+    Use it for a callback that writes files or sends data. Under `distribute`, the ranks wait for each other after the
+    callbacks of an epoch. All ranks can then read the files that the callback has written. Keras' own callbacks need no
+    such wrapper under `distribute`.
 
     Args:
         callback: a callback of Keras.
@@ -250,10 +258,10 @@ for _hook in (
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc] # Keras has no types
-    """Saves the model on rank 0 whenever the monitored metric reaches a new best. `filepath` may be set later.
+    """Saves the model on rank 0 whenever the monitored metric reaches a new best.
 
-    List it after `MetricAverageCallback`, which gives all ranks the same metrics. The other ranks wait until rank 0 has
-    decided and saved. All ranks can then read the file.
+    `filepath` may be set later. List it after `MetricAverageCallback`, which gives all ranks the same metrics. The
+    other ranks wait until rank 0 has decided and saved. All ranks can then read the file.
     """
 
     def __init__(

@@ -28,7 +28,10 @@ _QUIET = (*_WRITERS, keras.callbacks.EarlyStopping, keras.callbacks.History, ker
 
 
 def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> list[Any]:
-    """Return this rank's callbacks for `fit`: the user's callbacks between multiring's. Every rank calls it."""
+    """Return this rank's callbacks for `fit`: the user's between multiring's.
+
+    Every rank calls it.
+    """
     wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own))
     everybodys = allgather_object(wanted, name="keras.callbacks")
     by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
@@ -60,7 +63,7 @@ def _acts_on_batches(callback: Any) -> bool:
 
 
 class Replicas(BroadcastGlobalVariablesCallback):
-    """Broadcasts rank 0's variables before the first step, and then checks variables that the first step created.
+    """Broadcasts rank 0's variables before the first step, and checks later variables.
 
     A layer that is built in the first step has variables that were not broadcast. If they differ between ranks, the
     step has averaged gradients of different models.

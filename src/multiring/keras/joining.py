@@ -8,7 +8,10 @@ from multiring.frontend import lifecycle
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`, and `multiring.tensorflow.init` for its thread pools."""
+    """Join the job; see `multiring.frontend.lifecycle.init`.
+
+    On TensorFlow, see also `multiring.tensorflow.init` for its thread pools.
+    """
     if keras.backend.backend() == "tensorflow":
         from multiring.tensorflow import joining  # noqa: PLC0415 -- an optional framework
 

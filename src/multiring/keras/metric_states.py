@@ -27,7 +27,7 @@ from multiring.keras.values import settled
 
 
 def install() -> None:
-    """Make a metric that averages one number per batch weight this number by the rank's share of the batch.
+    """Patch Keras so that metrics of one number per batch weight it by the rank's share.
 
     A custom step may pass a metric one number per batch. If the ranks share a batch, each rank's number is weighted by
     its number of samples.
@@ -79,7 +79,10 @@ class MetricStates:
                         self._watch(variable)
 
     def results(self, logs: Any) -> Any:
-        """Return the logs of an epoch or an evaluation, combined over all ranks. Every rank calls it."""
+        """Return the logs of an epoch or an evaluation, combined over all ranks.
+
+        Every rank calls it.
+        """
         if not isinstance(logs, Mapping):
             return self._plain(logs)
         if self._steps.kind == "train" and not self._peeks:
@@ -96,7 +99,10 @@ class MetricStates:
         return {**logs, **self._last(own), **{name: whole[metric] for name, metric in names.items()}, **arrays}
 
     def peeked(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the logs of a batch, combined over all ranks. This rank's metrics do not change."""
+        """Return the logs of a batch, combined over all ranks.
+
+        This rank's metrics do not change.
+        """
         settled(self._model)
         self._peeks = True
         try:

@@ -28,9 +28,10 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `optimizer`, changed to combine gradients over the ranks before it clips and applies them.
+    """Return `optimizer`, changed to combine gradients over the ranks.
 
-    The result is the same object. A saved model contains the original optimizer class.
+    It combines the gradients before it clips and applies them. The result is the same object. A saved model contains
+    the original optimizer class.
 
     Args:
         optimizer: an optimizer of keras.optimizers.
@@ -87,7 +88,10 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a `DistributedOptimizer` that does not combine the gradients of `local_layers`, which must be built."""
+    """Return a `DistributedOptimizer` that does not combine gradients of `local_layers`.
+
+    The layers must be built.
+    """
     found = DistributedOptimizer(
         optimizer,
         name,

@@ -26,7 +26,10 @@ def digests(variables: Iterable[Any]) -> list[Any]:
 
 
 def same_variables(model: Any) -> None:
-    """Broadcast rank 0's variables of a built model if the ranks' variables differ. Every rank calls it."""
+    """Broadcast rank 0's variables of a built model if the ranks' variables differ.
+
+    Every rank calls it.
+    """
     if not model.built:
         return
     settled(model)
@@ -36,9 +39,9 @@ def same_variables(model: Any) -> None:
 
 
 def mean_states(model: Any) -> list[str]:
-    """Average non-trainable weights that differ between ranks, and return their paths. Every rank calls it.
+    """Average non-trainable weights that differ between ranks, and return their paths.
 
-    Weights that are not floating point are set to rank 0's values instead.
+    Every rank calls it. Weights that are not floating point are set to rank 0's values instead.
     """
     variables = list(model.non_trainable_weights)
     if not variables:

@@ -67,7 +67,10 @@ class SharedSaving:
         return events
 
     def save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Save with `plain`, Keras' method or function `name`; the module's docstring describes the protocol."""
+        """Save with `plain`, Keras' method or function `name`.
+
+        The module's docstring describes the protocol.
+        """
 
         def write() -> Any:
             self._is_writing = True

@@ -33,12 +33,18 @@ _COUNTS = 3  # columns before the indices in the table of a pass
 
 
 def wrapped(data: Any, rows: Any, batch_rows: Any) -> dict[str, Any]:
-    """Return a batch together with the number of this rank's rows and the number of rows in the whole batch."""
+    """Return a batch together with its sample counts.
+
+    These are the number of this rank's rows and the number of rows in the whole batch.
+    """
     return {_DATA: data, _PART: (rows, batch_rows)}
 
 
 def unwrapped(batch: Any) -> tuple[Any, Any]:
-    """Return the two numbers that `wrapped` has added, or None if there are none, and the batch."""
+    """Return the sample counts that `wrapped` has added, and the batch.
+
+    The counts are None if the batch has none.
+    """
     if isinstance(batch, dict) and batch.keys() == {_DATA, _PART}:
         return batch[_PART], batch[_DATA]
     return None, batch
@@ -77,7 +83,10 @@ class Place:
 
 
 class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
-    """This rank's part of the batches of another Keras adapter, which has the same batches on all ranks."""
+    """This rank's part of the batches of another Keras adapter.
+
+    The other adapter yields the same batches on all ranks.
+    """
 
     def __init__(self, batches: Any, place: Place) -> None:
         self._batches = batches
@@ -152,7 +161,10 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         self._passes = itertools.count()
 
     def plan(self) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-        """Yield, for each step of a pass, this rank's rows, the number of rows that count, and the batch's rows."""
+        """Yield this rank's rows for each step of a pass, with two counts.
+
+        The counts are the number of rows that count, and the number of rows in the whole batch.
+        """
         random = np.random.default_rng((self._seed, next(self._passes)))
         order = np.arange(self._rows)
         if self._shuffle and self._shuffle != "batch":
@@ -263,7 +275,10 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
 
 
 class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
-    """A PyDataset with a new order of batches in each epoch. The order is the same on all ranks."""
+    """A PyDataset with a new order of batches in each epoch.
+
+    The order is the same on all ranks.
+    """
 
     def __init__(self, batches: Any, seed: int) -> None:
         super().__init__(
@@ -299,7 +314,10 @@ class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has 
 
 
 def install() -> None:
-    """Make `fit` accept these adapters as its data. The oldest supported releases of Keras do not accept them."""
+    """Make `fit` accept these adapters as its data.
+
+    The oldest supported releases of Keras do not accept them.
+    """
     plain = EpochIterator.__init__
     if hasattr(plain, "multiring"):
         return

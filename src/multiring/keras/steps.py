@@ -57,7 +57,10 @@ class Steps:
         model._symbolic_build = functools.partial(_built, build)  # noqa: SLF001
 
     def follow_job(self) -> None:
-        """Make Keras trace the steps again if the rank or the number of ranks has changed. Traces contain both."""
+        """Make Keras trace the steps again if the rank or the number of ranks has changed.
+
+        Traces contain both.
+        """
         if self._place != (place := (rank(), size())):
             self._place = place
             for kind in ("train", "test", "predict"):

@@ -16,10 +16,11 @@ from multiring.frontend.reduce_ops import Sum
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc] # Keras has no types
-    """Batch normalization with the statistics of all ranks' samples. Ranks may have different numbers of samples.
+    """Batch normalization with the statistics of all ranks' samples.
 
-    A saved model contains Keras' own layer, so it can be loaded without multiring. Every rank must run every training
-    step, because the layer runs collectives in the forward and the backward pass.
+    Ranks may have different numbers of samples. A saved model contains Keras' own layer, so it can be loaded without
+    multiring. Every rank must run every training step, because the layer runs collectives in the forward and the
+    backward pass.
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -60,7 +61,7 @@ def synchronize(layer: Any) -> None:
 
 
 def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: list[Any]) -> Sequence[Any]:
-    """Return sums over the ranks, with gradients that are correct when ranks have different shares of the batch.
+    """Return sums over the ranks, with gradients that respect different shares of the batch.
 
     In the backward pass, each rank's gradient of its own loss flows to all ranks. It must be weighted by the share of
     the rank it comes from. If gradients are weighted later, they get the receiving rank's share instead, so this

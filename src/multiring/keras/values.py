@@ -58,7 +58,10 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return all ranks' arrays, concatenated along the first dimension, which may differ between ranks."""
+    """Return all ranks' arrays, concatenated along the first dimension.
+
+    The first dimension may differ between ranks.
+    """
     return np.concatenate(allgather_object(np.atleast_1d(np.array(_plain(value))), name))
 
 
@@ -118,14 +121,19 @@ def is_shared(model: Any) -> bool:
 
 
 def settled(model: Any) -> None:
-    """Update the variables of `model`. During `fit` on JAX, their current values are stored elsewhere."""
+    """Update the variables of `model`.
+
+    During `fit` on JAX, their current values are stored elsewhere.
+    """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
 
 
 def raise_failed(logs: Any) -> None:
-    """Raise the error of a failed step. JAX raises it when a value is read, and Keras drops it when it reads the logs.
+    """Raise the error of a failed step.
+
+    JAX raises it when a value is read, and Keras drops it when it reads the logs.
 
     Args:
         logs: the logs that Keras passes to a callback at the end of a batch. Values that Keras could read are numbers.
@@ -144,7 +152,10 @@ def raise_failed(logs: Any) -> None:
 
 
 def raise_failed_steps() -> None:
-    """Make `fit` on JAX raise the error of a failed step. Keras itself drops it when it reads the logs."""
+    """Make `fit` on JAX raise the error of a failed step.
+
+    Keras itself drops it when it reads the logs.
+    """
     plain = python_utils.pythonify_logs
     if keras.backend.backend() != "jax" or hasattr(plain, "multiring"):
         return

@@ -15,7 +15,7 @@ NAME = "checkpoint"
 
 @contextmanager
 def agreed(what: str) -> Iterator[None]:
-    """Wait at the end of the block for all ranks, and raise on all of them if the block failed on one.
+    """Wait for all ranks at the end of the block, and raise if it failed on any rank.
 
     The failed rank raises its own error, and the other ranks raise a MismatchError that quotes it.
 

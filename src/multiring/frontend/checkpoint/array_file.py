@@ -25,7 +25,7 @@ _SIZES = {
 
 
 class Entry(NamedTuple):
-    """An array in a file: its stored type and shape, and the offsets of its first byte and of the end of its bytes."""
+    """An array in a file: its stored type and shape, and the range of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +39,10 @@ class Entry(NamedTuple):
 
 
 def described(array: Outgoing) -> tuple[str, tuple[int, ...]]:
-    """Return the type and shape with which an array is stored. Types that safetensors lacks are stored as bytes."""
+    """Return the type and shape with which an array is stored.
+
+    Types that safetensors lacks are stored as bytes.
+    """
     if isinstance(array.kind, str) and array.kind in SAFETENSORS:
         return SAFETENSORS[array.kind], array.shape
     return BYTES, (*array.shape, array.itemsize)
@@ -113,7 +116,11 @@ class ArrayFile:
 
 
 def entries_in(header: bytes, data_bytes: int | None, what: str) -> dict[str, Entry]:
-    """Return the arrays of a header, in the order of their bytes; raise ArgumentError if the header is damaged."""
+    """Return the arrays of a header, in the order of their bytes.
+
+    Raises:
+        ArgumentError: the header is damaged.
+    """
     try:
         told: dict[str, Any] = json.loads(header.decode())
         told.pop("__metadata__", None)

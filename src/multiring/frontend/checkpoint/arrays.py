@@ -69,7 +69,11 @@ class Arrays(Protocol):
         """Return whether `value` is an array of the framework, even if it cannot be saved."""
 
     def outgoing(self, array: Any, name: str) -> Outgoing:
-        """Return the array to write; raise ArgumentError, with `name`, if the array could not be restored exactly."""
+        """Return the array to write.
+
+        Raises:
+            ArgumentError: the array could not be restored exactly; the message has `name`.
+        """
 
     def empty(self, kind: Kind, shape: tuple[int, ...]) -> Any:
         """Return a new array with undefined contents; raise ArgumentError if the type is unknown."""
@@ -78,7 +82,10 @@ class Arrays(Protocol):
         """Return the size of an element, in bytes."""
 
     def windows(self, array: Any) -> Iterator[memoryview]:
-        """Yield buffers for the array's bytes in row-major order. The caller fills each before it asks for the next."""
+        """Yield buffers for the array's bytes in row-major order.
+
+        The caller fills each before it asks for the next.
+        """
 
 
 class NumpyArrays:
@@ -114,7 +121,11 @@ NUMPY = NumpyArrays()
 
 
 def numpy_kind(dtype: np.dtype[Any], name: str) -> Kind:
-    """Return the description of a type of NumPy or ml_dtypes; raise ArgumentError if it could not be restored."""
+    """Return the description of a type of NumPy or ml_dtypes.
+
+    Raises:
+        ArgumentError: the type could not be restored from a description.
+    """
     if dtype.hasobject or dtype.kind == "T":
         raise ArgumentError(
             f"{shown(name)} is an array of {'objects' if dtype.kind != 'T' else 'strings of any length'}, whose memory "
@@ -147,7 +158,11 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def numpy_dtype(kind: Kind) -> np.dtype[Any]:
-    """Return the type for a description made by `numpy_kind`; raise ArgumentError if this NumPy version lacks it."""
+    """Return the type for a description made by `numpy_kind`.
+
+    Raises:
+        ArgumentError: this version of NumPy does not have the type.
+    """
     try:
         if isinstance(kind, str) and isinstance(getattr(ml_dtypes, kind, None), type):
             return _of_ml_dtypes(kind)

@@ -29,7 +29,10 @@ _PAUSE_S = 0.01
 
 
 class VanishedError(ArgumentError):
-    """The files of a save are missing: the next save has replaced them, or they never were on this disk."""
+    """The files of a save are missing.
+
+    Either the next save has replaced them, or they never were on this disk.
+    """
 
 
 def shared_name() -> str:
@@ -87,7 +90,7 @@ def _summed(array: Outgoing, total: WordSum, waiting: list[Outgoing]) -> Iterato
 
 
 def finish(path: Path, token: str, ranks: int, parts: list[str]) -> None:
-    """Make a completely written save the current save of the checkpoint, in place of the previous one.
+    """Make a completely written save the current save of the checkpoint.
 
     Raises:
         OSError: the manifest cannot be replaced.
@@ -221,7 +224,7 @@ def _resolved(tree: Any, file: ArrayFile) -> Any:
 
 
 def is_vanished(error: BaseException) -> bool:
-    """Return whether an error says that a file was removed, by this host or by another host of the file system."""
+    """Return whether an error says that a file was removed, here or by another host."""
     return isinstance(error, OSError) and error.errno in {errno.ENOENT, errno.ESTALE}
 
 

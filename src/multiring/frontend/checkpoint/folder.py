@@ -80,7 +80,10 @@ def token_in(folder: Path) -> str | None:
 
 
 def require_ours(path: Path) -> None:
-    """Raise ArgumentError unless `path` is free, an empty folder, or a folder with a checkpoint of multiring."""
+    """Raise ArgumentError unless a checkpoint may be saved to `path`.
+
+    The path must be free, an empty folder, or a folder with a checkpoint of multiring.
+    """
     wanted = "want another path, an empty folder, or a checkpoint of multiring"
     if not path.exists():
         if path.is_symlink():
@@ -107,7 +110,10 @@ def require_ours(path: Path) -> None:
 
 
 class Attempt:
-    """A save whose folder this process makes. If the block fails before `publish`, the folder is removed."""
+    """A save whose folder this process makes.
+
+    If the block fails before `publish`, the folder is removed.
+    """
 
     def __init__(self, path: Path, token: str) -> None:
         self._path, self._token = path, token
@@ -169,7 +175,9 @@ class Attempt:
 
 
 def publish(path: Path, manifest: dict[str, Any], write: Any) -> None:
-    """Make the manifest name a save whose files are all on the disk, and remove the save that it replaces.
+    """Make the manifest name a save, and remove the save that it replaces.
+
+    All files of the save must be on the disk.
 
     Args:
         path: the path of the checkpoint.

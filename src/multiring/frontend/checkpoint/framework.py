@@ -24,13 +24,18 @@ class State(NamedTuple):
 
 
 class Framework:
-    """The operations that a checkpoint needs of a framework. This base class supports NumPy only."""
+    """The operations that a checkpoint needs of a framework.
+
+    This base class supports NumPy only.
+    """
 
     arrays: Arrays = NumpyArrays()
     special: Mapping[type, Special] = {}
 
     def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- subclasses use it in errors
-        """Return the state to save of an object that has a state_dict. Every rank calls it.
+        """Return the state to save of an object that has a state_dict.
+
+        Every rank calls it.
 
         Raises:
             ArgumentError: the object cannot be saved.
@@ -38,7 +43,9 @@ class Framework:
         return State(value.state_dict())
 
     def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:  # noqa: ARG002 -- subclasses use them
-        """Return arrays of an object that the file's arrays can be read into directly, by their names in the file.
+        """Return arrays of an object that the file's arrays can be read into directly.
+
+        The result has the arrays by their names in the file.
 
         Args:
             name: the name of the part.
@@ -51,7 +58,10 @@ class Framework:
         return {}
 
     def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- subclasses use it in errors
-        """Load a state into an object. `own` and `beside` are None if the file has no such state for this rank."""
+        """Load a state into an object.
+
+        `own` and `beside` are None if the file has no such state for this rank.
+        """
         value.load_state_dict(state.shared)
 
     def random_state(self) -> dict[str, Any]:

@@ -38,7 +38,10 @@ _SENT_BYTES = 16 << 20
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
-    """Return whether rank 0 finds a complete checkpoint at `path`. Every rank calls it, and gets the same result."""
+    """Return whether rank 0 finds a complete checkpoint at `path`.
+
+    Every rank calls it, and gets the same result.
+    """
     with agreed(f"is_saved of {shown_path(path)}"):
         target = target_of(path, "is_saved")
     found = _found(target) if rank() == 0 else None
@@ -80,10 +83,11 @@ class _Opened(NamedTuple):
 def load(
     path: str | os.PathLike[str], framework: Framework, parts: Mapping[str, Any], *, randomness: bool = True
 ) -> dict[str, Any]:
-    """Load the last complete checkpoint of `path` into `parts`, and return its other values. Every rank calls it.
+    """Load the last complete checkpoint of `path` into `parts`.
 
-    If the number of ranks has changed since the save, the ranks' own values are dropped, and a warning is logged. These
-    values are compression residuals, states of random number generators, and `own`. Nothing is unpickled.
+    Every rank calls it. If the number of ranks has changed since the save, the ranks' own values are dropped, and a
+    warning is logged. These values are compression residuals, states of random number generators, and `own`. Nothing is
+    unpickled.
 
     Args:
         path: the path that was passed to `save`.
@@ -291,7 +295,9 @@ class Reading:
             raise ArgumentError(f"{part.what} is damaged: it has arrays that no value names")
 
     def read(self, *, sends: bool) -> None:
-        """Read the bytes of all arrays. With `sends`, rank 0 reads them and sends them to all ranks.
+        """Read the bytes of all arrays.
+
+        With `sends`, rank 0 reads them and sends them to all ranks.
 
         Raises:
             VanishedError: the file was removed.

@@ -31,9 +31,9 @@ def save(
     own: Any = None,
     randomness: bool = True,
 ) -> None:
-    """Save `parts` to the folder `path`, and replace the checkpoint that was there. Every rank calls it.
+    """Save `parts` to the folder `path`, and replace the checkpoint that was there.
 
-    The checkpoint is complete when the function returns.
+    Every rank calls it. The checkpoint is complete when the function returns.
 
     Args:
         path: the same on all ranks, in a file system that all ranks share or in each host's own.

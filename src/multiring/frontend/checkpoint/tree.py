@@ -124,7 +124,10 @@ class Flattener:
         return [self.tree(each, f"{name}.{number}", depth + 1) for number, each in enumerate(values)]
 
     def pairs(self, value: Mapping[Any, Any], name: str, depth: int) -> Any:
-        """Return a mapping as a JSON object if all keys are plain strings, and otherwise as a list of pairs."""
+        """Return a mapping as a JSON object, or as a list of pairs.
+
+        It is an object if all keys are plain strings.
+        """
         if all(type(key) is str and not key.startswith("$") and not _has_surrogates(key) for key in value):
             return {key: self.tree(each, f"{name}.{key}", depth + 1) for key, each in value.items()}
         return [
@@ -237,7 +240,11 @@ def refs_in(tree: Any, depth: int = 0) -> Iterator[Ref]:
 
 
 def ref_of(tag: str, body: Any) -> Ref:
-    """Return the reference to an array from the value of its tag; raise ArgumentError if it is damaged."""
+    """Return the reference to an array from the value of its tag.
+
+    Raises:
+        ArgumentError: the value is damaged.
+    """
     try:
         name, kind, shape = body
         if not isinstance(name, str) or not isinstance(kind, str | list):
@@ -261,7 +268,10 @@ def resolved(tree: Any, described: Callable[[Any], tuple[Kind, tuple[int, ...]]]
 
 
 def entries_of(tree: Any) -> dict[Any, Any]:
-    """Return the entries of a tree that represents a mapping with plain strings as keys; otherwise an empty dict."""
+    """Return the entries of a tree that represents a mapping with strings as keys.
+
+    The result is empty for any other tree.
+    """
     if not isinstance(tree, dict):
         return {}
     if len(tree) == 1:

@@ -16,12 +16,16 @@ Array = NDArray[Any]
 
 
 class Trainer(Protocol):
-    """A model trained by plain gradient descent. The ranks of a process set average the gradients."""
+    """A model trained by plain gradient descent.
+
+    The ranks of a process set average the gradients.
+    """
 
     def step(self, slopes: Mapping[str, Array]) -> None:
-        """Make one training step. The loss is the sum of parameter x slope over the parameters in `slopes`.
+        """Make one training step.
 
-        The framework must compute the gradients of this loss, which are the slopes. Other parameters are not used.
+        The loss is the sum of parameter x slope over the parameters in `slopes`. The framework must compute the
+        gradients of this loss, which are the slopes. Other parameters are not used.
         """
 
     def parameters(self) -> Mapping[str, Array]:
@@ -33,7 +37,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """The functions of an adapter that the suite calls, and the checks that the framework cannot express.
+    """The functions of an adapter that the suite calls, and the checks to skip.
 
     Attributes:
         name: the framework's name, for the list of results.
@@ -73,7 +77,9 @@ def require(condition: object, text: str) -> None:
 
 
 def require_equal(found: Array, wanted: Any, what: str, *, rtol: float = 0.0) -> None:
-    """Raise NonconformanceError unless shapes, types and elements are equal. NaN equals NaN.
+    """Raise NonconformanceError unless shapes, types and elements are equal.
+
+    NaN equals NaN.
 
     Args:
         found: the adapter's result.

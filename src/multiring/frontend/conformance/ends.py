@@ -15,7 +15,7 @@ from multiring.frontend.conformance.rank import Rank
 
 
 def lose_a_rank(adapter: Adapter, reach: Callable[[], object], *, fails: int | None = None) -> float:
-    """Train until a rank is lost, and return the seconds until this rank raised PeerLostError.
+    """Train until a rank is lost, and return the time until PeerLostError, in seconds.
 
     All ranks of the job call it.
 
@@ -59,10 +59,10 @@ def _fail_at(wanted: int, step: int) -> None:
 
 
 def be_interrupted(adapter: Adapter, *, after_s: float = 0.5) -> float:
-    """Interrupt a sum by Ctrl-C on rank 0, and return the seconds from the signal to KeyboardInterrupt.
+    """Interrupt a sum by Ctrl-C on rank 0, and return the time to KeyboardInterrupt.
 
-    Only rank 0 calls the sum, so it waits until the signal comes. The other ranks return 0 at once. They must stay in
-    the job until rank 0 has returned. All ranks of the job call it.
+    The result is in seconds. Only rank 0 calls the sum, so it waits until the signal comes. The other ranks return 0 at
+    once. They must stay in the job until rank 0 has returned. All ranks of the job call it.
 
     Args:
         adapter: the framework's adapter.

@@ -14,7 +14,7 @@ from multiring.frontend.process_sets import ProcessSet, add_process_set, remove_
 
 
 def named_order(here: Rank) -> None:
-    """Calls of two threads are matched by their names, even if the ranks call them in different orders."""
+    """Calls of two threads are matched by their names, in any order of the calls."""
     found: dict[str, object] = {}
 
     def call(name: str) -> None:
@@ -50,22 +50,34 @@ def _disagree(here: Rank, array: np.ndarray, op: str, what: str) -> None:
 
 
 def shapes_differ(here: Rank) -> None:
-    """If shapes differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
+    """If shapes differ, every rank raises MismatchError.
+
+    The array stays unchanged, and the ranks can continue.
+    """
     _disagree(here, np.arange(3 + (here.rank == 1), dtype=np.float32), "sum", "shapes that differ")
 
 
 def types_differ(here: Rank) -> None:
-    """If types differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
+    """If types differ, every rank raises MismatchError.
+
+    The array stays unchanged, and the ranks can continue.
+    """
     _disagree(here, np.arange(4, dtype=np.float32 if here.rank else np.int32), "sum", "types that differ")
 
 
 def operations_differ(here: Rank) -> None:
-    """If operations differ, every rank raises MismatchError, the array is unchanged, and the ranks can continue."""
+    """If operations differ, every rank raises MismatchError.
+
+    The array stays unchanged, and the ranks can continue.
+    """
     _disagree(here, np.arange(4, dtype=np.float32), "max" if here.rank == 2 else "sum", "operations that differ")
 
 
 def models_differ(here: Rank) -> None:
-    """If models differ in a shape, every rank raises MismatchError, in `trainer` or in the first step."""
+    """If models differ in a shape, every rank raises MismatchError.
+
+    The error comes from `trainer` or from the first step.
+    """
 
     def train() -> None:
         shape = 5 + (here.rank == 1)

@@ -26,7 +26,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check. `text` has the reason for skipping it, or the failures of the ranks."""
+    """The result of one check.
+
+    `text` has the reason for skipping it, or the failures of the ranks.
+    """
 
     check: str
     outcome: Outcome
@@ -34,9 +37,9 @@ class Result:
 
 
 def run(adapter: Adapter, checks: Mapping[str, Callable[[Rank], None]] = CHECKS) -> list[Result]:
-    """Run the checks, and return their results, which are the same on every rank. All three ranks of the job call it.
+    """Run the checks, and return their results, which are the same on every rank.
 
-    It joins the job by the adapter's `init`, and leaves it at the end.
+    All three ranks of the job call it. The function joins the job by the adapter's `init`, and leaves it at the end.
 
     Args:
         adapter: the framework's adapter.

@@ -57,7 +57,7 @@ def unused_parameter(here: Rank) -> None:
 
 
 def replicas(here: Rank) -> None:
-    """Replicas stay bit-identical, although the sum of the gradients depends on the order of its terms."""
+    """Replicas stay bit-identical, even if the sum of gradients depends on their order."""
     dice = np.random.default_rng(here.rank)
     trainer = here.trainer({"weight": np.zeros(1009, np.float32)}, _RATE)
     for _ in range(3):
@@ -110,7 +110,10 @@ def state_is_kept(here: Rank) -> None:
 
 
 def training_goes_on(here: Rank) -> None:
-    """After a failure the ranks join the job again, and train from the last commit to the same model."""
+    """After a failure the ranks join the job again, and resume from the last commit.
+
+    They end with the same model as without the failure.
+    """
     failed: list[int] = []
     trainer = here.trainer(parameters_of(here.rank), _RATE)
     state = trainer.state(done=0)

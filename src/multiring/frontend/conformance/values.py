@@ -133,7 +133,7 @@ def infinities(here: Rank) -> None:
 
 
 def same_bits(here: Rank) -> None:
-    """All ranks get the same bits, although the sum of the numbers depends on the order of its terms."""
+    """All ranks get the same bits, even if the sum of the numbers depends on their order."""
     numbers = np.random.default_rng(here.rank).standard_normal(10_007).astype(np.float32)
     for op in ("sum", "average"):
         found = here.reduced(numbers, op)

@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Make `func` resume after a failure (a decorator). The first argument of `func` is a State.
+    """Make `func` resume after a failure (a decorator).
 
-    The state is synchronised before each call of `func`, so all collectives of the ranks must be inside `func`. If a
-    collective fails (HorovodInternalError), the ranks shut down and join the job again, each rank restores its last
-    commit, and `func` is called again. If the hosts changed (HostsUpdatedInterrupt), the same happens, but nothing is
-    rolled back.
+    The first argument of `func` is a State. The state is synchronised before each call of `func`, so all collectives of
+    the ranks must be inside `func`. If a collective fails (HorovodInternalError), the ranks shut down and join the job
+    again, each rank restores its last commit, and `func` is called again. If the hosts changed (HostsUpdatedInterrupt),
+    the same happens, but nothing is rolled back.
 
     Raises:
         HorovodInternalError: the returned function raises it after ten failures in a row without a commit.

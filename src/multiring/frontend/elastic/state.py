@@ -46,7 +46,10 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
 
 
 class State:
-    """The state of a program that can be committed and restored. Subclasses define its contents."""
+    """The state of a program that can be committed and restored.
+
+    Subclasses define its contents.
+    """
 
     def __init__(
         self, bcast_object: Broadcast, get_rank: Callable[[], int], gather_object: Gather | None = None
@@ -67,7 +70,10 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Register functions to call each time the ranks have joined the job again, before the synchronisation."""
+        """Register functions to call each time the ranks have joined the job again.
+
+        They are called before the state is synchronised.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -97,7 +103,9 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Check whether `on_hosts_updated` was called on any rank. Every rank must call it.
+        """Check whether `on_hosts_updated` was called on any rank.
+
+        Every rank must call it.
 
         Raises:
             HostsUpdatedInterrupt: on every rank, with the same `skip_sync`: the hosts changed.
@@ -117,7 +125,10 @@ class State:
             raise HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
 
     def must_sync(self, *, wanted: bool) -> bool:
-        """Return whether any rank wants to synchronise, for example a new rank. All ranks get the same result."""
+        """Return whether any rank wants to synchronise, for example a new rank.
+
+        All ranks get the same result.
+        """
         return wanted if self._gather_object is None else any(self._gather_object(wanted))
 
     def save(self) -> None:
@@ -133,12 +144,18 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Update the parts of the state that depend on the ranks, after the ranks have joined the job again."""
+        """Update the parts of the state that depend on the ranks.
+
+        It is called after the ranks have joined the job again.
+        """
 
 
 @contextlib.contextmanager
 def all_or_nothing(*holders: object) -> Iterator[None]:
-    """Restore the attributes of `holders` if the block raises. A state then never mixes two commits."""
+    """Restore the attributes of `holders` if the block raises.
+
+    A state then never mixes two commits.
+    """
     before = [(kept, dict(kept)) for kept in (getattr(each, "__dict__", {}) for each in holders)]
     try:
         yield
@@ -191,7 +208,7 @@ def run_fn(
     reset: Callable[[], object],
     failures: tuple[type[Exception], ...] = (HorovodInternalError,),
 ) -> Callable[..., Result]:
-    """Return a function that calls `func`, resumes after failures, and returns the result of the successful call.
+    """Return a function that calls `func`, resumes after failures, and returns its result.
 
     The state is synchronised before each call of `func`. `func` may raise one of `failures`, or an error after which
     its Group is unusable. Then `reset` is called and the last commit is restored, even if `reset` fails. After a

@@ -42,7 +42,10 @@ class ValuesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Set attributes and values of every rank to rank 0's, and save them. If this fails, the last save remains."""
+        """Set attributes and values of every rank to rank 0's, and save them.
+
+        If this fails, the last save remains.
+        """
         with all_or_nothing(self):
             self._values = self._share()
             super().sync()

@@ -43,7 +43,10 @@ Finish = Callable[[Request], None]  # waits for the operation, and stores the re
 
 
 class Execution:
-    """Executes the requests of one process set. Prepared calls are reused for requests with the same signature."""
+    """Executes the requests of one process set.
+
+    Prepared calls are reused for requests with the same signature.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Whole | _Flagged | _Parameters | _Rows] = {}

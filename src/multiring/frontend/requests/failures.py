@@ -41,7 +41,10 @@ _failures = _Failures()
 
 
 def noted(error: BaseException) -> tuple[int, str]:
-    """Return the number of the error's kind in multiring.h, and a text by which `error_of` finds the error again."""
+    """Store an error for `error_of`; return the number of its kind in multiring.h, and a text.
+
+    `error_of` finds the error by this text.
+    """
     kind = next((kind for each, kind in _KINDS if isinstance(error, each)), INTERNAL)
     if getattr(error, "is_argument", False):
         kind = _ARGUMENT
@@ -53,7 +56,10 @@ def noted(error: BaseException) -> tuple[int, str]:
 
 
 def error_of(exception: BaseException) -> Exception | None:
-    """Return multiring's error that caused a framework's exception; None if there is none or it is too old."""
+    """Return multiring's error that caused a framework's exception.
+
+    The result is None if there is no such error, or if many errors have occurred since.
+    """
     text = str(exception)
     with _failures.lock:
         found = next((error for number, error in _failures.kept if number in text), None)

@@ -107,7 +107,10 @@ def watched_variables(
 
 
 class NamedRanks:
-    """The ranks of a process set, with operations matched by name. A rank that has joined contributes zeros."""
+    """The ranks of a process set, with operations matched by name.
+
+    A rank that has joined contributes zeros.
+    """
 
     def __init__(self, members: Members, name: str) -> None:
         self._members = members
@@ -214,7 +217,10 @@ class Comparisons:
         self._numbers = itertools.count(1)
 
     def of(self, number: int, members: Members | None = None) -> Comparison | None:
-        """Return the comparison of a reduction; None if there is none. With `members`, create a missing comparison."""
+        """Return the comparison of a reduction; None if there is none.
+
+        With `members`, create a missing comparison.
+        """
         found = self._found.get(number)
         watched = _registry.found.get(number)
         if found is None and watched is not None and members is not None:
@@ -222,7 +228,10 @@ class Comparisons:
         return found
 
     def name_of(self, name: str | None) -> str:
-        """Return the name by which the ranks match a comparison. Unnamed requests have the same order on all ranks."""
+        """Return the name by which the ranks match a comparison.
+
+        Unnamed requests have the same order on all ranks.
+        """
         return f"first steps of {name}" if name else f"first steps {next(self._numbers)}"
 
 

@@ -28,7 +28,9 @@ class _Now:
 
 
 def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
-    """Make Ctrl-C fail the requests in flight from now on. The call has no effect outside the main thread.
+    """Make Ctrl-C fail the requests in flight from now on.
+
+    The call has no effect outside the main thread.
 
     Args:
         undisturbed: Python files whose functions build the framework's errors for native code. Native code would turn
@@ -50,9 +52,10 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
 
 
 def has_cancelled() -> bool:
-    """Return whether Ctrl-C has failed requests since the process joined the job and since the last call of this.
+    """Return whether Ctrl-C has failed requests since the last call.
 
-    It helps a caller that gets such a failure after another library has dropped the KeyboardInterrupt.
+    Requests of an earlier job do not count. The function helps a caller that gets such a failure after another library
+    has dropped the KeyboardInterrupt.
     """
     found, _Now.has_cancelled = _Now.has_cancelled, False
     return found

@@ -102,7 +102,10 @@ def _service() -> _Service:
 
 
 def entry() -> Any:
-    """Return the capsule for native code. It contains a MultiringEntry and is named MULTIRING_ENTRY_NAME."""
+    """Return the capsule for native code.
+
+    It contains a MultiringEntry and is named MULTIRING_ENTRY_NAME.
+    """
     return _service().queue.capsule
 
 
