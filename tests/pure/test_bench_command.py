@@ -55,7 +55,7 @@ from multiring.lab import Plan
         (["all_reduce", "--plot", "figure.bmp"], "cannot plot to figure.bmp, want a name that ends with one of .png"),
         (["all_reduce", "--plot", "no/such/folder/x.png"], "there is no folder"),
         (["all_reduce", "--link", "1gbit"], "--link needs a lab: give its number of hosts with --hosts H"),
-        (["all_reduce", "--hosts", "2", "--link", "fast"], "'fast' is no rate"),
+        (["all_reduce", "--hosts", "2", "--link", "fast"], "'fast' is not a rate"),
         (["all_reduce", "--hosts", "2", "--uplink", "1gbit"], "joins racks, and there is one rack only"),
         (["--install", "nccl"], "there is no recipe to install 'nccl'"),
     ],

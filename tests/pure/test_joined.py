@@ -258,9 +258,9 @@ def test_a_lab_may_have_slots_of_its_own_for_each_host() -> None:
     assert plan.seats() == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
     assert (parse_slots("4"), parse_slots("4,4,1")) == (4, (4, 4, 1))
     for text in ("", "4,", "-1", "4x", "four"):
-        with pytest.raises(ArgumentError, match="want how many ranks each host has"):
+        with pytest.raises(ArgumentError, match="want the number of ranks of each host"):
             parse_slots(text)
-    with pytest.raises(ArgumentError, match="slots of 2 hosts, 2,1, for 3 hosts"):
+    with pytest.raises(ArgumentError, match="slots=2,1 are for 2 hosts, and there are 3 hosts"):
         LabPlan(hosts=3, slots=(2, 1))
     with pytest.raises(ArgumentError, match="0 slots make no lab"):
         LabPlan(hosts=2, slots=(2, 0))

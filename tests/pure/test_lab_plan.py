@@ -49,7 +49,7 @@ def test_a_rate_is_bits_a_second(text: str, bits_per_s: int) -> None:
     "text", ["fast", "", "1", "gbit", "-1gbit", "1 gbit", "1gbps", "1MB", "1e9bit", "1gbit/s", "٣mbit"]
 )
 def test_what_is_no_rate_is_told_so(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no rate, want a number and bit, kbit, mbit or gbit") as caught:
+    with pytest.raises(ArgumentError, match="is not a rate, want a number and bit, kbit, mbit or gbit") as caught:
         parse_rate(text)
     assert repr(text) in str(caught.value)
 
@@ -149,7 +149,7 @@ def test_faults_are_read_from_words(words: str, fault: Fault) -> None:
         ("kill", "no fault 'kill', want kill HOST"),
         ("kill host1 rail0", "want kill HOST"),
         ("slow host1", r"want slow HOST RATE \[RAIL\]"),
-        ("slow host1 rail0", "'rail0' is no rate"),
+        ("slow host1 rail0", "'rail0' is not a rate"),
         ("cut host1 rail0 rail1", r"want cut HOST \[RAIL\]"),
         ("cut host3", "no host 'host3'"),
         ("cut host1 rail2", "no rail 'rail2'"),
@@ -254,9 +254,9 @@ def test_the_agent_wants_a_host_and_a_command(arguments: list[str]) -> None:
         (["--", "true"], "how many hosts? say --hosts H"),
         (["--hosts", "2"], "no command to run"),
         (["--hosts", "300", "true"], "more than there are addresses"),
-        (["--hosts", "2", "--link", "quick", "true"], "'quick' is no rate"),
-        (["--hosts", "2", "--rail", "1", "true"], "'1' is no rate"),
-        (["--hosts", "2", "--rack", "2", "--uplink", "x", "true"], "'x' is no rate"),
+        (["--hosts", "2", "--link", "quick", "true"], "'quick' is not a rate"),
+        (["--hosts", "2", "--rail", "1", "true"], "'1' is not a rate"),
+        (["--hosts", "2", "--rack", "2", "--uplink", "x", "true"], "'x' is not a rate"),
         (["--hosts", "2", "--at", "1", "cut host2", "true"], "no host 'host2'"),
         (["--hosts", "2", "--name", "x" * 65, "true"], "a lab cannot be called 'xxx"),
         (["--hosts", "2", "--name", "a b", "true"], "a lab cannot be called 'a b', want 1 to 64 bytes without spaces"),

@@ -1,4 +1,4 @@
-"""Virtual hosts on this machine, with wires of a chosen speed between them, and faults on request. Needs root."""
+"""Virtual hosts on this machine, with links of a chosen speed between them, and fault injection. Needs root."""
 
 from multiring.lab.control_socket import ask_lab as ask_lab
 from multiring.lab.control_socket import running_labs as running_labs

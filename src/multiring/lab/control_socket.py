@@ -1,7 +1,8 @@
-"""How a running lab is spoken to: a line of JSON and some descriptors over an abstract Unix socket, a line back.
+"""Send requests to a running lab over abstract Unix sockets.
 
-The kernel is the list of running labs: a name is free again when its lab is gone, in whatever way. The socket at a
-lab's own name takes faults; one in every host takes commands to run in another (see `rsh_agent.py`).
+A request is a line of JSON with file descriptors, and the answer is a line of JSON. A socket named after the lab takes
+faults. A socket in every host takes commands to run on another host (see `rsh_agent.py`). The kernel's list of sockets
+is the list of running labs, so a name is free again after its lab has ended in any way.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _HOST_SOCKET = "\0multiring-lab"  # the same in rsh_agent.py
 _NAME_BYTES = 64
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 3
-_AGAIN_S = 0.05  # until a caller is tried to be accepted again
+_AGAIN_S = 0.05  # pause before the next attempt to accept a caller
 _BACKLOG = 1024
 _ANSWER_S = 30.0
 
@@ -31,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Caller:
-    """One connection: `descriptors` came with its message; `hang_up` runs when the other end is gone."""
+    """A connection. `descriptors` came with its message. `hang_up` is called when the other end closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -42,11 +43,11 @@ class Caller:
 
     @property
     def descriptor(self) -> int:
-        """What to poll; -1 once closed."""
+        """The file descriptor to poll, or -1 after `close`."""
         return self._connection.fileno()
 
     def listen(self) -> Message | None:
-        """Read once; return the message when it is complete. Closes at the end of the stream."""
+        """Read once, and return the message if it is complete, else None. At the end of the stream, close it."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:
@@ -67,29 +68,29 @@ class Caller:
         return message
 
     def answer(self, **words: object) -> None:
-        """Send the one answer and close; whoever is gone meanwhile does not need it."""
+        """Send the answer and close the connection. A caller that has closed its end gets no answer."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(words).encode() + b"\n")
         self.close()
 
     def close(self) -> None:
-        """Close the connection and what came over it; may be called twice."""
+        """Close the connection and the descriptors that came over it. A second call has no effect."""
         self.release()
         self._connection.close()
 
     def release(self) -> None:
-        """Close what came over it."""
+        """Close the descriptors that came over the connection."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
 
 
 class ControlSocket:
-    """Listens at an abstract address of the network namespace it is made in.
+    """Listens at an abstract address in the current network namespace.
 
     Args:
-        name: as the abstract namespace has it.
-        answer: what is done with a message; it may keep the caller and answer later.
+        name: the abstract address, with its leading zero byte.
+        answer: handles a message. It may keep the caller and answer later.
     """
 
     def __init__(self, name: str, answer: Callable[[Caller, Message], None]) -> None:
@@ -105,14 +106,14 @@ class ControlSocket:
             raise
 
     def watch(self, poll: selectors.BaseSelector) -> None:
-        """Register what is to be served; data is a callable."""
+        """Register the descriptors with `poll`, each with a callable as its data."""
         self._callers = [caller for caller in self._callers if caller.descriptor >= 0]
         poll.register(self._listener, selectors.EVENT_READ, self._accept)
         for caller in self._callers:
             poll.register(caller.descriptor, selectors.EVENT_READ, _Hearing(caller, self._answer))
 
     def close(self) -> None:
-        """Stop listening, and hang up on everybody."""
+        """Stop listening, and close all connections."""
         self._listener.close()
         for caller in self._callers:
             caller.close()
@@ -122,7 +123,7 @@ class ControlSocket:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # a full table of descriptors: the caller waits, and the lab goes on
+        except OSError:  # the table of descriptors is full; the caller waits, and the lab continues
             time.sleep(_AGAIN_S)
             return
         if peer_credentials(connection).uid == os.geteuid():
@@ -132,7 +133,7 @@ class ControlSocket:
 
 
 class _Hearing:
-    """Hears a caller, and answers what it said."""
+    """Reads from a caller, and handles its message when it is complete."""
 
     def __init__(self, caller: Caller, answer: Callable[[Caller, Message], None]) -> None:
         self._caller = caller
@@ -150,16 +151,16 @@ class _Hearing:
 
 
 def check_lab_name(name: str) -> None:
-    """Raise ArgumentError unless a lab can be called `name`."""
+    """Raise ArgumentError if `name` is not a valid name of a lab."""
     if not 1 <= len(os.fsencode(name)) <= _NAME_BYTES or not name.isprintable() or " " in name:
         raise ArgumentError(f"a lab cannot be called {name!r}, want 1 to {_NAME_BYTES} bytes without spaces")
 
 
 def open_lab_socket(name: str, answer: Callable[[Caller, Message], None]) -> ControlSocket:
-    """Return the door of the lab `name`.
+    """Open the control socket of the lab `name` and return it.
 
     Raises:
-        ArgumentError: another running lab has the name.
+        ArgumentError: another running lab has this name.
     """
     try:
         return ControlSocket(f"\0{_PREFIX}{name}", answer)
@@ -170,23 +171,24 @@ def open_lab_socket(name: str, answer: Callable[[Caller, Message], None]) -> Con
 
 
 def open_host_socket(answer: Callable[[Caller, Message], None]) -> ControlSocket:
-    """Return the door of the host whose network namespace the calling thread is in."""
+    """Open the control socket of the host whose network namespace the calling thread is in, and return it."""
     return ControlSocket(_HOST_SOCKET, answer)
 
 
 def running_labs() -> list[str]:
-    """Return the names of the labs that run on this machine, in this network namespace."""
+    """Return the names of the running labs of this machine, in this network namespace."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     places = [line.split(" ", 7)[-1].split()[-1] for line in lines if f"@{_PREFIX}" in line]
     return sorted({place.removeprefix(f"@{_PREFIX}") for place in places})
 
 
 def ask_lab(name: str | None, **words: object) -> None:
-    """Send the lab `name` a request and wait for its answer; without a name, the only one that runs.
+    """Send a request to the lab `name` and wait for its answer. The default is the only running lab.
 
     Raises:
-        ArgumentError: no such lab, several of them, or the lab refuses; the text says what there is.
-        LaunchError: this user may not speak to it, or it ended or hangs.
+        ArgumentError: there is no such lab, or no name is given and several labs run. The text lists the running labs.
+        StateError: the lab refuses the request.
+        LaunchError: the lab has ended, hangs, or belongs to another user.
     """
     running = running_labs()
     if name is None and len(running) != 1:

@@ -1,4 +1,4 @@
-"""What can be done to a running lab, as a value: read from words, carried out elsewhere."""
+"""Faults of a running lab as values, and a parser for them. `machine.py` applies the faults."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from multiring.lab.plan import Plan, Rate, host_name, parse_rate, rail_name, rat
 
 
 class Kind(Enum):
-    """A fault, or what undoes one. The value is how it is spelt."""
+    """A kind of fault or repair. The value is its spelling."""
 
     FREEZE = "freeze"
     THAW = "thaw"
@@ -31,7 +31,7 @@ USAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A fault of `host`, or of its links on `rails`; `rate` is what `SLOW` slows them to."""
+    """A fault of `host`, or of its links on `rails`. `rate` is the new rate of the links for `SLOW`."""
 
     kind: Kind
     host: int
@@ -45,17 +45,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class TimedFault:
-    """A fault that comes by itself, `at_s` seconds after the command was started."""
+    """A fault that the lab injects by itself, `at_s` seconds after the start of the command."""
 
     at_s: float
     fault: Fault
 
 
 def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
-    """Return the fault that `words`, like ("slow", "host1", "10mbit"), mean in a lab of `plan`.
+    """Return the fault described by words like ("slow", "host1", "10mbit") in a lab of `plan`.
 
     Raises:
-        ArgumentError: they mean none; the text has what does.
+        ArgumentError: the words describe no fault. The text shows the usage.
     """
     spelt = {kind.value: kind for kind in Kind}
     if not words or words[0] not in spelt:
@@ -76,10 +76,10 @@ def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
 
 
 def parse_timed(seconds: str, words: str, plan: Plan) -> TimedFault:
-    """Return the fault `words` at `seconds`, both as the user wrote them.
+    """Return the timed fault described by the user's texts `seconds` and `words`.
 
     Raises:
-        ArgumentError: one of them makes no sense.
+        ArgumentError: one of the texts is invalid.
     """
     try:
         at_s = float(seconds)

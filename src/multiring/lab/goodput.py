@@ -1,4 +1,4 @@
-"""What a lab's wires really carry: plain sockets between its hosts, the bound that other figures are shares of."""
+"""Measure the goodput of plain sockets between a lab's hosts, the upper bound for the libraries' rates."""
 
 import multiprocessing
 import socket
@@ -13,13 +13,13 @@ from multiring.lab.namespaces import Space, inside
 
 _CHUNK_BYTES = 1 << 18
 _SHORTEST_S = 1e-3
-_LATE_S = 10.0  # how long after the end the last process may report
+_LATE_S = 10.0  # how long to wait for the last process to report after the end
 _UP_S = 60.0  # how long the processes may take to start, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Bytes from one host to another, over one rail."""
+    """A stream of bytes from host `source` to host `target`, over one rail."""
 
     source: int
     target: int
@@ -27,15 +27,15 @@ class Flow:
 
 
 def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: float = 1.0) -> list[float]:
-    """Return the bytes per second that arrive for each of `flows`, all of them at the same time.
+    """Run all `flows` at the same time, and return the received bytes per second of each.
 
-    One TCP connection a flow, each end a process of its own. Time starts when all processes run. What arrives in
-    the first `drain_s` seconds, while the token buckets are not yet empty, does not count.
+    A flow is one TCP connection, and each end is a process. Time starts when all processes run. Bytes that arrive in
+    the first `drain_s` seconds do not count, because the token buckets are not empty yet.
 
     Raises:
-        LaunchError: a flow came to nothing.
+        LaunchError: the processes did not start in time, or nothing arrived over a flow.
     """
-    forks = multiprocessing.get_context("fork")  # so that the ends inherit their sockets
+    forks = multiprocessing.get_context("fork")  # forked processes inherit their sockets
     pipes: list[Connection] = []
     for flow in flows:
         for connected, run in zip(_connect(lab, flow), (_send, _receive), strict=True):
@@ -57,9 +57,9 @@ def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: f
 
 
 def _run_when_told(run: Callable[[socket.socket, float, float], float], end: socket.socket, pipe: Connection) -> None:
-    """Run one end of a flow from the moment that `pipe` brings, and answer with its rate.
+    """Report that this process runs, wait for begin and end from `pipe`, run one end of a flow, and send its rate.
 
-    A process that a busy machine starts late would otherwise find that its time is over.
+    The times are sent after the start of all processes, because a busy machine may start a process late.
     """
     pipe.send("up")
     if pipe.poll(2 * _UP_S):
@@ -68,7 +68,7 @@ def _run_when_told(run: Callable[[socket.socket, float, float], float], end: soc
 
 
 def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection; a socket stays in the namespace it was made in, whoever uses it."""
+    """Return both ends of a connection. A socket stays in the namespace in which it was made, in any process."""
     with inside(lab.hosts[flow.target].network, Space.NET), socket.socket() as listener:
         listener.bind((lab.plan.address(flow.target, flow.rail), 0))
         listener.listen()
@@ -79,23 +79,23 @@ def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
             target, caller = listener.accept()
             if caller == source.getsockname():
                 return source, target
-            target.close()  # a stranger of the same network
+            target.close()  # the connection is from another process of the network
 
 
 def _send(source: socket.socket, _begin: float, end: float) -> float:
-    """Send as much as the connection takes until `end`; return zero, for only what arrives is a rate."""
+    """Send as much as the connection takes until `end`. Return zero, because only the receiver measures the rate."""
     chunk = bytes(_CHUNK_BYTES)
     while (left_s := end - time.monotonic()) > 0:
         source.settimeout(max(left_s, _SHORTEST_S))
         try:
             source.send(chunk)
-        except OSError:  # the time is over, or the other end says so
+        except OSError:  # the time is over, or the other end has closed the connection
             break
     return 0.0
 
 
 def _receive(target: socket.socket, begin: float, end: float) -> float:
-    """Return the bytes per second that arrive between `begin` and `end`."""
+    """Receive until `end`, and return the received bytes per second, counted from `begin`."""
     buffer = bytearray(_CHUNK_BYTES)
     counted, first_s, last_s = 0, begin, begin
     while (left_s := end - time.monotonic()) > 0:

@@ -1,8 +1,8 @@
-"""A virtual host: namespaces of its own, held by a keeper, the process that is its pid 1.
+"""A virtual host: a set of namespaces, held by the keeper process, which is the host's pid 1.
 
-The kernel takes a host down: when the keeper ends, every process of its PID namespace is killed, however it
-detached itself, and with the last of them the other namespaces go: mounts, interfaces and rates too. The keeper
-ends when the lab does, in whatever way: it is killed with the process that forked it.
+The kernel cleans up after a host. When the keeper ends, the kernel kills every process of its PID namespace, including
+detached processes. When the last process is gone, the kernel removes the other namespaces with their mounts, interfaces
+and rates. The keeper is killed with the process that forked it, so a host ends with its lab in any case.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from multiring.lab.namespaces import (
 )
 from multiring.lab.topology_file import TOPOLOGY_FILE
 
-AGENT = "/dev/shm/.multiring-lab/ssh"  # noqa: S108 -- on the host's own tmpfs, which only root and its processes see
+AGENT = "/dev/shm/.multiring-lab/ssh"  # noqa: S108 -- on the host's own tmpfs, invisible outside
 _KEPT = (Space.MOUNT, Space.UTS, Space.IPC, Space.NET)
 _SHOWN = (*_KEPT, Space.PID)
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- the place shared memory is at
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- the standard path of shared memory
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _READY = b"+"
 _WORD_BYTES = 4096
-_KEEPER_S = 10.0  # for an answer that takes a millisecond
+_KEEPER_S = 10.0  # time-out for an answer that usually takes a millisecond
 
 
 class Host:
-    """A running host. It is up, but alone, when made; `close` or the end of the calling thread ends it.
+    """A running virtual host, without links at first. It ends with `close` or with the thread that made it.
 
     Args:
-        name: what it calls itself.
-        hosts_file: the text of its /etc/hosts.
-        topology: the text of its TOPOLOGY_FILE.
+        name: the host name.
+        hosts_file: the text of the host's /etc/hosts.
+        topology: the text of the host's TOPOLOGY_FILE.
 
     Raises:
-        UnsupportedError: the kernel or this process's rights do not allow it.
+        UnsupportedError: the kernel does not support virtual hosts, or this process has too few rights.
     """
 
     def __init__(self, name: str, hosts_file: str, topology: str = "") -> None:
@@ -68,10 +68,10 @@ class Host:
         self.is_alive = True
 
     def wait_until_up(self) -> None:
-        """Block until the host is complete.
+        """Block until the host is set up.
 
         Raises:
-            UnsupportedError: it cannot be made; the text says what was refused.
+            UnsupportedError: the host cannot be made. The text names the refused operation.
         """
         word, descriptors, _, _ = socket.recv_fds(self._channel, _WORD_BYTES, len(_SHOWN))
         self._spaces = dict(zip(_SHOWN, descriptors, strict=False))
@@ -80,31 +80,34 @@ class Host:
 
     @property
     def network(self) -> int:
-        """A descriptor of its network namespace; the host's own."""
+        """A descriptor of the host's network namespace. The Host object owns the descriptor."""
         return self._spaces[Space.NET]
 
     def birthplace(self) -> AbstractContextManager[None]:
-        """Return a context in which this thread's children are born as processes of the host."""
+        """Return a context in which processes that this thread forks become processes of the host."""
         return inside(self._spaces[Space.PID], Space.PID)
 
     def preparation(self, folder: Path, cpus: Iterable[int] = ()) -> Callable[[], None]:
-        """Return what such a child runs before exec to see the host only, from `folder`, on `cpus` if any."""
+        """Return the function that a child calls before exec to enter the host's namespaces.
+
+        It also changes to `folder`, and restricts the child to `cpus` if there are any.
+        """
         spaces, cpus = [(self._spaces[space], space) for space in _KEPT], frozenset(cpus)
 
         def prepare() -> None:
             for descriptor, space in spaces:
                 enter(descriptor, space)
-            os.chdir(folder)  # entering a mount namespace leaves one at its root
+            os.chdir(folder)  # after entering a mount namespace, a process is in its root folder
             if cpus:
                 os.sched_setaffinity(0, cpus)
 
         return prepare
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to all of the host's processes, at one moment: none can fork its way out.
+        """Send a signal to all processes of the host at once, so a process cannot evade it by forking.
 
         Raises:
-            StateError: the keeper was killed, not by `kill`.
+            StateError: the keeper does not answer, or something other than `kill` killed it.
         """
         try:
             self._channel.settimeout(_KEEPER_S)
@@ -112,22 +115,22 @@ class Host:
             answer = self._channel.recv(_WORD_BYTES)
         except TimeoutError:
             raise StateError(
-                f"{self.name} does not answer for {_KEEPER_S:g} s: somebody stopped its keeper, process {self._pid}"
+                f"{self.name} does not answer for {_KEEPER_S:g} s: its keeper, process {self._pid}, was stopped"
             ) from None
         except ConnectionError:
             answer = b""
         if not answer:
-            raise StateError(f"{self.name} is gone: somebody killed its keeper, process {self._pid}")
+            raise StateError(f"{self.name} is gone: its keeper, process {self._pid}, was killed")
 
     def kill(self) -> None:
-        """End the host at once, as a power cut does. Its processes are gone when their parents reaped them."""
+        """End the host at once, like a power cut. Its killed processes remain zombies until their parents reap them."""
         self.is_alive = False
         os.kill(self._pid, signal.SIGKILL)
-        # The namespaces' descriptors would keep its interfaces in being.
+        # Open descriptors of the namespaces would keep the host's interfaces alive.
         self._release()
 
     def close(self) -> None:
-        """Kill it if it lives, and wait for its end; this process's own children in it must be reaped before."""
+        """Kill the host if it runs, and wait for its end. Reap this process's children in the host before."""
         if self.is_alive:
             self.kill()
         self._channel.close()
@@ -141,30 +144,30 @@ class Host:
 
 
 def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> None:
-    """Be the pid 1 of a host; never returns: in this process the lab's stack must not be unwound."""
+    """Run the keeper, which is the host's pid 1. Never returns, because the lab's stack must not be unwound here."""
     try:
         die_with_parent(signal.SIGKILL)
-        os.setsid()  # the terminal's Ctrl-C is the lab's to hear
+        os.setsid()  # the lab handles the terminal's Ctrl-C
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_IGN)  # SIGCHLD: orphans are reaped by the kernel
+            signal.signal(number, signal.SIG_IGN)  # with SIGCHLD ignored, the kernel reaps orphans
         signal.set_wakeup_fd(-1)
         # Other hosts' channels and namespaces, and the lab's output, must not live as long as this process does.
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor != channel.fileno():
-                with contextlib.suppress(OSError):  # the listing's own, closed already
+                with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
                     os.close(descriptor)
         try:
             _furnish(name, hosts_file, topology)
         except OSError as error:
             channel.send(f"{error.strerror} ({error.filename})".encode())
             os._exit(1)
-        # Handed over, not opened by the other end: that may know this process by another number than /proc does.
+        # Send descriptors. The other end cannot open them in /proc, which may show this process under another ID.
         spaces = [open_namespace(space) for space in _SHOWN]
         socket.send_fds(channel, [_READY], spaces)
         for descriptor in spaces:
             os.close(descriptor)
         while word := channel.recv(_WORD_BYTES):
-            with contextlib.suppress(ProcessLookupError):  # there is no other process
+            with contextlib.suppress(ProcessLookupError):  # raised if the host has no other process
                 os.kill(-1, word[0])
             channel.send(_READY)
     finally:
@@ -172,10 +175,10 @@ def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> 
 
 
 def _furnish(name: str, hosts_file: str, topology: str) -> None:
-    """Take new namespaces and put into them what a host has of its own."""
+    """Enter new namespaces, and set up the host's name, mounts, /etc/hosts, ssh agent and topology file."""
     unshare(Space.MOUNT | Space.UTS | Space.IPC | Space.NET)
     socket.sethostname(name)
-    mount("none", "/", flags=Mount.REC | Mount.PRIVATE)  # nothing mounted here is seen outside
+    mount("none", "/", flags=Mount.REC | Mount.PRIVATE)  # keeps later mounts invisible outside
     mount("proc", "/proc", "proc", Mount.NOSUID | Mount.NODEV | Mount.NOEXEC)
     mount("tmpfs", str(_SHARED_MEMORY), "tmpfs", Mount.NOSUID | Mount.NODEV, "mode=1777")
     _mount_sys()
@@ -189,14 +192,14 @@ def _furnish(name: str, hosts_file: str, topology: str) -> None:
     agent.write_text(f'#!/bin/sh\nexec {python} -I -S {program} "$@"\n', encoding="utf-8")
     agent.chmod(0o755)
     Path(TOPOLOGY_FILE).write_text(topology, encoding="utf-8")
-    # Without IPv6 an interface is ready at once, and nothing but the job's packets is on the wire.
+    # Without IPv6 an interface is ready at once, and a link carries only the job's packets.
     switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
-    with contextlib.suppress(OSError):  # a kernel without it, or a container's read-only /proc/sys
+    with contextlib.suppress(OSError):  # the kernel has no IPv6, or a container's /proc/sys is read-only
         switch.write_text("1", encoding="ascii")
 
 
 def _mount_sys() -> None:
-    """Mount /sys anew: it shows the interfaces of the network namespace it was mounted in."""
+    """Mount /sys again, because a mount of /sys shows the interfaces of the network namespace it was made in."""
     aside = _SHARED_MEMORY / ".cgroup"
     has_groups = _CONTROL_GROUPS.is_dir()
     if has_groups:

@@ -1,4 +1,4 @@
-"""Run a command on every slot of a lab, serve requests and faults meanwhile, and take the lab down."""
+"""Run a command on every slot of a lab, serve requests and inject faults during the job, and shut the lab down."""
 
 import contextlib
 import os
@@ -35,17 +35,23 @@ from multiring.launch.local import job_name
 from multiring.launch.mpiexec import version_of_mpiexec
 from multiring.settings import Settings, inherited_environment
 
-_PATIENCE_S = 10.0  # after a fault: how long the survivors of a first failure get to say what they saw
+_PATIENCE_S = 10.0  # after a fault, the time for the other processes to report errors after a first failure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How a job runs in a lab. `name` is where `ask_lab` finds it; `faults` come by themselves.
+    """Options of a job in a lab.
 
-    `tells_topology`: the ranks read from a file what the lab is, unless MULTIRING_TOPOLOGY names another one already.
+    Args:
+        launcher: the launcher that starts the ranks.
+        name: the lab's name, by which `ask_lab` finds it.
+        log_dir: a folder for copies of the output of each process.
+        faults: the faults that the lab injects by itself.
+        tells_topology: whether the ranks get a topology file of the lab. If MULTIRING_TOPOLOGY is set already, it is
+            kept.
 
     Raises:
-        ArgumentError: no lab can have that name.
+        ArgumentError: the name is not valid for a lab.
     """
 
     launcher: Launcher = Launcher.MULTIRING
@@ -59,18 +65,19 @@ class Options:
 
 
 def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) -> int:
-    """Run `command` on every slot of a new lab and return the job's exit code; as `run_local`, see there.
+    """Run `command` on every slot of a new lab and return the job's exit code, which is defined as for `run_local`.
 
-    After a fault the first failure does not stop the job at once: the others get 10 seconds to tell what they saw.
-    The ranks of a host that was killed by a fault do not count, unless no others are left.
-    Needs root. Whatever ends this process, nothing is left of the lab. Call it from the main thread.
+    After a fault, the first failure does not stop the job at once: the other processes have 10 seconds to report
+    errors. Processes of a host that a fault killed do not count as failed. If no other processes are left, the exit
+    code is 137. The lab ends with this process in any case. Call the function as root, from the main thread.
 
     Raises:
-        ArgumentError: no command, a MULTIRING variable that makes no sense, or the name is taken.
+        ArgumentError: `command` is empty, a MULTIRING variable has an invalid value, or another lab has the name.
         CommandError: the command, mpiexec or torchrun does not exist or cannot be executed.
-        LaunchError: the system refuses so many processes, `log_dir` cannot be written, pyroute2 is missing.
-        UnsupportedError: not Linux, not root, a kernel without what the lab needs, an unknown mpiexec.
-        StateError: not called from the main thread.
+        LaunchError: the system refuses so many processes, `log_dir` cannot be written, or pyroute2 is missing.
+        UnsupportedError: the system is not Linux, the user is not root, the kernel lacks a feature, or mpiexec is of
+            an unknown kind.
+        StateError: the caller is not the main thread.
     """
     options = options or Options()
     environment = inherited_environment()
@@ -97,7 +104,7 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
 def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str]) -> list[Start]:
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, lab.plan.num_ranks)
-    # One of several processes to a rank only; other launchers' ranks are theirs to place.
+    # Assign CPUs only if the lab starts each rank itself. Other launchers place their ranks themselves.
     is_ranks = len(processes) == lab.plan.num_ranks and all("rank" in process.settings for process in processes)
     shares = share_cpus(core_of, len(processes)) if is_ranks else [frozenset(core_of)] * len(processes)
     folder = Path.cwd()
@@ -119,14 +126,14 @@ def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str])
 
 @dataclass(slots=True, eq=False)
 class _Errand:
-    """A process that was asked for from within a host."""
+    """A process that another process of the lab asked for, with the connection for its exit code."""
 
     process: "subprocess.Popen[bytes]"
     caller: Caller
 
 
 class LabJob(Job):
-    """The processes in a running lab. The hosts' keepers end what they leave: this has little to do for it."""
+    """A job in a running lab. The end of a host's keeper also ends leftover processes of the host."""
 
     def __init__(self, lab: Lab, processes: Sequence[Process], environment: dict[str, str], options: Options) -> None:
         super().__init__(_starts(lab, processes, environment), options.log_dir)
@@ -136,15 +143,15 @@ class LabJob(Job):
         self._due = sorted(options.faults, key=lambda timed: timed.at_s)
         self._control_sockets: list[ControlSocket] = []
         self._errands: list[_Errand] = []
-        self._begin = 0.0  # when the last process was started, by the monotonic clock
+        self._begin = 0.0  # the monotonic time at which the last process was started
 
     def run(self) -> int:
-        """As `Job.run`; where nobody survived the faults, what a shell says of a killed process."""
+        """Run the job as `Job.run` does. Return 137, the code of a killed process, if faults killed every process."""
         code = super().run()
         return code or (128 + signal.SIGKILL if all(member.is_excused for member in self._members) else 0)
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # handled from here on
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # the signal handlers are installed now
         self._add_control_socket(stack, open_lab_socket(self._name, self._on_fault))
         for host in self._lab.hosts:
             with inside(host.network, Space.NET):
@@ -188,7 +195,7 @@ class LabJob(Job):
             for member, host in zip(self._members, self._host_of, strict=True):
                 member.is_excused |= host == fault.host and member.code is None
 
-    # -- what hosts ask for
+    # -- requests from hosts
 
     def _on_errand(self, caller: Caller, message: Message) -> None:
         host = self._lab.hosts[self._lab.plan.host_named(message["host"])]
@@ -196,7 +203,7 @@ class LabJob(Job):
             raise LaunchError(f"{host.name}: no route to host")
         folder = Path(message["folder"])
         with host.birthplace():
-            process = subprocess.Popen(  # noqa: S603 -- who may ask for it is checked at the door
+            process = subprocess.Popen(  # noqa: S603 -- the control socket checks the caller's user
                 ["/bin/sh", "-c", message["command"]],
                 stdin=caller.descriptors[0],
                 stdout=caller.descriptors[1],
@@ -235,7 +242,7 @@ class LabJob(Job):
 
 
 def _number_outside(pid: int) -> int:
-    """Return the number that /proc, mounted outside, has for this process's child."""
+    """Return the process ID that users outside the lab see for `pid`, a child of this process."""
     descriptor = os.pidfd_open(pid)
     try:
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""What each launcher starts in a lab, and where: plain values, so that they can be looked at without one."""
+"""Return the processes that each launcher starts in a lab, as plain values that can be checked without a lab."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from multiring.lab.host import AGENT
 from multiring.lab.plan import Plan, host_name
 from multiring.launch.mpiexec import Mpiexec, mpiexec_of, placement
 
-_RENDEZVOUS_PORT = 29400  # free: nothing else is on a host that was just made
+_RENDEZVOUS_PORT = 29400  # always free, because a new host runs nothing else
 _MASTER_PORT = 29500
-# Open MPI's daemons keep their state in folders named by host and process number. In all labs these are the same few,
-# so in the /tmp that hosts share a daemon would take another's state, or what a killed one left, for its own. For every
-# process of a host, since an mpiexec may be started by hand there.
+# Open MPI's daemons keep their state in folders named after host and process ID. All labs use the same few names and
+# IDs. In /tmp, which the hosts share, a daemon could take the state of another or of a killed daemon for its own. Every
+# process of a host gets these variables, because a user may start mpiexec there.
 OPEN_MPI_STATE = {
     "PRTE_MCA_prte_tmpdir_base": "/dev/shm",  # noqa: S108 -- on the host's own tmpfs; Open MPI 5
     "OMPI_MCA_orte_tmpdir_base": "/dev/shm",  # noqa: S108 -- Open MPI 4
@@ -20,7 +20,7 @@ OPEN_MPI_STATE = {
 
 
 class Launcher(Enum):
-    """Who starts the ranks. The value is how it is spelt."""
+    """The launcher that starts the ranks. The value is its spelling."""
 
     MULTIRING = "multiring"
     MPIEXEC = "mpiexec"
@@ -29,7 +29,7 @@ class Launcher(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """One process that the lab itself starts on `host`; `settings` are multiring's, by field name."""
+    """A process that the lab itself starts on `host`. `settings` are values of multiring's settings by field name."""
 
     name: str
     tag: str
@@ -43,22 +43,22 @@ class Process:
 def processes_of(
     plan: Plan, launcher: Launcher, command: Sequence[str], mpi: str, place: Mapping[str, object]
 ) -> list[Process]:
-    """Return what `launcher` starts so that `command` runs on every slot of `plan`, ranks in the order of hosts.
+    """Return the processes to start so that `command` runs on every slot of `plan`, with ranks in the order of hosts.
 
     Args:
-        plan: the lab.
-        launcher: who starts the ranks.
-        command: what a rank runs.
-        mpi: what `mpiexec --version` says; read for mpiexec only.
-        place: the job's name and secret, and where its topology is told, as settings.
+        plan: the plan of the lab.
+        launcher: the launcher of the ranks.
+        command: the command of a rank.
+        mpi: the output of `mpiexec --version`, needed for the launcher mpiexec only.
+        place: settings of the job: its name, its secret and its topology file.
 
     Raises:
-        UnsupportedError: `mpi` is no MPI whose launcher is known.
+        UnsupportedError: `mpi` is the output of an unknown mpiexec.
     """
     meeting = {**place, "rendezvous": f"{host_name(0)}:{_RENDEZVOUS_PORT}"}
     if launcher is Launcher.MPIEXEC:
         arguments, variables = _mpiexec(plan, mpi)
-        # No rendezvous: the ranks agree on one over that MPI.
+        # No rendezvous is set, because the ranks agree on a rendezvous over MPI.
         return [
             Process(
                 name="mpiexec",
@@ -108,14 +108,15 @@ def _torchrun(plan: Plan, host: int) -> list[str]:
         f"--nproc-per-node={plan.slots_of_hosts[host]}",
         f"--master-addr={host_name(0)}",
         f"--master-port={_MASTER_PORT}",
-        # The command is run as it is, as every launcher here does; torchrun would put a python before it.
+        # Run the command unchanged, like the other launchers. By default torchrun puts `python` before it.
         "--no-python",
     ]
 
 
 def _mpiexec(plan: Plan, version: str) -> tuple[list[str], dict[str, str]]:
     kind = mpiexec_of(version)
-    # Nothing is bound: the hosts share this machine's cores, and host by host all ranks would be on the first ones.
+    # Do not bind ranks to cores. The hosts share this machine's cores, so the ranks of all hosts would be bound to the
+    # first cores.
     options = placement(kind, [(host_name(host), slots) for host, slots in enumerate(plan.slots_of_hosts)])
     if kind is Mpiexec.HYDRA:
         return ["-launcher", "ssh", "-launcher-exec", AGENT, *options], {}

@@ -1,4 +1,4 @@
-"""A running lab: hosts and the wires between them, and what can be done to both."""
+"""A running lab: hosts, the links between them, and the application of faults."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from multiring.lab.topology_file import topology_text
 
 
 def require_root() -> None:
-    """Raise UnsupportedError unless this process is root's."""
+    """Raise UnsupportedError if this process does not run as root."""
     if os.geteuid() != 0:
         raise UnsupportedError(
             f"multiring lab makes network namespaces and needs root, this is user {os.geteuid()}: run it with sudo"
@@ -24,10 +24,10 @@ def require_root() -> None:
 
 @final
 class Lab:
-    """A context manager: the lab is up inside. Nothing of it outlives the process, or the thread, that entered it.
+    """A context manager within which the lab runs. The lab also ends with the thread or process that entered it.
 
     Raises:
-        UnsupportedError: not root, or the kernel lacks something; the text says what.
+        UnsupportedError: the user is not root, or the kernel lacks a feature, which the text names.
         LaunchError: pyroute2 is not installed.
     """
 
@@ -56,10 +56,10 @@ class Lab:
         self._stack.close()
 
     def apply(self, fault: Fault) -> None:
-        """Let `fault` happen now.
+        """Apply `fault` now.
 
         Raises:
-            StateError: the host was killed before.
+            StateError: the host was killed before, or its keeper does not answer.
         """
         host = self.hosts[fault.host]
         if not host.is_alive:

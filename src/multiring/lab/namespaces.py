@@ -1,4 +1,4 @@
-"""The system calls that make a virtual host: unshare, setns, mount. Python has the first two from 3.12 on only."""
+"""The system calls for virtual hosts: unshare, setns and mount. Python offers the first two only since 3.12."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ _OWN = "/proc/thread-self/ns"
 
 
 class Space(IntFlag):
-    """Kinds of namespace, as clone(2) has them; `file_name` is what /proc calls one."""
+    """Kinds of namespace, with the flags of clone(2)."""
 
     MOUNT = 0x00020000
     UTS = 0x04000000
@@ -22,7 +22,7 @@ class Space(IntFlag):
 
     @property
     def file_name(self) -> str:
-        """The entry below /proc/PID/ns; of a single kind only."""
+        """The name of the file in /proc/PID/ns. It is valid for a single kind only."""
         return {Space.MOUNT: "mnt"}.get(self, (self.name or "").lower())
 
 
@@ -50,29 +50,29 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(spaces: Space) -> None:
-    """Give the calling thread new namespaces; a new PID namespace is that of its children."""
+    """Move the calling thread into new namespaces. A new PID namespace applies to its future children only."""
     _check(_libc().unshare(int(spaces)), f"unshare {spaces!r}")
 
 
 def enter(descriptor: int, space: Space) -> None:
-    """Put the calling thread into a namespace; a PID namespace: its children to come."""
+    """Move the calling thread into a namespace. A PID namespace applies to its future children only."""
     _check(_libc().setns(descriptor, int(space)), f"setns {space!r}")
 
 
 def mount(source: str, target: str, kind: str = "", flags: Mount | None = None, options: str = "") -> None:
-    """Make the system call of this name; an empty text is a null pointer there."""
+    """Make the system call mount. Empty texts are passed as null pointers."""
     arguments = [text.encode() or None for text in (source, target, kind)]
     number = ctypes.c_ulong(int(flags or 0))
     _check(_libc().mount(*arguments, number, options.encode() or None), f"mount {target}")
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send signal `number` to this process when the thread that forked it ends."""
+    """Make the kernel send signal `number` to this process when the thread that forked it ends."""
     _check(_libc().prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
 def open_namespace(space: Space, process: str = _OWN) -> int:
-    """Return a descriptor of the namespace that /proc, at `process`, shows; to be closed by the caller."""
+    """Return a descriptor of a namespace of `process`, a folder like /proc/PID/ns. The caller must close it."""
     return os.open(f"{process}/{space.file_name}", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -88,7 +88,10 @@ def _returning(space: Space) -> Iterator[None]:
 
 @contextlib.contextmanager
 def inside(descriptor: int, space: Space) -> Iterator[None]:
-    """Have the calling thread in that namespace for a while; a PID namespace: the children it makes meanwhile."""
+    """Move the calling thread into a namespace during the `with` block.
+
+    A PID namespace applies to the children that the thread makes in the block.
+    """
     with _returning(space):
         enter(descriptor, space)
         yield
@@ -96,7 +99,10 @@ def inside(descriptor: int, space: Space) -> Iterator[None]:
 
 @contextlib.contextmanager
 def inside_new(space: Space) -> Iterator[None]:
-    """The same with a namespace made for it, which lives on only where something holds it."""
+    """Move the calling thread into a new namespace during the `with` block.
+
+    The namespace exists after the block only if a process or a descriptor keeps it.
+    """
     with _returning(space):
         unshare(space)
         yield

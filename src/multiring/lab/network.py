@@ -1,8 +1,8 @@
-"""The wires of a lab: interfaces, bridges and rates, made over netlink.
+"""The links of a lab: interfaces, bridges and rates, made over netlink.
 
-Each rail has a bridge for every rack, and one more that the racks' uplinks meet in; all of them are in a network
-namespace of their own, so that nothing is ever made in this machine's. A link is a pair of virtual interfaces, and
-its rate is a token bucket (tbf) at both ends, one for each direction.
+Each rail has a bridge for every rack, and a core bridge that connects the racks' uplinks. All bridges are in a separate
+network namespace, so nothing is created in this machine's own namespace. A link is a pair of virtual interfaces. A
+token bucket (tbf) at each end limits the rate of one direction.
 """
 
 import errno
@@ -18,25 +18,30 @@ from multiring.lab.plan import Plan, Rate, rail_name, rate_text
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT of <linux/pkt_sched.h>
 _BUCKET, _WIRE, _SWITCH = "tbf", "veth", "bridge"
-# A bucket as small as timers on a busy machine allow (1 ms loses a tenth of two gigabit links on two cores, 2 ms
-# none; docs/decisions/0010-lab.md): what is in it is sent for free.
+# A bucket should be small, because its content is sent without a delay. Timers on a busy machine limit the size: on two
+# cores with two gigabit links, 1 ms loses a tenth of the rate and 2 ms loses nothing (docs/decisions/0010-lab.md).
 _BURST_S = 2e-3
 _LEAST_BURST_BYTES = 4096
-# Large enough for the largest packet TCP hands down (64 KiB, and some room: 68,000 bytes did not do), which then need
-# not be cut up in software: four hosts with a second rail of 250 Mbit/s took 92 % of two cores for that, 25 % without.
-# Hardware cuts packets without the processor. Slower wires than the second figure allows would send too much for free.
+# A bucket of this size holds the largest packet from TCP (64 KiB and some room; 68,000 bytes were too few). A smaller
+# bucket makes the kernel split packets in software: four hosts with a second rail of 250 Mbit/s took 92 % of two cores
+# with splitting and 25 % without. Real hardware splits packets without the processor. A link that needs longer than the
+# second figure for such a packet gets a smaller bucket, because it would send too much without a delay.
 _WHOLE_PACKET_BYTES = 80_000
 _WHOLE_PACKET_S = 4e-3
-# What a switch holds for a port that is overrun.
+# The queue of a switch for an overloaded port.
 _QUEUE_S = 25e-3
 _LEAST_QUEUE_BYTES = 128 << 10
 
 
 class Network:
-    """The lab's wires, between hosts whose network namespaces are `hosts`; `close`d before those.
+    """The lab's links between hosts. Close it before the hosts.
+
+    Args:
+        plan: the plan of the lab.
+        hosts: descriptors of the hosts' network namespaces.
 
     Raises:
-        UnsupportedError: the kernel has no bridge, virtual interface or token bucket.
+        UnsupportedError: the kernel has no bridges, virtual interfaces or token buckets.
         LaunchError: pyroute2 is not installed.
     """
 
@@ -53,23 +58,23 @@ class Network:
             raise
 
     def close(self) -> None:
-        """Give the bridges up; they are gone with this, and every link's end at them."""
+        """Remove the bridges, and with them all links."""
         os.close(self._switches)
 
     def set_link(self, host: int, rail: int, *, is_up: bool) -> None:
-        """Plug a host's cable in, or pull it: both ends lose the carrier."""
+        """Connect or disconnect a host's link. Both ends of a disconnected link lose the carrier."""
         with self._talk(self._switches) as switches:
             switches.link("set", index=_index(switches, _port(host, rail)), state="up" if is_up else "down")
 
     def set_rate(self, host: int, rail: int, rate: Rate | None) -> None:
-        """Give a host's link a rate, both ways."""
+        """Set the rate of a host's link in both directions; None removes the limit."""
         for space, name in ((self._switches, _port(host, rail)), (self._hosts[host], rail_name(rail))):
             with self._talk(space) as netlink:
                 _shape(netlink, _index(netlink, name), rate)
 
     @contextmanager
     def _talk(self, space: int) -> Iterator[Any]:
-        with inside(space, Space.NET):  # a netlink socket stays in the namespace it was made in
+        with inside(space, Space.NET):  # a netlink socket belongs to the namespace in which it was made
             netlink = self._netlink.IPRoute()
         try:
             yield netlink
@@ -117,7 +122,7 @@ def _index(netlink: Any, name: str) -> int:
 
 def _add_bridge(netlink: Any, name: str) -> int:
     with _explained(f"bridges ({_SWITCH})", "CONFIG_BRIDGE"):
-        # Snooping would have it wait for multicast queries; there is no loop for spanning trees to break.
+        # With multicast snooping the bridge would wait for queries. A spanning tree is not needed without loops.
         netlink.link("add", ifname=name, kind=_SWITCH, br_mcast_snooping=0, br_stp_state=0)
     index = _index(netlink, name)
     netlink.link("set", index=index, state="up")
@@ -125,7 +130,7 @@ def _add_bridge(netlink: Any, name: str) -> int:
 
 
 def _add_link(netlink: Any, name: str, peer: str, space: int | None) -> int:
-    """Make a link with one end `name` here and the other in `space` (None: here too), and return this end."""
+    """Make a link from `name` here to `peer` in namespace `space` (None: here too). Return the index of `name`."""
     other: dict[str, Any] = {"ifname": peer} if space is None else {"ifname": peer, "net_ns_fd": space}
     with _explained(f"virtual interfaces ({_WIRE})", "CONFIG_VETH"):
         netlink.link("add", ifname=name, kind=_WIRE, peer=other)
@@ -144,9 +149,9 @@ def _join(netlink: Any, bridge: int, core: int, name: str, rate: Rate | None) ->
 
 
 def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
-    """Let at most `rate` leave through an interface."""
-    # A bucket that is there goes, with what waits in it: of a smaller one a packet that waits may be larger than all of
-    # it, and would stop the link for good.
+    """Limit the rate at which an interface sends; None removes the limit."""
+    # Remove an existing bucket together with its waiting packets. A waiting packet that is larger than a new, smaller
+    # bucket would block the link forever.
     if any(qdisc.get_attr("TCA_KIND") == _BUCKET for qdisc in netlink.get_qdiscs(index=index)):
         netlink.tc("del", index=index, parent=_ROOT)
     if rate is None:
@@ -161,12 +166,12 @@ def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
 
 @contextmanager
 def _explained(what: str, option: str) -> Iterator[None]:
-    """Say what the kernel lacks, where the netlink error means that."""
+    """Replace a netlink error by an UnsupportedError if it means that the kernel lacks a feature."""
     try:
         yield
     except importlib.import_module("pyroute2").NetlinkError as error:
         if error.code not in (errno.ENOENT, errno.EOPNOTSUPP):
             raise
         raise UnsupportedError(
-            f"this kernel has no {what}: load its module with modprobe, or take a kernel with {option}"
+            f"this kernel has no {what}: load its module with modprobe, or use a kernel with {option}"
         ) from None

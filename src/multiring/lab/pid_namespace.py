@@ -1,7 +1,7 @@
-"""Run something in a process that the kernel ends with everything it started, however the caller ends.
+"""Run a function in a process whose descendants the kernel ends together with it, even if the caller is killed.
 
-The process is the pid 1 of a PID namespace: with it, the kernel kills and reaps all that came of it. Without that,
-a killed lab's processes would wait to be reaped by this machine's init, and some take their time.
+The process is the pid 1 of a PID namespace. When it ends, the kernel kills and reaps all its descendants. Without the
+namespace, the killed processes of a lab would wait until this machine's init reaps them, which can take long.
 """
 
 import contextlib
@@ -21,14 +21,15 @@ _READ_BYTES = 1 << 16
 
 
 def run_in_pid_namespace(work: Callable[[], int]) -> int:
-    """Return what `work` returns, having run it in such a process; SIGINT, SIGTERM and SIGHUP are handed on.
+    """Run `work` as pid 1 of a new PID namespace and return its result.
 
-    They are blocked there until `work` unblocks them: they would be lost on a pid 1 that does not handle them yet.
-    Its process sees this one's files, and other processes by numbers of its own. Main thread only.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the process. They are blocked there until `work` unblocks them, because
+    a pid 1 without handlers would lose them. The process sees the same files as this one, but has its own process IDs.
+    Call the function from the main thread only.
 
     Raises:
-        MultiringError: what `work` raised.
-        UnsupportedError: no such process may be made.
+        MultiringError: the error that `work` raised.
+        UnsupportedError: the system does not allow a new PID namespace.
     """
     answer, answering = os.pipe()
     alive, living = os.pipe()
@@ -62,14 +63,14 @@ def run_in_pid_namespace(work: Callable[[], int]) -> int:
             os.close(answer)
             os.close(living)
     if said:
-        raised: MultiringError = pickle.loads(said)  # noqa: S301 -- from our own child
+        raised: MultiringError = pickle.loads(said)  # noqa: S301 -- from this process's child
         raise raised
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _hear(pid: int, answer: int, signals: StopSignals) -> bytes:
-    """Return what the process says until it ends; hand signals on meanwhile."""
+    """Return the bytes that the process writes until it ends, and forward signals to the process."""
     said = b""
     poll = select.poll()
     for descriptor in (answer, signals.descriptor):
@@ -87,20 +88,20 @@ def _hear(pid: int, answer: int, signals: StopSignals) -> bytes:
 
 
 def _be_first(work: Callable[[], int], alive: int, answering: int) -> None:
-    """Be the pid 1; never returns: in this process the caller's stack must not be unwound."""
+    """Run `work` as pid 1. Never returns, because the caller's stack must not be unwound in this process."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL)
         os.set_blocking(alive, False)
         with contextlib.suppress(BlockingIOError):
             os.read(alive, 1)
-            os._exit(1)  # end of file: the parent died before the kernel was told
-        os.setsid()  # the terminal's Ctrl-C comes by way of the parent, once
+            os._exit(1)  # end of file: the parent died before prctl took effect
+        os.setsid()  # the parent forwards the terminal's Ctrl-C, so receive it only once
         try:
             code = work()
         except MultiringError as error:
             os.write(answering, pickle.dumps(error))
-    except BaseException:  # noqa: BLE001 -- a bug, to be shown as Python shows it; the finally ends the process
+    except BaseException:  # noqa: BLE001 -- an internal error: print it like Python does; `finally` ends the process
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a lab is: hosts, rails, racks and rates, and the names and addresses that follow from them."""
+"""The plan of a lab: hosts, rails, racks and rates, with the names and addresses derived from them."""
 
 import ipaddress
 import re
@@ -12,21 +12,21 @@ _RAIL_PREFIX = 24
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(\w+)", re.ASCII)
 _LEAST_BITS = 8_000
-_MOST_BITS = 8 * 0xFFFFFFFF  # the token bucket's rate is 32 bits of bytes a second
+_MOST_BITS = 8 * 0xFFFFFFFF  # the token bucket stores its rate in bytes per second as 32 bits
 _MOST_RAILS = 16
 
 Rate = int  # bits per second
 
 
 def parse_rate(text: str) -> Rate:
-    """Return the bits per second that `text`, like 1gbit, 250mbit or 1.5Gbit, stands for.
+    """Return the bits per second for a text like 1gbit, 250mbit or 1.5Gbit.
 
     Raises:
-        ArgumentError: it is no rate, or none that a link can have.
+        ArgumentError: the text is not a rate, or a link cannot have this rate.
     """
     match = _RATE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise ArgumentError(f"{text!r} is no rate, want a number and bit, kbit, mbit or gbit (a second), like 250mbit")
+        raise ArgumentError(f"{text!r} is not a rate, want a number and bit, kbit, mbit or gbit, like 250mbit")
     rate = Fraction(match[1]) * _UNITS[match[2]]
     if not _LEAST_BITS <= rate <= _MOST_BITS:
         raise ArgumentError(f"a link cannot have the rate {text!r}, want {_LEAST_BITS // 1000}kbit to 34gbit")
@@ -34,19 +34,19 @@ def parse_rate(text: str) -> Rate:
 
 
 def parse_slots(text: str) -> int | tuple[int, ...]:
-    """Return the slots that `text`, like 4 or 4,4,3,1, stands for.
+    """Return the slots for a text like 4 or 4,4,3,1.
 
     Raises:
-        ArgumentError: it is neither a number nor some with commas between.
+        ArgumentError: the text is neither a number nor a list of numbers with commas.
     """
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise ArgumentError(f"{text!r} slots: want how many ranks each host has, like 4, or one for each: 4,4,3,1")
+        raise ArgumentError(f"{text!r} slots: want the number of ranks of each host, like 4 for all, or 4,4,3,1")
     return int(words[0]) if len(words) == 1 else tuple(map(int, words))
 
 
 def rate_text(rate: Rate | None) -> str:
-    """Return `rate` as `parse_rate` reads it."""
+    """Return `rate` as a text for `parse_rate`, or "no limit" for None."""
     if rate is None:
         return "no limit"
     unit = max((unit for unit in _UNITS if _UNITS[unit] <= rate), key=lambda unit: _UNITS[unit])
@@ -55,14 +55,17 @@ def rate_text(rate: Rate | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A lab's hosts and wires. Hosts are dealt to the racks in order, as evenly as it goes.
+    """The hosts and links of a lab. Hosts are assigned to racks in order, as evenly as possible.
 
-    `rails` has the rate of each interface that every host has, `uplink` that of the wires which join each
-    rack to the others, one for each rail; None is a wire without limit. `slots` is how many ranks a host has: one
-    number for all, or one for each.
+    Args:
+        hosts: the number of hosts.
+        slots: the number of ranks on each host: one number for all hosts, or one for each.
+        rails: the rate of each rail in bits per second; every host has an interface on each rail. None means no limit.
+        racks: the number of racks.
+        uplink: the rate of the link that joins a rack to the others, per rail. None means no limit.
 
     Raises:
-        ArgumentError: there can be no such lab.
+        ArgumentError: such a lab is not possible.
     """
 
     hosts: int
@@ -88,8 +91,8 @@ class Plan:
             )
         if len(self.slots_of_hosts) != self.hosts:
             raise ArgumentError(
-                f"slots of {len(self.slots_of_hosts)} hosts, {self.slots_text}, for {self.hosts} hosts: want one number"
-                " for each, or one for all"
+                f"slots={self.slots_text} are for {len(self.slots_of_hosts)} hosts, and there are {self.hosts} hosts: "
+                "want one number for each host, or one for all"
             )
         if self.num_rails > _MOST_RAILS:
             raise ArgumentError(f"{self.num_rails} rails are too many, want at most {_MOST_RAILS}")
@@ -100,34 +103,34 @@ class Plan:
 
     @property
     def num_rails(self) -> int:
-        """How many interfaces every host has."""
+        """The number of rails, which is the number of interfaces of a host."""
         return len(self.rails)
 
     @property
     def num_ranks(self) -> int:
-        """How many slots all hosts have together."""
+        """The number of slots of all hosts together."""
         return sum(self.slots_of_hosts)
 
     @property
     def slots_of_hosts(self) -> tuple[int, ...]:
-        """How many ranks each host has."""
+        """The number of ranks on each host."""
         return (self.slots,) * self.hosts if isinstance(self.slots, int) else self.slots
 
     @property
     def slots_text(self) -> str:
-        """The slots as `parse_slots` reads them."""
+        """The slots as a text for `parse_slots`."""
         return str(self.slots) if isinstance(self.slots, int) else ",".join(map(str, self.slots))
 
     def seats(self) -> list[tuple[int, int]]:
-        """Return the host, and the number on it, of each rank."""
+        """Return (host, rank on this host) for each rank."""
         return [(host, local) for host, slots in enumerate(self.slots_of_hosts) for local in range(slots)]
 
     def rack_of(self, host: int) -> int:
-        """Return the rack that `host` stands in."""
+        """Return the rack of `host`."""
         return host * self.racks // self.hosts
 
     def subnet(self, rail: int) -> ipaddress.IPv4Network:
-        """Return the addresses of `rail`."""
+        """Return the subnet of `rail`."""
         first = int(_NETWORK.network_address) + (rail << (32 - _RAIL_PREFIX))
         return ipaddress.IPv4Network((first, _RAIL_PREFIX))
 
@@ -136,10 +139,10 @@ class Plan:
         return str(self.subnet(rail)[host + 1])
 
     def host_named(self, name: str) -> int:
-        """Return the host that `name` (host1, host1-rail0 or an address) means.
+        """Return the index of the host with this name, like host1 or host1-rail0, or with this address.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: there is no such host.
         """
         for host in range(self.hosts):
             addresses = [self.address(host, rail) for rail in range(self.num_rails)]
@@ -149,10 +152,10 @@ class Plan:
         raise ArgumentError(f"no host {name!r} in this lab, its hosts are {host_name(0)} to {last}")
 
     def rail_named(self, name: str) -> int:
-        """Return the rail that `name`, like rail0, means.
+        """Return the index of the rail with a name like rail0.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: there is no such rail.
         """
         names = [rail_name(rail) for rail in range(self.num_rails)]
         if name not in names:
@@ -160,19 +163,19 @@ class Plan:
         return names.index(name)
 
     def hosts_file(self) -> str:
-        """Return the text of every host's /etc/hosts; a host's plain name is its address on rail 0."""
+        """Return the text of /etc/hosts for all hosts. A host's plain name means its address on rail 0."""
         lines = ["127.0.0.1 localhost"]
         for rail in range(self.num_rails):
             for host in range(self.hosts):
                 names = [name_on_rail(host, rail)]
-                # The plain name first: it is what a look-up by address answers.
+                # The plain name comes first, because a look-up by address returns the first name.
                 names[:0] = [host_name(host)] if rail == 0 else []
                 lines.append(f"{self.address(host, rail)} {' '.join(names)}")
         return "\n".join(lines) + "\n"
 
 
 def host_name(host: int) -> str:
-    """Return what `host` calls itself."""
+    """Return the host name of `host`."""
     return f"host{host}"
 
 
@@ -182,5 +185,5 @@ def rail_name(rail: int) -> str:
 
 
 def name_on_rail(host: int, rail: int) -> str:
-    """Return the name that /etc/hosts has for the address of `host` on `rail`."""
+    """Return the name in /etc/hosts for the address of `host` on `rail`."""
     return f"{host_name(host)}-{rail_name(rail)}"

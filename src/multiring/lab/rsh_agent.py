@@ -1,9 +1,10 @@
-"""ssh, as far as launchers need it: run a command on another host of the lab this process is in.
+"""A replacement of ssh for launchers: run a command on another host of the same lab.
 
     rsh_agent.py [-OPTIONS] HOST COMMAND...
 
-It asks the lab to start the command with this process's environment, folder, input and output, and ends with its
-exit code. Run as a program by itself, without the package: a launcher starts one for each host, and it is to be quick.
+The program asks the lab to start the command with this process's environment, folder, input and output. It ends with
+the command's exit code. It does not import the package, because a launcher starts it once per host, so it must start
+fast.
 """
 
 import contextlib
@@ -14,11 +15,11 @@ import sys
 
 _HOST_SOCKET = "\0multiring-lab"  # the same in control_socket.py
 _TAKE_A_VALUE = "BbcDEeFIiJLlmOopQRSWw"  # options of ssh(1)
-_FAILED = 255  # what ssh says when it is not the command that failed
+_FAILED = 255  # ssh's exit code for its own errors
 
 
 def host_and_command(arguments: list[str]) -> tuple[str, str]:
-    """Return the host and the shell's command line in `arguments`, which are ssh's.
+    """Parse arguments like those of ssh, and return the host and the shell's command line.
 
     Raises:
         ValueError: there is no host or no command.
@@ -34,18 +35,18 @@ def host_and_command(arguments: list[str]) -> tuple[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code, or 255 where it could not be run."""
+    """Run the command and return its exit code, or 255 if it could not be run."""
     try:
         host, command = host_and_command(arguments)
-        # settings.py, which is to read the environment alone, cannot be imported here: Python runs this with -I -S,
-        # so that a launcher's dozens of it start in milliseconds. Nothing is read out of it: it is handed on as it is.
+        # Elsewhere only settings.py reads the environment, but it cannot be imported here: Python runs this program
+        # with -I -S, so it starts in milliseconds. The environment is passed on unchanged.
         environment = dict(os.environ)  # noqa: TID251
         request = {"host": host, "command": command, "folder": os.getcwd(), "environment": environment}  # noqa: PTH109
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(_HOST_SOCKET)
             line = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [line], [0, 1, 2])
-            with contextlib.suppress(BrokenPipeError):  # it has answered already
+            with contextlib.suppress(BrokenPipeError):  # the lab has answered already
                 connection.sendall(line[sent:])
             answer = json.loads(connection.makefile("rb").readline() or '{"error": "the lab ended"}')
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a lab tells its ranks of itself: the topology file that every host has, where MULTIRING_TOPOLOGY leads."""
+"""The topology file that a lab writes on every host. MULTIRING_TOPOLOGY names it for the ranks."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ from multiring.lab.plan import Plan, Rate, host_name, rail_name
 from multiring.topology import TCP, Link, Rack, Topology, text_of
 
 TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the host's own tmpfs, gone with the host
-# What of a rate is left for the bytes that programs send: Ethernet frames of 1514 bytes carry 1448 of TCP's.
+# The part of a rate that is left for payload: an Ethernet frame of 1514 bytes carries 1448 bytes of TCP payload.
 _PAYLOAD = 1448 / 1514
 
 
 def topology_of_lab(plan: Plan) -> Topology:
-    """Return the topology of a lab, one rank a host. A wire without limit has the constants that nobody measured."""
+    """Return the topology of a lab with one rank per host. A link without limit gets the default constants of TCP."""
     uplinks = () if plan.uplink is None else (_link(plan.uplink),) * plan.num_rails
     standing = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
     racks = [Rack(hosts=tuple(hosts), uplinks=uplinks, name=f"rack{rack}") for rack, hosts in enumerate(standing)]
@@ -25,8 +25,8 @@ def topology_of_lab(plan: Plan) -> Topology:
 
 
 def topology_text(plan: Plan) -> str:
-    """Return the file."""
-    return text_of(topology_of_lab(plan), "The virtual hosts of multiring lab, and the rates that were asked for.")
+    """Return the text of the topology file of a lab."""
+    return text_of(topology_of_lab(plan), "The virtual hosts of multiring lab, with the requested rates.")
 
 
 def _link(rate: Rate | None) -> Link:
