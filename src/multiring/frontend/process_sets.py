@@ -78,7 +78,7 @@ class ProcessSet:
 
 
 class Reducer(Protocol):
-    """Reduces an optimizer's gradients in its own group."""
+    """Reduces an optimizer's gradients in a separate group."""
 
     def contribute_neutrally(self) -> None:
         """Take part in the other ranks' reductions with neutral elements, until all ranks do so."""

@@ -163,7 +163,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
     def plan(self) -> Iterator[tuple[NDArray[np.int64], int, int]]:
         """Yield this rank's rows for each step of a pass, with two counts.
 
-        The counts are the number of rows that count, and the number of rows in the whole batch.
+        The counts are the number of this rank's rows, 0 for a placeholder, and the number of rows in the whole batch.
         """
         random = np.random.default_rng((self._seed, next(self._passes)))
         order = np.arange(self._rows)

@@ -1,4 +1,4 @@
-"""The elastic state of a framework that stores the values itself: in a net, in links or in variables."""
+"""The elastic state for frameworks that store a model's values themselves, such as Caffe, Chainer and TensorFlow."""
 
 from typing import Any
 
