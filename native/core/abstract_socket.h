@@ -11,6 +11,7 @@
 
 namespace multiring {
 
+// The address of the abstract socket `name`. Names of more than 107 bytes are cut.
 struct AbstractAddress {
   sockaddr_un address{};
   socklen_t length = 0;

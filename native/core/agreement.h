@@ -38,7 +38,7 @@ class Agreement {
   bool has_conflict() const { return conflict_; }
   const std::map<int, std::string>& descriptions() const { return descriptions_; }
 
-  Frame note_of(size_t round, const std::byte* shared) const;
+  Frame note_of(size_t round, const std::byte* shared) const;  // returns the note of a round; `shared` as in `agree`
   int awaited() const { return rounds()[round_].from; }  // the rank of the current round; call it before `is_over`
 
  private:

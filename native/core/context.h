@@ -5,7 +5,8 @@
 // ProgressLoop with Sleepers (threads); FailureDetector and OperationFailures (lost ranks and failed operations);
 // FrameRouter (incoming frames); ControlChannel; RailWatch; EventRecorder; Shutdown. All parts share one RankState,
 // whose mutex guards their state. Every function here locks the mutex, so any thread may call any function. There is no
-// global state, so tests can run ranks as threads.
+// global state, so tests can run ranks as threads. The driving thread, which advances operations, is the progress
+// thread or a waiting caller (see Sleepers).
 #pragma once
 
 #include <functional>
@@ -79,9 +80,10 @@ class Context final : public OperationHost {
   // Returns the ranks that the operation waits for, and the seconds since anything moved.
   std::pair<std::vector<int>, double> stalled_on(const Operation& operation);
 
-  std::vector<Event> take_events();
-  uint64_t dropped_events();
-  // Starts or stops recording a timeline. Its events include reductions, and its buffer holds more events.
+  std::vector<Event> take_events();  // events since the last call, at most the newest 65536
+  uint64_t dropped_events();         // events dropped since the start
+  // Starts or stops recording a timeline. A timeline also contains reductions, and its buffer is larger than that of
+  // `take_events`.
   void keep_timeline(bool keeps);
   std::vector<Event> take_timeline();
   uint64_t dropped_from_timeline();  // events dropped since keep_timeline
@@ -98,7 +100,7 @@ class Context final : public OperationHost {
   // Waits until no operation is in flight and every frame has been sent. Returns false after `timeout_s` seconds.
   bool settled(double timeout_s) { return shutdown_.settled(timeout_s); }
 
-  // Opens the missing connections with these ranks. The ranks must make the matching call.
+  // Opens the missing connections with these ranks. Those ranks must call this function, too.
   void link_with(const std::vector<int>& ranks);
   // Sends a short message to a rank, outside any operation. See ControlChannel::send.
   bool notify(int rank, uint64_t group, uint64_t tag, std::span<const std::byte> payload) {

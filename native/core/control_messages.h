@@ -43,7 +43,8 @@ class ControlMessages {
   static constexpr Amount kMostWaiting{4096, 4 << 20};  // unacknowledged messages from one rank to another
   static constexpr size_t kMostOwn = 1 << 16;           // queued mismatches and losses of this rank
 
-  // Sending: whether a message of `bytes` may be sent to `peer`, and notes that a message was sent or acknowledged.
+  // Sending. `may_send` returns whether the limit permits a message of `bytes` to `peer`. Call `note_sent` after
+  // sending, and `note_taken` after an acknowledgement.
   bool may_send(int peer, size_t bytes) const { return fits(waiting_there_, peer, bytes); }
   void note_sent(int peer, size_t bytes) { add(waiting_there_[peer], bytes); }
   void note_taken(int peer, Amount amount);

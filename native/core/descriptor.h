@@ -20,6 +20,7 @@ class Origin {
   uint64_t forks_;  // number of forks between the first process and the creating process
 };
 
+// Owns a file descriptor. Destruction and `reset` close it, except in a forked child, where it is already closed.
 class Descriptor {
  public:
   Descriptor() = default;

@@ -13,6 +13,6 @@ using Sha256 = std::array<uint8_t, 32>;
 Sha256 sha256(std::string_view message);
 Sha256 hmac_sha256(std::string_view key, std::string_view message);
 bool equal_in_constant_time(const Sha256& a, const Sha256& b);
-std::array<uint8_t, 16> random_nonce();
+std::array<uint8_t, 16> random_nonce();  // random bytes from the kernel; throws Fault::state
 
 }  // namespace multiring

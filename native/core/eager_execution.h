@@ -1,10 +1,10 @@
 // An all_reduce with small messages: each send travels with its descriptor, so no agreement has to precede it.
 //
-// A rank turns back to the ordinary agreement if it learns of a rank that uses another way or has another descriptor;
-// its agreement rounds make other ranks turn back, too. No rank can have written its buffer by then. A complete part
-// contains the contributions of all ranks, and these passed only ranks with equal descriptors. So once a rank has
-// written one part, no rank turns back, and the rank can write the other parts. RankState::mutex guards the state; the
-// driving thread calls it.
+// A rank turns back to the ordinary agreement if it learns of a rank that sends no such messages or has another
+// descriptor. Its agreement rounds make other ranks turn back, too. No rank can have written its buffer by then. A
+// complete part contains the contributions of all ranks, and these passed only ranks with equal descriptors. So once a
+// rank has written one part, no rank turns back, and the rank can write the other parts. RankState::mutex guards the
+// state; the driving thread calls it.
 #pragma once
 
 #include <compare>
@@ -23,7 +23,9 @@ class EagerExecution {
  public:
   EagerExecution(OperationRecord& operation, Agreement& agreement) : operation_(operation), agreement_(agreement) {}
 
-  void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
+  void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);  // stores a message from `peer`
+  // Runs moves until a message is missing; sets `moved` if anything moved. turned_back: the operation must continue
+  // with the ordinary agreement.
   enum class Outcome : uint8_t { waits, done, turned_back };
   Outcome advance(bool& moved);
   std::set<int> waiting_for() const;

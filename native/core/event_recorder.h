@@ -35,7 +35,7 @@ static_assert(sizeof(Event) == 80 && std::is_trivially_copyable_v<Event>);
 
 class EventRecorder {
  public:
-  void record(const Event& event) {
+  void record(const Event& event) {  // records an event; drops the oldest if there are too many
     if (events_.size() == kMostEvents) {
       events_.pop_front();
       ++dropped_;

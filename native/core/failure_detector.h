@@ -41,19 +41,19 @@ class FailureDetector {
   void drop_watches() { watches_.clear(); }
 
   void on_loss(int peer, LossKind kind, const std::string& why);  // a link has detected the loss of its peer
-  void note_loss(int lost, LossKind kind, const std::string& why);
+  void note_loss(int lost, LossKind kind, const std::string& why);  // queues a loss
   void on_lost(int peer, const Frame& frame);  // `peer` reports that a rank, perhaps this one, is lost
   // `on_exclusion`: `peer` treats this rank as cut off. `on_cause`: `peer` failed an operation because of a lost rank.
   void on_exclusion(int peer);
   void on_cause(int peer, const FailureCause& cause);
-  void believe_gossip(Clock::time_point now);  // accepts reports about ranks that left once they are old enough
+  void believe_gossip(Clock::time_point now);  // accepts reports of departures that are old enough
 
   bool has_new() const { return !new_losses_.empty(); }
   bool waits_for_time() const { return !gossip_.empty() || has_new(); }
   // Returns how many of the new losses to settle now. While nothing moves, all of them: the lost ranks' last messages
   // have been handled. While other operations move, only losses that are old enough.
   size_t heard_out(bool anything_moves) const;
-  std::vector<NewLoss> take(size_t count);
+  std::vector<NewLoss> take(size_t count);  // removes and returns the first `count` new losses
 
  private:
   struct Gossip {

@@ -44,6 +44,7 @@ enum class LossKind : uint32_t { died = 1, left = 2, silent = 3, unable = 4, abo
 inline bool is_death(LossKind kind) { return kind == LossKind::died || kind == LossKind::cut_off; }
 inline bool is_loss_of_rank(LossKind kind) { return is_death(kind) || kind == LossKind::left; }
 
+// The meaning of the fields depends on `kind`; see FrameKind.
 struct Frame {
   uint64_t group = 0;
   uint64_t sequence = 0;

@@ -87,7 +87,8 @@ void FrameRouter::on_where(int peer, const Frame& frame) {
 void FrameRouter::on_round(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (Operation* operation = table_.find(frame.key())) {
     operation->on_round(peer, frame, payload);
-  } else if (!table_.has_ended(frame.key()) && !failures_.has_stalled(frame.group)) {  // else it will not be posted
+  } else if (!table_.has_ended(frame.key()) && !failures_.has_stalled(frame.group)) {
+    // The rank may still post the operation, because neither the operation nor its group has ended.
     table_.keep_unexpected({peer, frame, {payload.begin(), payload.end()}});
   }
 }

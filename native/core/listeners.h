@@ -33,7 +33,7 @@ class Listeners {
   const std::string& host(size_t rail) const { return listeners_[rail].host; }
   Handshake::Self self_on(uint16_t rail) const;  // this rank's identity for a handshake on `rail`
 
-  bool rests() const { return listens_again_.has_value(); }  // true if it is paused, so that `tend` must be called
+  bool rests() const { return listens_again_.has_value(); }  // true during a pause, so that `tend` must be called
   bool waits_for_time() const { return rests() || !pending_handshakes_.empty(); }
   void tend() {
     if (listens_again_ && Clock::now() >= *listens_again_) listen_again();

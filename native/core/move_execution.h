@@ -15,7 +15,7 @@ class MoveExecution {
  public:
   explicit MoveExecution(OperationRecord& operation) : operation_(operation), coded_(operation) {}
 
-  void open();
+  void open();     // creates the lanes and allocates scratch memory
   bool advance();  // true if anything moved
   bool is_done() const { return lanes_.empty(); }  // true even if peers have not yet taken all bytes
   std::set<int> waiting_for() const;

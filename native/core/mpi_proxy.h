@@ -40,7 +40,7 @@ class MpiProxy {
 
   // For links.
   Memory memory();  // returns kBounceBytes of memory
-  void recycle(Memory memory);
+  void recycle(Memory memory);  // keeps memory for reuse
   // Queues a send or a receive of `size` bytes. Returns the number of the bounce buffer.
   uint64_t hand_over(int peer, uint32_t tag, bool is_outgoing, Memory memory, size_t size);
   // Changes the number of sent bounce buffers whose arrival is not confirmed. While there are any, the carrier keeps
@@ -48,7 +48,7 @@ class MpiProxy {
   void expect_landings(int64_t change);
   void forget(int peer);  // drops all bounce buffers of a lost peer
   bool is_quiet() const;  // true if nothing waits to be sent and every sent bounce buffer has arrived
-  void close();
+  void close();           // makes `collect` return with is_closed
 
   // For the carrier.
   struct Work {

@@ -42,7 +42,7 @@ class Operation {
   // its contribution.
   void begin_in_slots(bool is_published);
   bool drive();  // does the work that is possible now; true if anything moved
-  void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);
+  void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);  // takes a round frame from `peer`
   // Fails the operation. It ends at once, unless peers may still write into its memory. Then it is quieting until those
   // peers report that they have stopped, or until some seconds have passed.
   void fail(FaultKind kind, const std::string& text);

@@ -23,8 +23,8 @@ class OperationDriver {
       : state_(state), peers_(peers), connector_(connector), detector_(detector), table_(table), failures_(failures) {}
 
   bool drive();  // advances all operations; true if anything moved
-  // Advances an operation without a waiting caller on the posting thread; this costs less than waking another thread.
-  // Returns false if the caller must wake the progress thread.
+  // Advances a newly posted operation that no caller waits for. It runs on the posting thread, which costs less than
+  // waking another thread. Returns false if the caller must wake the progress thread.
   bool drive_here(const std::shared_ptr<Operation>& operation);
   bool is_tick_due(Clock::time_point now) const { return now >= next_tick_; }
   bool waits_for_time() const { return !table_.empty() || detector_.waits_for_time(); }  // true if there is a deadline

@@ -22,15 +22,17 @@ class OperationFailures {
       : state_(state), peers_(peers), detector_(detector), table_(table), control_(control) {}
 
   void prepare(const Operation& operation);  // applies causes that are already known to a newly posted operation
-  void on_fail(int peer, const Frame& frame);
+  void on_fail(int peer, const Frame& frame);  // handles a `fail` frame from `peer`
+  // Records that a link cannot send the operation's bytes. `fail_stuck` fails the operation later.
   void note_stuck(const OperationKey& key, const std::string& why) { stuck_.try_emplace(key, why); }
   bool fail_stuck();  // fails the operations whose bytes a link cannot send; true if there were any
 
   bool has_unsettled() const { return unsettled_ || detector_.has_new(); }
   // Fails the operations that cannot be finished without lost ranks, including the first `count` new losses.
   bool settle_losses(size_t count);
-  bool settle(const std::shared_ptr<Operation>& operation);
+  bool settle(const std::shared_ptr<Operation>& operation);  // fails an operation to which a known cause applies
 
+  // Fails an operation on all its ranks because of a silent or aborting rank, and makes its group unusable.
   void stall(const std::shared_ptr<Operation>& operation, const FailureCause& cause);
   void fail_alone(Operation& operation, const std::string& why);  // fails an operation that this rank cannot continue
   void break_down(const std::string& why);  // fails all operations, because this rank cannot communicate any more
@@ -39,7 +41,7 @@ class OperationFailures {
   bool ends_groups() const { return !stalled_groups_.empty(); }
   bool has_stalled(uint64_t group) const { return stalled_groups_.contains(group); }
   bool is_stalling(uint64_t group) const { return stalls_.contains(group); }
-  void refuse_stalled(uint64_t group) const;
+  void refuse_stalled(uint64_t group) const;  // throws Fault::stall if the group is unusable
 
  private:
   struct Stall {

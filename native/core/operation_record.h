@@ -88,7 +88,7 @@ inline constexpr uint64_t kQuantum = 512 * 1024;
 // The most bytes of one call of `drive`, after which other operations get their turn.
 inline constexpr uint64_t kTurn = 4 * kQuantum;
 
-// Values of a round frame's `round` beyond the number of the round.
+// Offsets in the `round` field that mark other uses of a round frame.
 inline constexpr uint8_t kCompletion = 0x80;  // + round: the sender no longer uses the other ranks' buffers
 inline constexpr uint8_t kEager = 0x40;       // + message index: the note carries the bytes of a send
 static_assert(kCompletion - kEager == kMostEager);

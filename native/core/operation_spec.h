@@ -25,7 +25,7 @@ struct OperationSpec {
   std::vector<int> members;                          // world ranks
   std::shared_ptr<const std::vector<Round>> rounds;  // empty for one rank
   std::shared_ptr<SharedSlots> slots;  // the group's slots if all members are on one host, else null
-  bool meets = false;  // may run in the slots: a blocking call, a suitable lowering, and a payload that fits
+  bool meets = false;  // may run in the slots: a blocking call with a suitable lowering, whose payload fits
   bool tells_mismatch = false;  // also report a mismatch as a control message, because no caller may be waiting
   bool at_once = false;  // every rank notifies every other rank directly, in all rounds at the same time
   Digest digest{};
@@ -33,7 +33,7 @@ struct OperationSpec {
   std::shared_ptr<const Program> program;  // null: only agree (a barrier, or a rank with invalid arguments)
   std::array<std::byte*, 2> bases{};       // addresses of the input and the output
   uint64_t user_bytes = 0;                 // size of the user's buffer
-  uint32_t name = 0;                       // name number in events
+  uint32_t name = 0;                       // number of its name in events
 };
 
 // The services that an operation needs from its rank.

@@ -41,7 +41,7 @@ std::shared_ptr<Operation> OperationStarter::post(OperationSpec spec, bool calle
 
 bool OperationStarter::may_meet(const OperationSpec& spec, const OperationKey& key) const {
   if (!spec.meets || !state_.config.lower || !spec.slots || !spec.slots->may_publish(key.sequence)) return false;
-  // A member uses the ordinary way, or has already failed.
+  // A member does not use the slots, or has already failed.
   if (table_.has_unexpected(key) || table_.cause_of(key) != nullptr || failures_.is_stalling(key.group)) return false;
   return table_.oldest_of(key.group) == nullptr;
 }

@@ -43,7 +43,7 @@ class PeerConnector {
     if (known == nullptr) make_link(peer);
     return *peers_.link(peer);
   }
-  void link_with(const std::vector<int>& ranks);  // makes missing links; the ranks must make the matching call
+  void link_with(const std::vector<int>& ranks);  // makes missing links; those ranks must do the same
 
   bool waits_for_time() const { return listeners_.waits_for_time() || peers_.is_calling(); }
   void tend();  // repeats calls that peers turned away, and ends a pause of the listeners

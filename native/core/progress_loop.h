@@ -42,6 +42,7 @@ class ProgressLoop {
   void join() { thread_->join(); }
   void disown() { [[maybe_unused]] const auto* parents = thread_.release(); }  // a forked child has no such thread
 
+  // Waits for an operation, and drives unless another caller does. interrupted: a signal has arrived.
   Waited wait(const std::shared_ptr<Operation>& operation, double timeout_s);
 
  private:

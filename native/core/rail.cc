@@ -434,8 +434,9 @@ Clock::duration Rail::silence(Look& last, Clock::duration at_most) const {
   Look look{.when = Clock::now(), .health = health(), .silence = {}};
   const Health& before = last.health;
   const auto passed = look.when - last.when;
-  // The acknowledged bytes reveal an answer right after the previous check: the kernel's clock has a resolution of some
-  // milliseconds and may date it earlier. The time reveals answers that acknowledge nothing.
+  // The acknowledged bytes reveal an answer right after the previous check. The kernel's clock has a resolution of some
+  // milliseconds, so its time of that answer may lie before the check. The time reveals answers that acknowledge
+  // nothing.
   const bool answered = look.health.acknowledged != before.acknowledged ||
                         look.health.quiet_s < std::chrono::duration<double>(passed).count();
   if (before.waits && look.health.waits && !answered) look.silence = last.silence + std::min(passed, at_most);

@@ -1,8 +1,8 @@
 // One connection of a tcp link: it queues and sends frames, receives frames, and reports its health.
 //
 // A link with several rails keeps sent frames until the peer's kernel has acknowledged them, so that another rail can
-// send them again. The peer's process can still read acknowledged bytes after the rail is lost. It may read them after
-// frames that were sent later over another rail.
+// send them again. The peer's process can still read acknowledged bytes after the rail is lost. But it may read later
+// frames, sent over another rail, before these bytes.
 #pragma once
 
 #include <array>
@@ -86,7 +86,7 @@ class Rail {
             Clock::time_point deadline);
   void adopt(Descriptor socket);  // uses an accepted, authenticated connection
   void give_up();                 // stops using the rail for sending; frames that still arrive are received
-  void close();
+  void close();                   // closes the rail without notifying the owner
   void break_off(const std::string& why);  // closes the rail and notifies the owner
   void tend_call();  // breaks off a call past its deadline, and repeats a call that the peer turned away
   void hang_up();  // sends no more frames; the peer reads the end of the connection
@@ -111,6 +111,7 @@ class Rail {
 
   void receive_all();  // reads until no more bytes are available
 
+  // Drops the operation's frames. A frame that is partly sent or received continues in memory of `pool`.
   void close_operation(const OperationKey& key, PayloadPool& pool);
   void abandon(const StreamKey& key, PayloadPool& pool);  // discards the stream's payload that is being received
   std::deque<Outgoing> take_unacknowledged();             // returns the unacknowledged and the unsent frames

@@ -43,8 +43,9 @@ class RepeatedCalls {
   void remember(const CallShape& shape, const OperationSpec& spec);
   void forget() { known_.clear(); }
 
-  // Repeats a cached call on `data`. The result is one of four: the call is done; `operation` is in flight; neither,
-  // and the caller must post `next_of(*model)`; or `model` is null, because the shape is unknown or a pause is due.
+  // Repeats a cached call on `data`. There are four results: the call is done; `operation` is in flight; only `model`
+  // is set, and the caller must post `next_of(*model)`; or nothing is set, because the shape is unknown or a pause is
+  // due.
   struct Attempt {
     bool is_done = false;
     std::shared_ptr<Operation> operation{};

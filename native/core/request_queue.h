@@ -71,6 +71,7 @@ class RequestQueue {
 
   MultiringEntry* entry() { return &entry_; }
 
+  // See MultiringEntry.
   uint64_t start(const MultiringRequest& wanted);
   bool cancel(uint64_t number);
   uint64_t cancel_all();
@@ -80,6 +81,7 @@ class RequestQueue {
   // after a thread took it is returned a second time.
   std::shared_ptr<Request> take();
   bool pass();  // passes the turn on; false if no thread waits for it
+  // Calls the request's `done` callback, unless the request has already ended.
   void end(const Request& request, int32_t error, const std::string& text);
   uint64_t in_flight();
 

@@ -28,7 +28,7 @@ void Failures::enter(const OperationKey& key) {
   entry.group.store(key.group, std::memory_order_relaxed);
   entry.sequence.store(key.sequence, std::memory_order_relaxed);
   count.store(at + 1, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // orders it before later writes to the operation's memory
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // orders the entry before later writes to that memory
 }
 
 Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {

@@ -97,7 +97,7 @@ void SegmentHandover::open() {
 void SegmentHandover::close() {
   state_.poller.remove(socket_.get());
   socket_.reset();
-  for (const auto& [fd, pending] : pending_) state_.poller.remove(fd);  // all ranks have connected; these are not ranks
+  for (const auto& [fd, pending] : pending_) state_.poller.remove(fd);  // not ranks: all ranks have connected
   pending_.clear();
 }
 

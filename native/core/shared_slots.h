@@ -6,7 +6,7 @@
 // later operation does not start before an operation in the slots has ended: see OperationDriver::drive_each.)
 //
 // Each rank decides independently whether it runs an operation in the slots. A rank that does not write its slot sends
-// the ordinary agreement notes, and the others then switch to the ordinary way. No rank can have finished by then,
+// the ordinary agreement notes, and the others then switch to that agreement. No rank can have finished by then,
 // because a slot is missing.
 #pragma once
 
@@ -46,12 +46,13 @@ class SharedSlots {
   // Stops the use of the slots after a failed operation, because the progress of the other ranks is unknown.
   void retire() { retired_ = true; }
 
+  // Copies the payload (`size` bytes) and the descriptor's digest into this rank's slot, and stamps the slot.
   void publish(uint64_t sequence, const Digest& digest, const void* data, size_t size);
   void withdraw(uint64_t sequence);  // clears this rank's stamp, so that late ranks do not finish the operation
   enum class Seen : uint8_t { missing, different, all };
   Seen look(uint64_t sequence, const Digest& digest) const;  // different: a rank published another operation
   const std::byte* payload(int rank, uint64_t sequence) const;
-  std::vector<int> missing(uint64_t sequence) const;
+  std::vector<int> missing(uint64_t sequence) const;  // the members that have not published for `sequence`
 
   // Call this after `publish`. It calls `ring(rank)` for every member that may sleep until this rank has published.
   template <typename Ring>

@@ -72,7 +72,7 @@ class ShmLink final : public Link {
   void close(const OperationKey& key) override;
   bool congested() const override { return !backlog_.empty(); }
   bool has_failed(const OperationKey& key) override {
-    std::atomic_thread_fence(std::memory_order_acquire);  // against Failures::enter
+    std::atomic_thread_fence(std::memory_order_acquire);  // pairs with the fence in Failures::enter
     if (ends_.theirs->failures().count.load(std::memory_order_relaxed) != failures_read_) read_failures();
     return !failed_.empty() && failed_.contains(key);
   }

@@ -16,8 +16,8 @@ class SliceExecution {
  public:
   SliceExecution(OperationRecord& operation, Agreement& agreement) : operation_(operation), agreement_(agreement) {}
 
-  void stage();    // copies a buffer that peers cannot access into the segment, if the copy is cheap enough
-  void unstage();
+  void stage();    // copies a small buffer from ordinary memory into the segment, so that peers can access it
+  void unstage();  // releases the copy
   const std::byte* shared() const { return staged_ != nullptr ? staged_ : operation_.spec.bases[1]; }
   bool is_staged() const { return staged_ != nullptr; }
   void quarantine_staged() { operation_.host.segment().quarantine(staged_); }  // peers may still write into the copy
@@ -25,7 +25,7 @@ class SliceExecution {
   bool choose();  // true if all ranks run slices; every rank decides from the same notes, so the answers are equal
   bool is_offered() const;  // true if this rank's notes permit other ranks to write into its buffer
   enum class Outcome : uint8_t { waits, moved, done };
-  Outcome advance();
+  Outcome advance();       // combines slices, for a bounded number of bytes; done once this rank's slices are complete
   Outcome pass_barrier();  // done once no rank uses this rank's buffer any more
   int awaited() const { return (*operation_.spec.rounds)[barrier_].from; }  // the rank that the barrier waits for
   bool is_past_barrier() const { return barrier_ == operation_.spec.rounds->size(); }

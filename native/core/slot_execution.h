@@ -15,8 +15,8 @@ class SlotExecution {
  public:
   explicit SlotExecution(OperationRecord& operation) : operation_(operation) {}
 
-  void enter(bool is_published);  // `is_published`: this rank has already published its contribution
-  void leave();
+  void enter(bool is_published);  // starts to wait in the slots; publishes the contribution unless `is_published`
+  void leave();                   // ends the wait
   // Combines the buffers if all ranks have published the same operation. Returns the state of the slots.
   SharedSlots::Seen advance();
   void withdraw() { operation_.spec.slots->withdraw(operation_.key().sequence); }

@@ -68,7 +68,7 @@ void arrive(Wire wire, const float* from, float* to, std::size_t count) {
             } else if (most < std::ldexp(1.0, -119)) {
                 to[i] = 0;
             } else {
-                const float inverse = static_cast<float>(1 / scale);  // via double it rounds as in float32
+                const float inverse = static_cast<float>(1 / scale);  // rounds to the same float32 as 1.0F / scale
                 const float quotient = from[i] * inverse;
                 to[i] = static_cast<float>(std::nearbyint(static_cast<double>(quotient)) * scale);
                 if (to[i] == 0) to[i] = 0;  // an encoded byte has no negative zero

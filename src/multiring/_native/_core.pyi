@@ -455,7 +455,7 @@ class Context:
     def close(self, grace_s: float, announce: bool) -> None: ...
     def link_with(self, ranks: Sequence[int]) -> None:
         """
-        Open the missing connections with these ranks. The ranks must make the matching call.
+        Open the missing connections with these ranks. Those ranks must make the same call.
         """
 
     def notify(self, rank: int, group: int, tag: int, payload: bytes) -> bool:
