@@ -165,7 +165,7 @@ def test_a_state_says_of_which_order_it_is() -> None:
     progress = Progress(seed=1, digest="abc", order="def")
     state = replace(progress, samples=3).state_dict()
     assert progress.resumed(state, 10).samples == 3
-    with pytest.raises(ArgumentError, match="state of order def, but this one is 123"):
+    with pytest.raises(ArgumentError, match="the state has order def, but this data set has 123"):
         replace(progress, order="123").resumed(state, 10)
     with pytest.raises(ArgumentError, match="order is None"):
         progress.resumed({name: value for name, value in state.items() if name != "order"}, 10)

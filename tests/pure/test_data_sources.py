@@ -177,7 +177,7 @@ def test_a_source_that_tells_no_size_is_named(tmp_path: Path) -> None:
     system = CachingFileSystem(fs=Sizeless(), cache=str(tmp_path / "c"))
     system.fs.pipe("/sizeless", b"abc")
     for read in (lambda: system.cat_file("/sizeless"), lambda: system.open("/sizeless")):
-        with pytest.raises(OSError, match="/sizeless: the source does not say how large it is"):
+        with pytest.raises(OSError, match="/sizeless: the source does not report the file's size"):
             read()
 
 

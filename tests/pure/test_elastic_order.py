@@ -161,6 +161,6 @@ def test_bad_arguments() -> None:
 def test_a_state_of_another_order_is_refused(count: int, shuffle: bool, seed: int) -> None:  # noqa: FBT001
     state = ElasticOrder(range(8), shuffle=True, seed=3, place=lambda: (0, 1)).state_dict()
     other = ElasticOrder(range(count), shuffle, seed, lambda: (0, 1))
-    with pytest.raises(ArgumentError, match="state of the order"):
+    with pytest.raises(ArgumentError, match="the state has the order"):
         other.load_state_dict(state)
     other.load_state_dict({name: value for name, value in state.items() if name != "order"})  # as Horovod's are

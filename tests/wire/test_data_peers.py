@@ -191,7 +191,7 @@ def test_strangers_get_nothing(server: tuple[TcpAddress, list[str]]) -> None:
         with sock:
             sock.sendall(frame(said(nonce, wrong)))
             assert not received(sock)
-    assert any("does not know the secret" in each for each in told)
+    assert any("does not have the secret" in each for each in told)
     assert any("at most 4096 are allowed" in each for each in told)
 
 
@@ -270,7 +270,7 @@ def test_blocks_are_dealt_by_weight_wherever_one_looks() -> None:
     for begin in (0, 1000, 12345):
         counts = np.bincount([owners.owner(number) for number in range(begin, begin + 900)], minlength=3)
         assert np.abs(counts - [400, 400, 100]).max() <= 4
-    with pytest.raises(ArgumentError, match="want one > 0"):
+    with pytest.raises(ArgumentError, match="want a weight > 0"):
         Owners([1.0, 0.0])
 
 

@@ -150,8 +150,8 @@ class Dataset:
         amplification = read_amplification(self.source)
         if amplification > shuffle.read_amplification:
             raise ArgumentError(
-                f"{self.storage.url}: an exact order of {self.source.format} reads each sample's whole shard: "
-                f"{amplification:.3g} times the data set an epoch, where {shuffle.read_amplification:g} is allowed. "
+                f"{self.storage.url}: an exact order of {self.source.format} reads each sample's whole shard. An epoch "
+                f"would read the data set {amplification:.3g} times; allowed is {shuffle.read_amplification:g} times. "
                 "Want shuffle='windowed', or a pack (multiring data pack), or "
                 f"shuffle=Shuffle(read_amplification={math.ceil(amplification)}) to allow it"
             )
@@ -168,7 +168,7 @@ class Dataset:
             ArgumentError: the number of weights is wrong, a weight is negative or not finite, or all weights are 0.
         """
         if len(weights) != len(self):
-            raise ArgumentError(f"{len(weights)} weights for {len(self)} samples")
+            raise ArgumentError(f"{len(weights)} weights for {len(self)} samples: want one weight for each sample")
         made = object.__new__(Dataset)
         made.__dict__ |= self.__dict__ | {"order": WeightedOrder(weights, length or len(self), self.seed)}
         return made
@@ -259,7 +259,7 @@ class Dataset:
     def at(self, epoch: int, samples: int) -> None:
         """Tell the cache that the step at sample `samples` of `epoch` is being read."""
         if self._expected is not None and isinstance(self.storage, CachedStorage):
-            if not self.storage.keeping.is_expecting:  # in a worker process
+            if not self.storage.keeping.is_expecting:  # the first call in a worker process
                 self.storage.expect(self._expected.uses(epoch, samples))
             self.storage.keeping.advance(self._expected.deal.use(epoch, samples))
 
@@ -336,7 +336,7 @@ def _shared(group: Group, storage: CachedStorage, clock: StageClock) -> Sharing:
 
 
 def read_amplification(source: Any) -> float:
-    """Return how many times its bytes an exact order reads without a cache."""
+    """Return how often an exact order reads a data set's bytes without a cache."""
     if source.reads_records:
         return 1.0
     sizes = sum(each.size_bytes * each.samples for each in source.shards)
@@ -353,7 +353,7 @@ class Mixture:
         length: samples of an epoch; by default the number of samples of all data sets together.
 
     Raises:
-        ArgumentError: for the reasons that `MixtureOrder` gives.
+        ArgumentError: `MixtureOrder` rejects the arguments.
     """
 
     def __init__(

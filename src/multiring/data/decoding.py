@@ -103,7 +103,7 @@ def _require_depth(what: str, depth: int, image: Any) -> None:
     if depth > 8:
         raise DataError(
             f"{what} has colours of {depth} bits, which Pillow narrows to 8: want decode=False and another library, or "
-            "images of 8 bits, or grey ones of 16"
+            "images of 8 bits, or grey images of 16 bits"
         )
 
 

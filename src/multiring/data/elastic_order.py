@@ -131,9 +131,9 @@ class ElasticOrder:
             raise ArgumentError(f"state of a sampler {dict(state_dict)}: want its epoch, and processed_num >= 0")
         if state_dict.get("order", self._digest()) != self._digest():
             raise ArgumentError(
-                f"state of the order {state_dict['order']} of a sampler, but this one, of {len(self.dataset)} samples, "
-                f"shuffle={self.shuffle} and seed={self.seed}, is {self._digest()}: want the sampler's dataset, "
-                "shuffle and seed to be those of the saved state"
+                f"the state has the order {state_dict['order']}, but this sampler of {len(self.dataset)} samples with "
+                f"shuffle={self.shuffle} and seed={self.seed} has {self._digest()}: want the dataset, shuffle and seed "
+                "with which the state was saved"
             )
         self.epoch = epoch
         self.processed_num = min(done, len(self.dataset))

@@ -21,8 +21,8 @@ from multiring.errors import ArgumentError
 NEVER = np.inf
 # How many uses are computed ahead, in 16 MiB for each reader. A use beyond this horizon counts as never.
 HORIZON = 1 << 20
-_FEW = 32  # below this number of units, a choice can leave a few per cent of the tier unused
-_UNEQUAL = 0.8  # below this ratio of the smallest unit to the largest, sizes count as unequal
+_FEW = 32  # a tier that holds fewer units can leave some per cent of its bytes unused
+_UNEQUAL = 0.8  # sizes are unequal if the smallest unit is below this fraction of the largest
 
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -67,7 +67,9 @@ class _Held:
     def __init__(self, sizes: Sequence[int] | NDArray[np.int64], capacity_bytes: int) -> None:
         self.sizes = np.asarray(sizes, dtype=np.int64)
         if capacity_bytes < 0 or (self.sizes < 0).any():
-            raise ArgumentError(f"a tier of {capacity_bytes} bytes, units of {self.sizes.min(initial=0)}: want >= 0")
+            raise ArgumentError(
+                f"a tier of {capacity_bytes} bytes with units of {self.sizes.min(initial=0)}: want sizes of 0 or more"
+            )
         self.capacity_bytes = capacity_bytes
         self.held = np.zeros(len(self.sizes), dtype=np.bool_)
         self.used_bytes = 0
@@ -152,7 +154,7 @@ def _victims(units: Any, times: Times, sizes: Any, missing: int) -> list[int] | 
         return None
     chosen = order[:count].tolist()
     spare = int(freed[count - 1]) - missing
-    for each in reversed(chosen[:]):  # the soonest first
+    for each in reversed(chosen[:]):  # begin with the unit that is needed soonest
         if sizes[each] <= spare:
             chosen.remove(each)
             spare -= int(sizes[each])
@@ -256,7 +258,7 @@ class Uses:
 class Deal:
     """The positions of each epoch that belong to some ranks.
 
-    A position of these ranks is a use; uses are counted over all epochs. The ranks get their samples as in
+    Each of these positions is one use; uses are counted over all epochs. The ranks get their samples as in
     `data.progress.steps`.
 
     Args:

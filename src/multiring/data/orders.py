@@ -48,7 +48,7 @@ class Shuffle:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ArgumentError(f"shuffle={self.kind!r}: want {' or '.join(map(repr, _KINDS))}, or a Shuffle of one")
+            raise ArgumentError(f"shuffle={self.kind!r}: want {' or '.join(map(repr, _KINDS))}, or a Shuffle of these")
         if self.window < 1:
             raise ArgumentError(f"Shuffle(window={self.window!r}): want 1 shard or more")
         if not self.read_amplification >= 1:
@@ -116,7 +116,7 @@ def _require_length(length: int) -> int:
 
 
 class SequentialOrder:
-    """The stored order, in each epoch."""
+    """The order in which samples are stored; it is the same in each epoch."""
 
     def __init__(self, length: int) -> None:
         self.length = _require_length(length)
@@ -257,7 +257,7 @@ class WeightedOrder:
         self.length = _require_length(length)
         shares = np.asarray(weights, dtype=np.float64)
         if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
-            raise ArgumentError("weights: want one finite number >= 0 for each sample, and one > 0 among them")
+            raise ArgumentError("weights: want one finite number >= 0 for each sample, and at least one weight > 0")
         self._edges = np.cumsum(shares / shares.sum())
         told = hashlib.blake2b(self._edges.astype("<f8").tobytes(), digest_size=16).hexdigest()
         self.digest = digest_of_order("weighted", told, length, seed)
@@ -305,7 +305,7 @@ class MixtureOrder:
         numbered: Sequence[int] | None = None,
     ) -> None:
         if not sources or len(weights) != len(sources) or not all(0 < each < math.inf for each in weights):
-            raise ArgumentError(f"{len(sources)} data sets and weights {list(weights)}: want one > 0 for each")
+            raise ArgumentError(f"{len(sources)} data sets and weights {list(weights)}: want a weight > 0 for each")
         self.length = _require_length(sum(each.length for each in sources) if length is None else length)
         self._sources = tuple(sources)
         # Fractions are exact, so that the counts are the same on every machine.

@@ -71,23 +71,30 @@ class Progress:
                     f"state of a data set: {name} is {state.get(name)!r}, want what state_dict returned"
                 )
         if state["format"] not in {_FIRST, FORMAT}:
-            raise ArgumentError(f"state of a data set in format {state['format']}, want {FORMAT}: of another version?")
+            raise ArgumentError(
+                f"state of a data set in format {state['format']}, want {FORMAT}: was it saved by another version?"
+            )
         if self.digest != state["dataset"]:
             raise ArgumentError(
                 f"state of data set {state['dataset'] or '(none)'}, but this is {self.digest or '(none)'}: its samples "
                 "are not the same, or not in the same shards"
             )
         if self.seed != state["seed"]:
-            raise ArgumentError(f"state of an order with seed {state['seed']}, but this one has {self.seed}")
+            raise ArgumentError(
+                f"the state has seed {state['seed']}, but this data set has {self.seed}: want the seed of the state"
+            )
         # States of version 0.2.0 have no order. The order of a Mixture has changed since then; its old states are
         # rejected above, because its data set's digest has changed too.
         if self.order != state.get("order", self.order):
             raise ArgumentError(
-                f"state of order {state['order']}, but this one is {self.order}: another shuffle, window, number of "
-                "samples or weights; want the order that the training began with"
+                f"the state has order {state['order']}, but this data set has {self.order}: the shuffle, the window, "
+                "the number of samples or the weights differ; want the order with which the training began"
             )
         if state["epoch"] < 0 or not 0 <= state["samples"] <= length:
-            raise ArgumentError(f"state of epoch {state['epoch']}, {state['samples']} samples: want 0 to {length}")
+            raise ArgumentError(
+                f"state of epoch {state['epoch']}, {state['samples']} samples: want an epoch of 0 or more, and 0 to "
+                f"{length} samples"
+            )
         return replace(self, epoch=state["epoch"], samples=state["samples"])
 
 

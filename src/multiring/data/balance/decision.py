@@ -1,9 +1,10 @@
 """Find the bottleneck of a training: the stage whose doubled speed would shorten a step most.
 
-A step takes the longest of three times: the workers' time for a batch; the time of a resource that serves one request
-at a time, or of the host's cores; and the computation with the exposed part of the communication ("wire"). The model
-halves the time of each stage in turn, and computes the step's time again. If two of the three times are nearly equal,
-they do not overlap perfectly. The model therefore uses a norm instead of the maximum.
+A step takes the longest of three times. The first is the workers' time for a batch. The second is the time of the
+host's cores, or of a resource that serves one request at a time. The third is the time of the computation, plus the
+part of the communication ("wire") that the computation does not hide. The model halves the time of each stage in turn,
+and computes the step's time again. If two of the three times are nearly equal, they do not overlap perfectly. The
+model therefore uses a norm instead of the maximum.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ _NORM = 8
 # If concurrent requests take longer than single requests by this factor, the resource serves one request at a time. Two
 # workers at such a resource would give a factor of 1.5.
 _IN_TURN = 1.25
-_BUSY = 0.9  # share of the cores from which workers' measured times include waiting for a core
-_QUEUED = 0.05  # share of workers' time waiting for a core, from which more workers would not get more cores
-_FEW = 8  # single requests below which their mean time is not reliable
+_BUSY = 0.9  # if the process uses a larger share of its cores, workers' times include waiting for a core
+_QUEUED = 0.05  # if workers wait for a core for a larger share of their time, all cores are in use
+_FEW = 8  # with fewer requests that ran alone, their mean time is not reliable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +184,7 @@ def model_of(counted: Counted) -> Model:
             # A request is nearly always running, so the resource seems to work at its limit.
             in_turn[name] = min(stages[name], counted.wall_s)
         elif counted.workers > 1 and beside > _IN_TURN * alone:
-            # The extra time of concurrent requests is waiting for each other, which a faster resource would avoid.
+            # Concurrent requests take longer because they wait for each other. Do not count this wait as work.
             in_turn[name] = stages[name] = alone * requests
     if is_full:
         # Subtract the waiting for a core from the decoding time if it is known. Sleeping in a transform still counts,

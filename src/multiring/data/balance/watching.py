@@ -118,7 +118,7 @@ class BalanceWatch:
 
 
 def spans_of(events: Iterable[Event]) -> tuple[list[Span], list[Span], list[Span]]:
-    """Return the spans of running operations, of waiting threads, and of waits for ranks.
+    """Return the spans of running operations, waiting threads, and waits for ranks.
 
     A wait for ranks begins when an operation starts, and ends when all ranks have posted it.
     """

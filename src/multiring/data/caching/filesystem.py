@@ -99,7 +99,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         if fs is None and not target_protocol:
             raise ArgumentError("multiring:: stands before another URL, like multiring::s3://bucket/file")
         if fs is None:
-            import fsspec  # noqa: PLC0415 -- the name is an argument's
+            import fsspec  # noqa: PLC0415 -- only needed if the caller passes no file system
 
             fs = fsspec.filesystem(target_protocol, **(target_options or {}))
         self.fs = fs
@@ -179,7 +179,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
     def _size(self, path: str, told: Mapping[str, Any]) -> int:
         if told.get("size") is None:
             where = without_secrets(self._inner(path))
-            raise OSError(f"{where}: the source does not say how large it is: want one that does, or no multiring::")
+            raise OSError(f"{where}: the source does not report the file's size; read the file without multiring::")
         return int(told["size"])
 
     def _block(self, path: str, told: Mapping[str, Any], key: str | None, block: int) -> bytes:
@@ -197,7 +197,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         if len(data) == int(told["size"]):
             data = data[begin:end]  # the server ignores ranges and sends whole files
         if len(data) != end - begin:
-            raise OSError(f"{without_secrets(inner)}: the source gave {len(data)} bytes for {begin} to {end}")
+            raise OSError(f"{without_secrets(inner)}: the source sent {len(data)} bytes for {begin} to {end}")
         return data
 
     def _key(self, path: str, told: Mapping[str, Any]) -> str | None:

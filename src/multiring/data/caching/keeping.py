@@ -160,7 +160,7 @@ class Keeping:
         return found
 
     def _times(self) -> Times:
-        assert self._uses is not None  # noqa: S101 -- asked by callers
+        assert self._uses is not None  # noqa: S101 -- callers have checked it
         times = self._uses.ahead()
         if not self._others.is_alone:
             times = np.minimum(times, self._others.times() / self._pace())

@@ -22,12 +22,10 @@ FetchPiece = Callable[[int, int, int, memoryview], bool]
 
 
 class CachedStorage:
-    """A pack's files.
+    """A pack's files; shards are read by verified blocks through a cache.
 
-    Shards are read by verified blocks, which are kept in a cache if there is room.
-
-    If a block cannot be kept, and a record needs only a part of it, only this part is read from the source. The part
-    cannot be verified, because check sums cover whole blocks.
+    A block is kept in the cache if there is room. If it cannot be kept, and a record needs only a part of it, only this
+    part is read from the source. The part cannot be verified, because check sums cover whole blocks.
 
     Up to `memory_bytes` of blocks are also kept in memory. After a call of `expect`, disk and memory keep the blocks
     that are needed soonest. Before that, blocks on the disk stay, and memory keeps the blocks that were used last.

@@ -300,7 +300,7 @@ class Wanted:
         return 0 if self.places is None else int(self.places[index])
 
     def piece(self, begin: int, end: int) -> "Wanted":
-        """Return the samples `begin` to `end` alone."""
+        """Return only the samples from `begin` to `end`."""
         places = None if self.places is None else self.places[begin:end]
         return replace(self, numbers=self.numbers[begin:end], places=places)
 
@@ -385,7 +385,7 @@ class Job:
 def wanted_by(samples: Samples, step: Step) -> Wanted:
     """Return the samples of a step on a rank.
 
-    A rank without samples gets the step's first sample, with weight 0, because it must compute something.
+    A rank without samples gets the step's first sample, with weight 0, because every rank must compute each step.
     """
     numbers, places = step.samples, step.places
     if not len(numbers):

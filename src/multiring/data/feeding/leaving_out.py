@@ -85,7 +85,7 @@ class LeavingOut:
         }
 
     def _found(self, step: Step) -> Batch:
-        """Return a batch of one sample that can be read."""
+        """Return a batch of the next sample that can be read."""
         failure: Exception | None = None
         for wanted in single_samples(self._samples, wanted_by(self._samples, step)):
             try:
@@ -98,7 +98,7 @@ class LeavingOut:
 def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
     """Yield a batch's samples one by one, and then the epoch's next samples.
 
-    The epoch's next samples are at most `MOST`, from the batch's beginning on.
+    The second part begins at the batch's first position in the epoch, and has at most `MOST` samples.
     """
     for index in range(len(wanted.numbers)):
         yield wanted.piece(index, index + 1)

@@ -115,7 +115,7 @@ class Loader:
         self._expects: tuple[Any, ...] | None = None
         self.place(rank, ranks)
 
-    # ---- how far it is ----
+    # ---- progress ----
 
     @property
     def epoch(self) -> int:

@@ -31,7 +31,7 @@ from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted
 from multiring.data.feeding.threads import WorkersEndedError
 from multiring.errors import DataError
 
-# After this many deaths of workers at one piece, the piece is considered the cause, and its batch fails.
+# If this many workers die while they make the same piece, the piece is considered the cause, and its batch fails.
 _DEATHS = 3
 _JOIN_S = 5.0
 _LOOK_S = 1.0  # seconds between a worker's checks of its parent, if the kernel has no notification of its exit

@@ -15,8 +15,8 @@ from multiring.data.readers.source import Image
 class Rates:
     """The rates of a loader, and of its parts alone."""
 
-    samples_per_s: float  # of the loader
-    bytes_per_s: float  # of the loader, counted in the batches
+    samples_per_s: float  # samples a second that the loader yields
+    bytes_per_s: float  # bytes a second in the loader's batches
     read_per_s: float  # samples a second that one worker reads, without decoding
     make_per_s: float  # samples a second that one worker reads, decodes and augments
     workers: int  # number of workers

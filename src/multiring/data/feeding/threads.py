@@ -84,7 +84,7 @@ class ThreadWorkers:
             threading.Thread(
                 target=_work, args=(samples, layout, self._tasks), daemon=True, name=f"multiring-data-{number}"
             ).start()
-        # The threads refer only to the queue, not to this object, so it can be collected; the finalizer then ends them.
+        # The threads refer only to the queue, so that this object can be collected. Its finalizer then ends them.
         self._end = weakref.finalize(self, _end, self._tasks, workers)
 
     @property

@@ -36,7 +36,9 @@ class ChannelStatistics:
         """
         rows = self._by_channel(array).astype(np.float64)
         if not np.isfinite(rows).all():
-            raise DataError(f"{what} contains NaN or infinity, so channel statistics cannot be computed; clean it")
+            raise DataError(
+                f"{what} contains NaN or infinity, so channel statistics cannot be computed; clean the data first"
+            )
         if self._count and len(rows) != len(self._mean):
             raise DataError(f"{what} has {len(rows)} channels, but earlier arrays have {len(self._mean)}")
         count, mean = rows.shape[1], rows.mean(axis=1)

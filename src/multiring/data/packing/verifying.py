@@ -15,14 +15,14 @@ Progress = Callable[[int, int], None]  # called with the verified bytes or sampl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """The place of a damage, and its description."""
+    """A damaged place of a data set, and a description of the damage."""
 
     where: str
     text: str
 
 
 def damages(data: Dataset, progress: Progress) -> Iterator[Damage]:
-    """Yield the damages of a data set; none if it is intact.
+    """Yield each damage of a data set; nothing if the data set is intact.
 
     Args:
         data: the data set; images are verified only if it was opened with `decode=True`.

@@ -29,7 +29,7 @@ _KEY_DIGITS = 10
 _ENDINGS = {"image": "img", "array": "npy", "number": "cls", "text": "txt", "json": "json", "bytes": "bin"}
 _MAGICS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 
-Progress = Callable[[int, int], None]  # samples done, bytes written
+Progress = Callable[[int, int], None]  # called with the samples done and the bytes written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class PackOptions:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind as which a value is packed, one of `KINDS`."""
+    """Return the kind of field that stores a value, one of `KINDS`."""
     kinds = ((Image, "image"), (np.ndarray, "array"), (str, "text"), (bytes, "bytes"), (dict | list, "json"))
     for kind, name in kinds:
         if isinstance(value, kind):
@@ -167,7 +167,7 @@ def _number_type(value: Any) -> str:
 
 
 def _ending(field: Field, data: bytes) -> str:
-    """Return the part of a file's name that follows the sample's key: the field's name, and an ending for its type."""
+    """Return the second part of a file's name, after the sample's key: the field's name, and an ending for its type."""
     ending = _ENDINGS[field.kind]
     if field.kind == "image":
         ending = next((end for magic, end in _MAGICS.items() if data.startswith(magic)), ending)

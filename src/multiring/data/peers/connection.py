@@ -49,12 +49,12 @@ class Line:
         """
         theirs = decode(self._frame()).get("nonce")
         if not isinstance(theirs, str) or not is_nonce(theirs):
-            raise FrameError("it says no nonce")
+            raise FrameError("it sent no valid nonce")
         nonce = new_nonce()
         told = {"nonce": nonce, "proof": proof(secret, "client", theirs, nonce, _PEER)}
         self._send(frame(encode(told)))
         if not is_proof(decode(self._frame()).get("proof"), proof(secret, "server", theirs, nonce, _PEER)):
-            raise FrameError("it does not know the secret")
+            raise FrameError("its proof is wrong: it does not have the secret")
         self._seal = Seal(proof(secret, "session", theirs, nonce, _PEER), "client")
 
     def welcome(self, secret: bytes) -> None:
@@ -69,9 +69,9 @@ class Line:
         told = decode(self._frame())
         theirs = told.get("nonce")
         if not isinstance(theirs, str) or not is_nonce(theirs):
-            raise FrameError("it says no nonce")
+            raise FrameError("it sent no valid nonce")
         if not is_proof(told.get("proof"), proof(secret, "client", nonce, theirs, _PEER)):
-            raise FrameError("it does not know the secret")
+            raise FrameError("its proof is wrong: it does not have the secret")
         self._send(frame(encode({"proof": proof(secret, "server", nonce, theirs, _PEER)})))
         self._seal = Seal(proof(secret, "session", nonce, theirs, _PEER), "server")
 
@@ -113,7 +113,7 @@ class Line:
         self._say({"error": text[:300]})
 
     def patience(self, idle_s: float, timeout_s: float) -> None:
-        """Set the time-out for a request to begin, and that for all other transfers."""
+        """Set how long to wait for a request to begin, and for any other transfer."""
         self._idle_s, self._timeout_s = idle_s, timeout_s
 
     def end(self) -> None:

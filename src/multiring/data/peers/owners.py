@@ -25,7 +25,7 @@ class Owners:
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not len(weights) or not all(0 < each < float("inf") for each in weights):
-            raise ArgumentError(f"weights {list(weights)}: want one > 0 for each host")
+            raise ArgumentError(f"weights {list(weights)}: want a weight > 0 for each host")
         self.hosts = len(weights)
         shares = np.asarray(weights, dtype=np.float64)
         self._edges = np.cumsum(shares / shares.sum())

@@ -19,7 +19,7 @@ Tell = Callable[[str], None]
 CONNECTIONS = 256
 _PROOF_S = 10.0  # time-out of the handshake
 _PEER_S = 60.0  # time-out for receiving a request, and for sending a block
-_IDLE_S = 3600.0  # time-out for the begin of the next request
+_IDLE_S = 3600.0  # seconds to wait for the next request to begin
 _AGAIN_S = 0.05  # seconds before the server retries after a failed accept
 _SHUNNED_S = 30.0  # seconds for which a failed peer gets no requests
 

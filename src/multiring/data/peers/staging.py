@@ -18,11 +18,11 @@ Progress = Callable[[int, int], None]  # called with the bytes that this host ha
 
 _FETCHING = 4  # threads that stage the host's own blocks
 _FEWEST, _MOST = 2, 16  # limits for the concurrent requests of a host to its source
-_CROWDED = 1.5  # ratio of the mean request time to the shortest one, from which more requests at a time gain nothing
+_CROWDED = 1.5  # if requests take this many times the shortest time, more concurrent requests gain nothing
 # Limits for the blocks that a host waits for at its peers at a time. With fewer, all could wait for late blocks while
 # other blocks are ready.
 _FEWEST_ASKED, _MOST_ASKED = 8, 32
-_RECEIVING = 4  # blocks that a host receives from peers at a time; more would flood a link that is slower than theirs
+_RECEIVING = 4  # blocks that a host receives at a time; more would flood its link if it is slower than the peers' links
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
         raise DataError(f"{what} claims the shape {shape}")
     found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
     # Python's integers cannot overflow, so that this also rejects shapes whose size exceeds 64 bits.
-    require_size(what, found.size_bytes, size - found.begin, "which is all that the file has")
+    require_size(what, found.size_bytes, size - found.begin, "the rest of the file")
     if found.begin + found.size_bytes != size:
         raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
     require_size(what, found.size_bytes, limits.index_bytes << 20, "the limit")
@@ -113,7 +113,7 @@ def require_storable(what: str, array: Array) -> None:
     """Raise DataError if a .npy file cannot store an array's type and all its values."""
     dtype = array.dtype
     if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{what} has an array with a mask, which no .npy file has: want one without")
+        raise DataError(f"{what} has a masked array, which .npy files cannot store: want an array without a mask")
     if dtype.hasobject:
         refuse_pickle(what, "its array of Python objects")
     try:
@@ -122,8 +122,8 @@ def require_storable(what: str, array: Array) -> None:
         back = None
     if back != dtype or back.type is not dtype.type:
         raise DataError(
-            f"{what} has an array of {dtype}, for which .npy files have no type: want float32, or its bytes as uint8 "
-            "or uint16"
+            f"{what} has an array of {dtype}, which .npy files cannot store: want float32, or its bytes as uint8 or "
+            "uint16"
         )
 
 

@@ -168,7 +168,7 @@ class Hdf5Source:
 
 
 def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:
-    """Raise DataError if a chunk unpacks to more than its size; the data are discarded."""
+    """Raise DataError if a chunk decompresses to more than its size."""
     _, rest = data_set.id.read_direct_chunk(begin)
     left = data_set.dtype.itemsize * int(np.prod(data_set.chunks, dtype=object))
     decompressor = zlib.decompressobj()

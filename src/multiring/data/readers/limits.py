@@ -59,7 +59,7 @@ def require_inside(archive: str, name: str) -> str:
 def refuse_pickle(archive: str, what: str) -> None:
     """Raise DataError, because unpickling can run any code of the file's author."""
     raise DataError(
-        f"{archive}: {what} is a pickle, which runs any program when it is read; want arrays, JSON, text or images"
+        f"{archive}: {what} is a pickle, which can run any code when it is read; want arrays, JSON, text or images"
     )
 
 
@@ -70,7 +70,7 @@ def damage_told(what: str, *kinds: type[BaseException]) -> Iterator[None]:
         yield
     except kinds as error:
         text = str(error).partition("\n")[0][:300]
-        raise DataError(f"{what} is damaged, or not what its name says: {type(error).__name__}: {text}") from error
+        raise DataError(f"{what} is damaged, or has another format: {type(error).__name__}: {text}") from error
 
 
 def library(name: str) -> Any:

@@ -67,7 +67,7 @@ def decoder_of(what: str, encoding: str) -> Callable[[bytes], Any]:
         with damage_told(what, ValueError):
             return partial(_array, parts[1], tuple(int(each) for each in parts[2].split(",")))
     raise UnsupportedError(
-        f"{what}: columns in encoding {encoding!r}; want one of {sorted(known)} or ndarray:type:shape"
+        f"{what}: columns in encoding {encoding!r} are not supported; want one of {sorted(known)} or ndarray:type:shape"
     )
 
 
@@ -87,7 +87,7 @@ class _MdsShard:
             said = f"format {told.get('format')}, compression {self.compression or None}"
             raise UnsupportedError(f"{self.what}: {said}; want mds, and zstd or none")
         if self.size_bytes != int((packed or raw)["bytes"]):
-            raise DataError(f"{self.what} has {self.size_bytes} bytes, its index says {(packed or raw)['bytes']}")
+            raise DataError(f"{self.what} has {self.size_bytes} bytes, but its index says {(packed or raw)['bytes']}")
         if self.compression:
             require_size(self.what, self.raw_bytes, limits.group_bytes, "the limit of what is unpacked at once")
         if not 0 <= self.samples <= self.raw_bytes // 4:
@@ -114,7 +114,7 @@ class _MdsShard:
             with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as stream:
                 found: bytes = stream.read(self.raw_bytes + 1)
         if len(found) != self.raw_bytes:
-            raise DataError(f"{self.what} unpacks to {len(found)} bytes or more, its index says {self.raw_bytes}")
+            raise DataError(f"{self.what} unpacks to {len(found)} bytes or more, but its index says {self.raw_bytes}")
         return found
 
     def begins(self, data: bytes | None) -> "np.ndarray[Any, Any]":
@@ -164,7 +164,7 @@ class MdsSource:
             self._shards = [_MdsShard(storage, each, opening.limits) for each in told["shards"]]
         self._shards = [each for each in self._shards if each.samples]
         if not self._shards:
-            raise DataError(f"{storage.url}/{INDEX} names no samples")
+            raise DataError(f"{storage.url}/{INDEX} lists no samples")
         self.shards = [Shard(name=each.name, size_bytes=each.size_bytes, samples=each.samples) for each in self._shards]
         self.reads_records = not any(each.compression for each in self._shards)
         self.numbering = Numbering(self.shards)

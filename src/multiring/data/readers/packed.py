@@ -38,7 +38,7 @@ class PackedSource:
             size = opening.storage.size(shard.name)
             if size != shard.size_bytes:
                 opening.report(
-                    f"{opening.storage.url}/{shard.name} has {size} bytes, its manifest says {shard.size_bytes}"
+                    f"{opening.storage.url}/{shard.name} has {size} bytes, but its manifest says {shard.size_bytes}"
                 )
         self._index = load_index(opening.storage, self.manifest, opening.limits)
         # Only local packs are verified here. A cache verifies its blocks itself, and parts of blocks that are read from
@@ -98,7 +98,7 @@ class PackedSource:
             return Image(data)
         if field.kind == "array":
             array = array_of(what, data, self._limits)
-            return array if array.ndim else array[()]  # a number; arrays without axes have a fixed shape
+            return array if array.ndim else array[()]  # without axes, the value was packed as a NumPy scalar
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
@@ -177,9 +177,9 @@ class PackedSource:
         return found
 
     def _tail_bytes(self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]) -> Numbers:
-        """Return for each sample how many bytes behind an array hold the other fields, (n,); 0 if they are not close.
+        """Return how many bytes behind an array hold each sample's other fields, (n,).
 
-        All results are 0 if one sample's fields are not close to its array.
+        The results are all 0 if some field is farther than `_CLOSE` bytes from its array.
         """
         if arrays and others:
             begins = np.stack([self._behind(rows, arrays[0], column) for _, column in others])

@@ -25,7 +25,7 @@ class ShortAnswerError(OSError):
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error of a source may be temporary, and a retry may succeed."""
+    """Return whether an error of a source may be temporary, so that a retry helps."""
     status = next(
         (code for name in ("status", "status_code", "code") if type(code := getattr(error, name, None)) is int), None
     )
@@ -122,7 +122,7 @@ def _hidden_in(options: Mapping[str, Any]) -> list[str]:
 
 
 def redacted(text: str, secret: list[str]) -> str:
-    """Return a text without secrets; its URLs lose users, passwords and queries.
+    """Remove secrets from a text, and users, passwords and queries from its URLs.
 
     Args:
         text: a library's message.

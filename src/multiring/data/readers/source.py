@@ -28,7 +28,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Samples that are stored together."""
+    """A shard: samples that are stored together."""
 
     name: str
     size_bytes: int
@@ -83,7 +83,7 @@ class Numbering:
         self.length = int(self._firsts[-1])
 
     def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shards of samples; `numbers` must be valid, (n,)."""
+        """Return the shards of samples, int64 (n,); `numbers` must be valid."""
         return np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def place(self, number: int) -> tuple[int, int]:

@@ -147,7 +147,7 @@ class LocalStorage:
         return self._root / require_inside(self.url, name) if name else self._root
 
     def names(self) -> list[str]:
-        """Return all files, sorted. Files and folders with names like .x are left out."""
+        """Return the names of all files, sorted, without hidden files and folders."""
         if self._root.is_file():
             return [""]
         found = []
@@ -253,7 +253,7 @@ class _Opened:
 
 
 class RemoteStorage:
-    """Files that fsspec reads."""
+    """Files at a URL that fsspec reads."""
 
     def __init__(self, url: str, *, timeout_s: float, readers: int, options: dict[str, Any]) -> None:
         self._open(url, timeout_s, readers, options)
@@ -280,7 +280,7 @@ class RemoteStorage:
         return f"{self._root}/{require_inside(self.url, name)}" if name else self._root
 
     def names(self) -> list[str]:
-        """Return all files, sorted."""
+        """Return the names of all files, sorted."""
         found: list[str] = self._asked("list of files", lambda: self._system.find(self._root))
         if found == [self._root]:
             return [""]
@@ -292,7 +292,7 @@ class RemoteStorage:
         if name not in self._sizes:
             told = self._asked(name, lambda: self._system.info(self._path(name)))
             if told.get("size") is None:
-                raise DataError(f"{self.url}: the source does not say how large {name} is; want one that does")
+                raise DataError(f"{self.url}: the source does not report the size of {name}; want a source that does")
             self._sizes[name] = int(told["size"])
         return self._sizes[name]
 
@@ -305,7 +305,7 @@ class RemoteStorage:
             if len(data) == self._sizes.get(name) and end <= len(data):
                 return data[begin:end]  # the server ignores ranges and sends whole files
             if len(data) != len(out):
-                raise ShortAnswerError(f"it gave {len(data)} bytes for {begin} to {end}: it was cut short")
+                raise ShortAnswerError(f"the source sent {len(data)} bytes for {begin} to {end}: it was cut short")
             return data
 
         out[:] = self._asked(name, ask)

@@ -80,9 +80,7 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
         if found is None:
             break
         archive.members = []  # otherwise tarfile would keep all members in memory
-        require_size(
-            f"{what}: {found.name!r}", found.size, size - found.offset_data, "which is what is left of the file"
-        )
+        require_size(f"{what}: {found.name!r}", found.size, size - found.offset_data, "the rest of the file")
         end = found.offset_data + -(-found.size // _RECORD) * _RECORD
         if found.isdir():
             continue

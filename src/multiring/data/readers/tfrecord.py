@@ -56,7 +56,7 @@ def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, i
         if crc != masked_crc(head[place - begin : place - begin + 8]):
             raise DataError(f"{what}: the length at {place} is damaged")
         left = size - place - _HEAD.size - _FOOT.size
-        require_size(f"{what}: the record at {place}", length, left, "which is what is left of the file")
+        require_size(f"{what}: the record at {place}", length, left, "the rest of the file")
         require_size(f"{what}: the record at {place}", length, limits.record_bytes, "the limit of a record")
         found.append((place + _HEAD.size, length))
         place += _HEAD.size + length + _FOOT.size
@@ -115,7 +115,7 @@ class TfRecordSource:
         try:
             return example_of(data[:length])
         except (ValueError, struct.error, IndexError) as error:
-            raise DataError(f"{what} is no tf.train.Example: {error}") from error
+            raise DataError(f"{what} is not a tf.train.Example: {error}") from error
 
 
 def example_of(data: bytes) -> Record:
@@ -164,7 +164,7 @@ def _whole(inner: list[int | bytes]) -> np.ndarray[Any, Any]:
 def _integers(value: int | bytes) -> np.ndarray[Any, Any]:
     """Return one integer, or a packed field of many, as int64.
 
-    It makes no Python object for each, which needs 30 B.
+    NumPy decodes the integers, because a Python object for each would need 30 bytes.
     """
     if isinstance(value, int):
         return np.array([value], np.uint64).view(np.int64)

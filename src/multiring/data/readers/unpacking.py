@@ -112,7 +112,7 @@ class _Pieces:
         if self._at == len(self._data):
             return False
         if self._codec == "zlib":
-            raise ValueError(f"{len(self._data) - self._at} bytes follow its end")
+            raise ValueError(f"{len(self._data) - self._at} bytes follow the end of the compressed data")
         self._decompressor = _decompressor(self._codec)
         return True
 
@@ -133,7 +133,7 @@ class UnpackedStorage:
         self.__setstate__({})
 
     def names(self) -> list[str]:
-        """Return all files."""
+        """Return the names of all files."""
         return self._storage.names()
 
     def size(self, name: str) -> int:
