@@ -1,4 +1,6 @@
-"""Deep-learning training on many processors: collectives with proven schedules, for any framework.
+"""Deep-learning training on many processors, for any framework.
+
+Collectives run schedules that are proven correct:
 
     import multiring
 
@@ -55,7 +57,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `run` or `error_of` on first use: their modules take time to import, and few ranks need them."""
+    """Import `run` or `error_of` on first use.
+
+    Their modules take time to import, and few ranks need them.
+    """
     found: Any
     if name == "run":
         from multiring.launch import run as found  # noqa: PLC0415 -- see above

@@ -1,8 +1,8 @@
-"""The errors that a caller can handle; each class says whether its Group is still usable.
+"""The errors that a caller can handle.
 
-`group_usable` is True if the error was detected before any input was overwritten. Then the inputs are intact, and the
-next operation on the Group works. It is False if a peer is lost or silent. Then the buffers of the operations in flight
-are undefined, and every later operation on the Group raises.
+Each class says whether its Group is still usable. `group_usable` is True if the error was detected before any input was
+overwritten. Then the inputs are intact, and the next operation on the Group works. It is False if a peer is lost or
+silent. Then the buffers of the operations in flight are undefined, and every later operation on the Group raises.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ from typing import ClassVar
 
 
 class MultiringError(Exception):
-    """The base class of all errors that multiring raises on purpose; any other exception is a bug."""
+    """The base class of all errors that multiring raises on purpose.
+
+    Any other exception is a bug.
+    """
 
     group_usable: ClassVar[bool] = True
 
@@ -20,7 +23,7 @@ class ArgumentError(MultiringError, ValueError):
 
 
 class DataError(MultiringError, ValueError):
-    """A file of a data set is damaged, truncated, dangerous, or of another kind than declared."""
+    """A file of a data set is damaged, truncated, dangerous, or of the wrong kind."""
 
 
 class SourceTimeoutError(DataError, TimeoutError):
@@ -36,9 +39,9 @@ class UnsupportedError(MultiringError, NotImplementedError):
 
 
 class MismatchError(MultiringError, ValueError):
-    """Ranks called an operation with different arguments; raised on every rank of the group.
+    """Ranks called an operation with different arguments.
 
-    `titles` gives, by rank of the group, each rank's description of the operation.
+    Every rank of the group raises. `titles` gives, by rank of the group, each rank's description of the operation.
     """
 
     def __init__(self, text: str, titles: Mapping[int, str] | None = None) -> None:
@@ -51,9 +54,10 @@ Signature = tuple[tuple[str, str], ...]
 
 
 class DisagreementError(MismatchError):
-    """Ranks submitted a named operation with different signatures. Every rank of the set raises; inputs are intact.
+    """Ranks submitted a named operation with different signatures.
 
-    `signatures` gives, by rank of the set, each rank's pairs (property, value), in the order of checking.
+    Every rank of the set raises; inputs are intact. `signatures` gives, by rank of the set, each rank's pairs
+    (property, value), in the order of checking.
     """
 
     def __init__(self, text: str, signatures: Mapping[int, Signature] | None = None) -> None:
@@ -62,23 +66,35 @@ class DisagreementError(MismatchError):
 
 
 class StateError(MultiringError, RuntimeError):
-    """The call is not allowed at this time: before `init`, after `shutdown`, after a fork, or a second time."""
+    """The call is not allowed at this time.
+
+    For example, it comes before `init`, after `shutdown`, after a fork, or a second time.
+    """
 
 
 class RendezvousError(MultiringError, RuntimeError):
-    """The ranks did not find each other: a rank is missing, or has another secret or version."""
+    """The ranks did not find each other.
+
+    For example, a rank is missing, or has another secret or version.
+    """
 
     group_usable = False
 
 
 class PeerLostError(MultiringError, ConnectionError):
-    """A rank of the group died, left, or broke its connection; buffers in flight are undefined."""
+    """A rank of the group died, left, or broke its connection.
+
+    Buffers in flight are undefined.
+    """
 
     group_usable = False
 
 
 class StallError(MultiringError, TimeoutError):
-    """A rank did not take part within the time allowed; buffers in flight are undefined."""
+    """A rank did not take part within the time allowed.
+
+    Buffers in flight are undefined.
+    """
 
     group_usable = False
 

@@ -1,4 +1,7 @@
-"""Write files at paths that users give. An existing file is replaced only if multiring wrote it."""
+"""Write files at paths that users give.
+
+An existing file is replaced only if multiring wrote it.
+"""
 
 import os
 import secrets
@@ -10,9 +13,10 @@ from multiring.errors import ArgumentError
 
 
 def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], what: str) -> None:
-    """Write a file atomically. It replaces an empty file, or a file for which `is_ours` returns True.
+    """Write a file atomically.
 
-    If `path` is a device or a pipe, the data is written to it.
+    It replaces an empty file, or a file for which `is_ours` returns True. If `path` is a device or a pipe, the data is
+    written to it.
 
     Args:
         path: the file's path; a link is followed.

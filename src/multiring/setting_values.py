@@ -1,4 +1,7 @@
-"""Parsers of settings: each converts a text to a value, and raises ValueError or KeyError for an invalid text."""
+"""Parsers of settings.
+
+Each converts a text to a value, and raises ValueError or KeyError for an invalid text.
+"""
 
 import re
 from collections.abc import Callable
@@ -36,7 +39,10 @@ MOST_BYTES = 1 << 62
 
 
 def positive(text: str) -> float:
-    """Parse a time in seconds, above 0. A longer time than `NEVER_S` becomes `NEVER_S`."""
+    """Parse a time in seconds, above 0.
+
+    A longer time than `NEVER_S` becomes `NEVER_S`.
+    """
     value = float(text)
     if not value > 0:
         raise ValueError(text)
@@ -86,7 +92,10 @@ _PREFIXES = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """An interface, given by name or address, that carries data between hosts, and its rate if the user gave one."""
+    """An interface that carries data between hosts, and its rate, if given.
+
+    The interface is a name or an address.
+    """
 
     interface: str
     bits_per_s: float | None

@@ -1,7 +1,8 @@
-"""All environment variables that multiring reads: their names, types, units, defaults and meanings.
+"""All environment variables that multiring reads.
 
-The variables are read when `Settings.from_environment` is called, never at import. An explicit argument overrides the
-environment, and the environment overrides the default. A value that cannot be parsed is an error.
+Each has a name, type, unit, default and meaning. The variables are read when `Settings.from_environment` is called,
+never at import. An explicit argument overrides the environment, and the environment overrides the default. A value that
+cannot be parsed is an error.
 """
 
 import os
@@ -28,7 +29,10 @@ def _setting(name: str, parse: Callable[[str], Any], default: Any, wanted: str, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The settings of a process. A setting without a value and without a default is None."""
+    """The settings of a process.
+
+    A setting without a value and without a default is None.
+    """
 
     rank: int | None = _setting("MULTIRING_RANK", values.rank, None, values.RANK, "this process's rank")
     size: int | None = _setting("MULTIRING_SIZE", values.size, None, values.SIZE, "number of ranks of the job")
@@ -259,9 +263,10 @@ _withheld: dict[str, str] = {}  # like the environment, it belongs to the proces
 
 
 def withhold_secret() -> None:
-    """Remove the job's secret from this process's environment, so that child processes do not inherit it.
+    """Remove the job's secret from this process's environment.
 
-    `Settings.from_environment` still returns the secret for the next `init`, unless the environment then has another.
+    Child processes then do not inherit it. `Settings.from_environment` still returns the secret for the next `init`,
+    unless the environment then has another.
     """
     secret = os.environ.pop(_SECRET, None)
     if secret is not None:
@@ -285,7 +290,10 @@ def _with_what_was_withheld() -> Mapping[str, str]:
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:
-    """Return a hint for an unknown name: the known name that is most similar, or all known names."""
+    """Return a hint for an unknown name.
+
+    It names the most similar known name, or all known names.
+    """
     by_ending = {each.removeprefix(_PREFIX): each for each in known}  # the common prefix would make all names similar
     meant = get_close_matches(name.removeprefix(_PREFIX), by_ending, n=1, cutoff=0.75)
     return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"
@@ -307,7 +315,10 @@ def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
 
 
 def environment_of(**values: object) -> dict[str, str]:
-    """Return the variables from which `Settings.from_environment` reads `values`, given by field name."""
+    """Return the variables from which `Settings.from_environment` reads `values`.
+
+    `values` are given by field name.
+    """
     names = {f.name: f.metadata["name"] for f in fields(Settings)}
     return {names[field_name]: _text_of(value) for field_name, value in values.items()}
 
@@ -347,7 +358,10 @@ FOREIGN_VARIABLES = MappingProxyType(
 
 
 def foreign_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the `FOREIGN_VARIABLES` that `environment` (default: this process's) sets to a non-empty value."""
+    """Return the `FOREIGN_VARIABLES` that `environment` sets.
+
+    Empty values are left out. The default is this process's environment.
+    """
     source = os.environ if environment is None else environment
     return {name: source[name] for name in FOREIGN_VARIABLES if source.get(name)}
 
@@ -356,7 +370,10 @@ _PLACES = ("TORCHELASTIC_", "MPI_LOCAL", "PMI_", "PMIX_RANK", "OMPI_", "SLURM_JO
 
 
 def places_told(environment: Mapping[str, str]) -> str:
-    """Return the variables of other launchers in `environment` that no ordinary program sets, as NAME=VALUE text."""
+    """Return other launchers' variables that no ordinary program sets, as text.
+
+    The text has the form NAME=VALUE, separated by semicolons.
+    """
     said = {name: text for name, text in environment.items() if name in FOREIGN_VARIABLES and name.startswith(_PLACES)}
     return ";".join(f"{name}={text}" for name, text in said.items())
 
@@ -372,7 +389,10 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, which a launcher passes to the ranks that it starts."""
+    """Return a copy of this process's environment.
+
+    A launcher passes it to the ranks that it starts.
+    """
     return dict(os.environ)
 
 
@@ -414,7 +434,7 @@ RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
 
 
 def roll_address(rendezvous: str) -> str:
-    """Return the abstract socket at which the launcher receives messages of the ranks of a job.
+    """Return the abstract socket at which the launcher receives ranks' messages.
 
     Args:
         rendezvous: the job's rendezvous address, "@name".
@@ -455,7 +475,10 @@ HOROVOD_READ = tuple(_HOROVOD)
 
 
 def _from_horovod(source: Mapping[str, str]) -> _Values:
-    """Return the settings of Horovod's variables, by field name. An empty variable counts as not set, as in Horovod."""
+    """Return the settings of Horovod's variables in `source`, by field name.
+
+    An empty variable counts as not set, as in Horovod.
+    """
     values: _Values = {}
     for name, (parse, wanted) in _HOROVOD.items():
         text = source.get(name)

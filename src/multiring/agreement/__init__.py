@@ -1,4 +1,7 @@
-"""The agreement of a group's ranks on the order of named operations: a state machine without clocks or transport."""
+"""The agreement of a group's ranks on the order of named operations.
+
+It is a state machine without clocks or transport.
+"""
 
 from multiring.agreement.decisions import Deadlock as Deadlock
 from multiring.agreement.decisions import Decision as Decision

@@ -1,4 +1,4 @@
-"""One rank's record of its group's operations: arrivals, joins, decisions, and what it must report."""
+"""One rank's record of its group's operations: arrivals, joins and decisions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from multiring.agreement.pending import Pending
 
 
 class Book:
-    """The undecided operations announced in a rank's subtree, and the ranks of the subtree that have joined.
+    """The undecided operations of a rank's subtree, and its ranks that have joined.
 
     A place is a bit: 1 stands for the rank itself, 2 for its first child and the child's subtree, 4 for the second, ...
     """
@@ -47,7 +47,7 @@ class Book:
             f"{name}{terms}".encode()
 
     def late(self, name: str) -> Refused | Deadlock | None:
-        """Return, once, a decision against an operation that was made before this rank came to it."""
+        """Return, once, a decision against an operation that preceded this rank's arrival."""
         decisions = self._late.get(name)
         if decisions is None:
             return None
@@ -57,7 +57,7 @@ class Book:
         return decision
 
     def come(self, arrivals: Iterable[Arrival], place: int = 1) -> list[str]:
-        """Record that the ranks of a place have come to operations; return the operations' names."""
+        """Record that the ranks of a place have come to operations; return their names."""
         names = []
         for arrival in arrivals:
             pending = self.pending.get(arrival.name)
@@ -68,7 +68,10 @@ class Book:
         return names
 
     def join(self, last: Last, place: int = 1) -> list[str]:
-        """Record that all ranks of a place have joined, `last` as the last; return the operations that this affects."""
+        """Record that all ranks of a place have joined; return the affected operations.
+
+        `last` is the rank that joined last.
+        """
         self.joined |= place
         # If two ranks waited equally long, the one whose join was reported later counts as the last.
         if self._last is None or last.waited_us <= self._last.waited_us:
@@ -98,10 +101,10 @@ class Book:
         return changed if report.last is None else self.join(report.last, place)
 
     def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], Last | None]:
-        """Return the news for the parent (at the root, for the group). Each item is returned once.
+        """Return the news for the parent, or at the root for the group.
 
-        The news are the operations to which all ranks below have come, or about which ranks differ. If all ranks below
-        have joined, the last of them is also returned.
+        Each item is returned once. The news are the operations to which all ranks below have come, or about which ranks
+        differ. If all ranks below have joined, the last of them is also returned.
         """
         found = []
         for name in changed:

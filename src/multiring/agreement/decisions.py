@@ -1,4 +1,4 @@
-"""The decisions of a group about its named operations, and the outcome of an event at one rank."""
+"""The decisions of a group on named operations, and the outcome of an event."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The operation runs now: all ranks have come to it with the same terms, or have joined."""
+    """The operation runs now: all ranks have come to it or have joined.
+
+    The ranks that came have the same terms.
+    """
 
     name: str
     terms: str
@@ -15,7 +18,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The operation does not run, because ranks came with different terms. It may be announced again."""
+    """The operation does not run, because ranks came with different terms.
+
+    It may be announced again.
+    """
 
     name: str
     terms: Mapping[int, str]  # by rank, for the first few ranks with each terms
@@ -24,7 +30,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """All ranks have joined. No operation is in flight, and all ranks may announce operations again."""
+    """All ranks have joined.
+
+    No operation is in flight, and all ranks may announce operations again.
+    """
 
     last_rank: int
 
@@ -41,7 +50,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Operations that do not run, because their ranks wait for each other. It follows the Missing that shows this."""
+    """Operations that do not run, because their ranks wait for each other.
+
+    The decision follows the Missing that shows this.
+    """
 
     blocked: Mapping[int, str]  # by waiting rank: the operation on which it is blocked
     names: Mapping[str, tuple[int, ...]]  # by operation of the deadlock: the ranks that have not come to it
@@ -49,14 +61,20 @@ class Deadlock:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A rank is lost. This is the last decision; some ranks may have received fewer decisions before it than others."""
+    """A rank is lost; this is the last decision.
+
+    Some ranks may have received fewer decisions before it than others.
+    """
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """An inquiry of this rank, or of a rank below it in the tree, gets no answer because `rank` is silent."""
+    """An inquiry gets no answer, because `rank` is silent.
+
+    The inquiry is from this rank or from a rank below it in the tree.
+    """
 
     rank: int
 

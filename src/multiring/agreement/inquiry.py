@@ -1,4 +1,7 @@
-"""Inquiries about missing ranks: the answers are merged on their way up the tree, and the root draws conclusions."""
+"""Inquiries about missing ranks.
+
+The answers are merged on their way up the tree, and the root draws conclusions.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +37,10 @@ class Gathering:
         return len(self.answers) == len(self.children)
 
     def merged(self, own: Own) -> Answer:
-        """Return the combined answer of the rank and its subtree. A child that has not answered is listed as silent."""
+        """Return the combined answer of the rank and its subtree.
+
+        A child that has not answered is listed as silent.
+        """
         found = Answer(names={}, blocked={}, held={}, unjoined=[], joined=own.joined & 1, silent=[])
         if not own.joined & 1:
             add_run(found.unjoined, own.rank, own.rank + 1)
@@ -81,7 +87,10 @@ class Gathering:
         return runs
 
     def verdict(self, answer: Answer) -> list[list[object]]:
-        """Return the decisions, in the form in which they are sent, that follow from the whole group's answer."""
+        """Return the decisions that follow from the whole group's answer.
+
+        They have the form in which they are sent.
+        """
         names = {name: runs for name, runs in answer.names.items() if name not in self.decided}
         blocked = _by_rank(answer.blocked)
         sets = {tuple(runs): frozenset(ranks_in(runs)) for runs in names.values()}
@@ -100,10 +109,11 @@ class Gathering:
 
 
 def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str]) -> set[str]:
-    """Return the operations that cannot complete: each waits for a rank that is blocked on one of these operations.
+    """Return the operations that cannot complete.
 
-    The ranks need not have answered at the same time. If an operation in `missing` is the one on which a rank is
-    blocked, it has not been decided since the rank's answer, so the rank is still blocked.
+    Each of them waits for a rank that is blocked on one of these operations. The ranks need not have answered at the
+    same time. If an operation in `missing` is the one on which a rank is blocked, it has not been decided since the
+    rank's answer, so the rank is still blocked.
 
     Args:
         missing: by operation, the ranks that have not come to it.

@@ -1,4 +1,4 @@
-"""Member: one rank's part in the agreement of its group on the order of named operations."""
+"""Member: one rank's part in the agreement on the order of named operations."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,12 +24,13 @@ from multiring.agreement.tree import height_of, place_of
 
 
 class Member:
-    """One rank's part in the agreement. Every method handles an event and returns its outcome.
+    """One rank's part in the agreement.
 
-    A rank reports an operation to its parent once all ranks of its subtree have come to it. So a round of p ranks takes
-    at most radix + 1 messages per rank, and 2 ceil(log_radix p) messages one after the other, independent of the number
-    of operations in the round. The root decides, and sends all decisions to all ranks in one sequence. Messages
-    between two ranks must arrive once and in order. Messages of different pairs may overtake each other.
+    Every method handles an event and returns its outcome. A rank reports an operation to its parent once all ranks of
+    its subtree have come to it. So a round of p ranks takes at most radix + 1 messages per rank. At most
+    2 ceil(log_radix p) of the messages follow one another. Both numbers do not depend on the number of operations in
+    the round. The root decides, and sends all decisions to all ranks in one sequence. Messages between two ranks must
+    arrive once and in order. Messages of different pairs of ranks may overtake each other.
 
     The class is not thread-safe. A method that raises `ValueError` changes nothing.
     """
@@ -54,10 +55,11 @@ class Member:
 
     @property
     def patience(self) -> int:
-        """The time to wait before calling `conclude`, in units that suffice for one message; 0 means no limit.
+        """The time to wait before calling `conclude`; 0 means no limit.
 
-        The wait must start again whenever the value changes, and at each decision. A rank waits longer than the ranks
-        whose answers it needs. So the neighbour of a silent rank is the first to report it.
+        The unit is a time that suffices for one message. The wait must start again whenever the value changes, and at
+        each decision. A rank waits longer than the ranks whose answers it needs. So the neighbour of a silent rank is
+        the first to report it.
         """
         if self._gathering is not None:
             return self.height
@@ -68,11 +70,11 @@ class Member:
         return self.announce_all([(name, terms)])
 
     def announce_all(self, operations: Sequence[tuple[str, str]]) -> Outcome:
-        """Announce that this rank has come to these operations, with no more messages than for one operation.
+        """Announce that this rank has come to these operations.
 
-        An operation that was refused before this rank came to it is not announced. Instead the outcome's notes contain
-        its `Refused` or `Deadlock`, once for each refusal, restricted to this operation. After a loss the notes contain
-        the `Lost`.
+        Several operations take no more messages than one. An operation that was refused before this rank came to it is
+        not announced. Instead the outcome's notes contain its `Refused` or `Deadlock`, once for each refusal,
+        restricted to this operation. After a loss the notes contain the `Lost`.
 
         Args:
             operations: pairs of a name and the terms on which the ranks must agree.
@@ -95,9 +97,10 @@ class Member:
         return outcome
 
     def join(self, waited_us: int = 0) -> Outcome:
-        """Announce that this rank has joined: it announces nothing more until all ranks have joined.
+        """Announce that this rank has joined.
 
-        A rank that has joined counts as having come to every operation.
+        It then announces nothing more until all ranks have joined. A rank that has joined counts as having come to
+        every operation.
 
         Args:
             waited_us: the microseconds since this rank joined. The agreement uses them to order ranks that joined
@@ -114,7 +117,10 @@ class Member:
         return outcome
 
     def wait_for(self, name: str | None) -> Outcome:
-        """Record that this rank's program is blocked until the operation `name` ends; None: it is not blocked."""
+        """Record that this rank's program is blocked until the operation `name` ends.
+
+        None means that it is not blocked.
+        """
         self._blocked = name
         return Outcome()
 
@@ -130,10 +136,11 @@ class Member:
         return outcome
 
     def conclude(self) -> Outcome:
-        """Stop waiting for the answers of an inquiry. The caller must call this method when `patience` has passed.
+        """Stop waiting for the answers of an inquiry.
 
-        Children of this rank that have not answered are listed in `Missing.silent`. If the parent does not answer, a
-        note `Silent` names it, on this rank and on the ranks below it that wait for an answer.
+        The caller must call this method when `patience` has passed. Children of this rank that have not answered are
+        listed in `Missing.silent`. If the parent does not answer, a note `Silent` names it, on this rank and on the
+        ranks below it that wait for an answer.
         """
         outcome = Outcome()
         if self._gathering is not None:
@@ -143,9 +150,10 @@ class Member:
         return outcome
 
     def lost(self, rank: int) -> Outcome:
-        """Report that a rank is lost. Nothing more is decided, because every operation needs all ranks.
+        """Report that a rank is lost.
 
-        This method must be called on all neighbours of the lost rank in the tree. They inform the other ranks.
+        Nothing more is decided, because every operation needs all ranks. This method must be called on all neighbours
+        of the lost rank in the tree. They inform the other ranks.
 
         Raises:
             ValueError: `rank` is this rank, or not a rank of the group.
@@ -265,7 +273,10 @@ class Member:
                 self._pass_on((), outcome)
 
     def _gathered(self, *, must_answer: bool) -> tuple[Gathering, Answer] | None:
-        """Return the question and the combined answer, if all children have answered or `must_answer` is set."""
+        """Return the question and the combined answer, once the answer is complete.
+
+        With `must_answer`, return what there is.
+        """
         gathering = self._gathering
         if gathering is None or not (must_answer or gathering.is_complete()):
             return None

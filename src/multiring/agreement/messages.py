@@ -30,7 +30,10 @@ class Voice(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Ranks that have come to an operation: all ranks of a subtree with one voice, or some of them with several."""
+    """The ranks of a subtree that have come to an operation.
+
+    All ranks of the subtree have come with one voice, or some of them with several.
+    """
 
     name: str
     voices: Sequence[Voice]
@@ -50,7 +53,10 @@ class Answer:
 
 
 class Last(NamedTuple):
-    """The rank that joined last among some ranks, as far as known: the one that waited least."""
+    """The rank that joined last among some ranks, as far as known.
+
+    It is the rank that waited least.
+    """
 
     rank: int
     waited_us: int

@@ -1,4 +1,4 @@
-"""An undecided operation to which ranks of a subtree have come: the ranks and their terms."""
+"""An undecided operation of a subtree: the ranks that have come, and their terms."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,10 @@ class Pending:
             self.voices[voice.terms] = voice if known is None else _both(known, voice)
 
     def is_settled(self, joined: int, everybody: int) -> bool:
-        """Return whether to report the operation: ranks differ, or all places have come or joined."""
+        """Return whether to report the operation to the parent.
+
+        It is reported if ranks differ, or if all places have come or joined.
+        """
         return len(self.voices) > 1 or (self.come | joined) == everybody
 
 

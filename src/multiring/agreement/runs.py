@@ -1,4 +1,7 @@
-"""Sets of ranks as runs [start, stop, start, stop, ...]: ascending half-open ranges with gaps between them."""
+"""Sets of ranks as runs [start, stop, start, stop, ...].
+
+The runs are ascending half-open ranges with gaps between them.
+"""
 
 from collections.abc import Iterable
 
@@ -6,7 +9,10 @@ Runs = list[int]
 
 
 def add_run(runs: Runs, start: int, stop: int) -> None:
-    """Add the ranks from `start` to `stop` - 1. `start` must not be below the end of the last run."""
+    """Add the ranks from `start` to `stop` - 1.
+
+    `start` must not be below the end of the last run.
+    """
     if runs and runs[-1] == start:
         runs[-1] = stop
     else:
@@ -14,7 +20,10 @@ def add_run(runs: Runs, start: int, stop: int) -> None:
 
 
 def add_runs(runs: Runs, more: Runs) -> None:
-    """Add the ranks of `more`, which must not be below the end of the last run in `runs`."""
+    """Add the ranks of `more`.
+
+    They must not be below the end of the last run in `runs`.
+    """
     if more:
         add_run(runs, more[0], more[1])
         runs += more[2:]

@@ -1,7 +1,8 @@
-"""The tree of a group's ranks. Rank 0 is the root, and the subtree of a rank is a range of ranks that starts with it.
+"""The tree of a group's ranks.
 
-The other ranks of the range are divided evenly among at most `radix` children. So no path is longer than
-ceil(log_radix p). If the ranks of a host have consecutive numbers, most messages stay on the host.
+Rank 0 is the root, and the subtree of a rank is a range of ranks that starts with it. The other ranks of the range are
+divided evenly among at most `radix` children. So no path is longer than ceil(log_radix p). If the ranks of a host have
+consecutive numbers, most messages stay on the host.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,10 @@ def place_of(rank: int, size: int, radix: int) -> Place:
 
 
 def height_of(size: int, radix: int) -> int:
-    """Return the height of the tree of `size` ranks: the number of messages from the root to the deepest rank."""
+    """Return the height of the tree of `size` ranks.
+
+    The height is the number of messages from the root to the deepest rank.
+    """
     height = 0
     while size > 1:
         height += 1
@@ -47,6 +51,9 @@ def height_of(size: int, radix: int) -> int:
 
 
 def _child(ranks: range, count: int, number: int) -> range:
-    """Return the subtree of the child `number` of the first rank in `ranks`, which has `count` children."""
+    """Return the subtree of the child `number` of the first rank in `ranks`.
+
+    That rank has `count` children.
+    """
     first, below = ranks.start + 1, len(ranks) - 1
     return range(first + number * below // count, first + (number + 1) * below // count)

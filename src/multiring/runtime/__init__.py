@@ -1,4 +1,4 @@
-"""The runtime of a rank: start-up, rendezvous, groups of ranks and the operations they run."""
+"""The runtime of a rank: start-up, rendezvous, groups and their operations."""
 
 from multiring.runtime.api import event_reader as event_reader
 from multiring.runtime.api import local_rank as local_rank

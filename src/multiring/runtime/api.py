@@ -1,4 +1,4 @@
-"""Public functions about this process's job: its rank, its groups, timelines and events."""
+"""Public functions about this process's job: ranks, groups, timelines, events."""
 
 import os
 
@@ -53,7 +53,9 @@ def start_timeline(path: str | os.PathLike[str], *, mark_cycles: bool = False) -
 
 
 def stop_timeline() -> None:
-    """Stop recording and return once the timeline file is written. Every rank must call this function.
+    """Stop recording and return once the timeline file is written.
+
+    Every rank must call this function.
 
     Raises:
         StateError: `init` was not called; no timeline is being recorded; or the file could not be written. In the last
@@ -68,5 +70,8 @@ def take_events() -> list[Event]:
 
 
 def event_reader() -> EventReader:
-    """Return a reader of this rank's future events, as rows of the native core. `take_events` is not affected."""
+    """Return a reader of this rank's future events, as rows of the native core.
+
+    `take_events` is not affected.
+    """
     return current().event_reader()

@@ -1,9 +1,9 @@
-"""Views of any library's arrays as plain memory: address, shape and element type, without a copy.
+"""Views of any library's arrays as plain memory, without a copy.
 
-multiring accepts NumPy arrays (bfloat16 through ml_dtypes) and any object that supports DLPack or the buffer
-protocol. The array must be dense and in host memory. Dense means that the elements fill their memory without
-gaps. The order of the strides does not matter to collectives that treat the array as one buffer (all_reduce,
-broadcast, send).
+A view consists of address, shape, strides and element type. multiring accepts NumPy arrays (bfloat16 through ml_dtypes)
+and any object that supports DLPack or the buffer protocol. The array must be dense and in host memory. Dense means that
+the elements fill their memory without gaps. The order of the strides does not matter to collectives that treat the
+array as one buffer (all_reduce, broadcast, send).
 """
 
 import ctypes
@@ -51,7 +51,10 @@ def numpy_dtype(kind: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An array as plain memory. The memory stays allocated for as long as the Buffer exists."""
+    """An array as plain memory.
+
+    The memory stays allocated for as long as the Buffer exists.
+    """
 
     address: int
     shape: tuple[int, ...]

@@ -18,7 +18,7 @@ STEPS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """An operation, the time a thread spent waiting for an operation, or the loss of a rail.
+    """An operation, a thread's wait for an operation, or the loss of a rail.
 
     Times are in seconds of this host's monotonic clock. `agreed_s` is the time at which all ranks of the group had
     arrived; it is None for a wait, and for an operation to which not all ranks came. `size_bytes` is the size of the

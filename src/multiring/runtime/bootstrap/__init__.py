@@ -1,1 +1,1 @@
-"""Bootstrap of a job: the variables of launchers, addresses, and the rendezvous of the ranks."""
+"""Bootstrap of a job: launchers' variables, addresses, and the rendezvous."""

@@ -1,4 +1,4 @@
-"""Rendezvous addresses, the socket on which rank 0 listens, and the identity of this host."""
+"""Rendezvous addresses, rank 0's listening socket, and this host's identity."""
 
 import fcntl
 import ipaddress
@@ -22,7 +22,10 @@ _UCRED = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class LocalAddress:
-    """An abstract Unix socket: visible in its network namespace only, and removed when its owner ends."""
+    """An abstract Unix socket.
+
+    It is visible in its network namespace only, and removed when its owner ends.
+    """
 
     name: str
 
@@ -101,7 +104,7 @@ class PeerCredentials(NamedTuple):
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Return the credentials that the other end had when it connected or started to listen."""
+    """Return the credentials that the other end had at its connect or listen."""
     return PeerCredentials._make(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
@@ -181,21 +184,26 @@ def _address_by_route() -> str:
 
 
 def boot_id() -> str:
-    """Return the id of the machine's current boot, which is equal in two processes exactly if they share the boot."""
+    """Return the id of the machine's current boot.
+
+    It is equal in two processes exactly if they share the boot.
+    """
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def network_id() -> str:
-    """Return an id that is equal in two processes exactly if they share a boot and a network namespace.
+    """Return an id of this process's boot and network namespace.
 
-    Between such processes, an address means the same interface.
+    It is equal in two processes exactly if they share both. Between such processes, an address means the same
+    interface.
     """
     return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def host_id() -> str:
-    """Return an id that is equal in two processes exactly if they share a boot, a host name and a network namespace.
+    """Return an id of this process's boot, host name and network namespace.
 
-    A virtual host, with its own namespaces on a shared machine, counts as a separate host.
+    It is equal in two processes exactly if they share all three. A virtual host, with its own namespaces on a shared
+    machine, counts as a separate host.
     """
     return f"{os.uname().nodename} {network_id()}"

@@ -1,9 +1,10 @@
-"""The protocol of a rendezvous connection: frames, proofs and seals. This module uses no sockets.
+"""The protocol of a rendezvous connection: frames, proofs and seals.
 
-A frame is a 4-byte big-endian length and that many bytes. First both ends prove that they know the job's secret. A
-proof is an HMAC-SHA256 over both nonces, with a different label in each direction, so that a proof cannot be reflected.
-From then on each frame carries a seal: an HMAC with a key of this connection over the frame's direction, number and
-payload. So an attacker on the path cannot insert, drop or replay a frame without detection.
+This module uses no sockets. A frame is a 4-byte big-endian length and that many bytes. First both ends prove that they
+know the job's secret. A proof is an HMAC-SHA256 over both nonces, with a different label in each direction, so that a
+proof cannot be reflected. From then on each frame carries a seal: an HMAC with a key of this connection over the
+frame's direction, number and payload. So an attacker on the path cannot insert, drop or replay a frame without
+detection.
 """
 
 import hashlib
@@ -43,7 +44,10 @@ def is_nonce(claimed: str) -> bool:
 
 
 def proof(secret: bytes, who: str, server_nonce: str, client_nonce: str, rank: int) -> str:
-    """Return the proof that an end knows `secret`; `who` is "client", "server" or "session"."""
+    """Return the proof that an end knows `secret`.
+
+    `who` is "client", "server" or "session".
+    """
     words = "\n".join((PROTOCOL, who, server_nonce, client_nonce, str(rank)))
     return hmac.new(secret, words.encode(), hashlib.sha256).hexdigest()
 
@@ -59,7 +63,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes) -> Message:
-    """Return the JSON object in `payload`, which must be UTF-8. Its contents are not checked.
+    """Return the JSON object in `payload`, which must be UTF-8.
+
+    Its contents are not checked.
 
     Raises:
         FrameError: `payload` is not one JSON object.
@@ -74,7 +80,10 @@ def decode(payload: bytes) -> Message:
 
 
 def shown(text: object) -> str:
-    """Return a peer's unauthenticated text in a form for error messages: shortened, printable ASCII."""
+    """Return a peer's unauthenticated text in a form for error messages.
+
+    It is shortened, and printable ASCII.
+    """
     words = repr(text)[1:-1] if isinstance(text, str) else repr(text)
     words = words.encode("ascii", "backslashreplace").decode()
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
@@ -91,7 +100,9 @@ def digest_of(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Splits a byte stream into frames. It buffers at most one frame and the data received with it.
+    """Splits a byte stream into frames.
+
+    It buffers at most one frame and the data received with it.
 
     Args:
         limit_bytes: the maximum length of a frame. A longer frame is an error as soon as its length is read. The limit
@@ -126,7 +137,9 @@ class FrameReader:
 
 
 class Seal:
-    """One end of an authenticated connection. It seals outgoing messages and verifies incoming ones.
+    """One end of an authenticated connection.
+
+    It seals outgoing messages and verifies incoming ones.
 
     Args:
         key: the key of this connection, known to both ends only.
@@ -145,7 +158,9 @@ class Seal:
         return self.head(digest_of(payload), len(payload)) + payload
 
     def head(self, digest: bytes, size: int) -> bytes:
-        """Return the length and seal that precede a payload, so that many connections can share the payload's bytes.
+        """Return the length and seal that precede a payload.
+
+        So many connections can share the payload's bytes.
 
         Args:
             digest: the payload's digest, from `digest_of`.

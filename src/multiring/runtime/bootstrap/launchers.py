@@ -1,4 +1,4 @@
-"""Find out which rank this process is, from the variables of the launcher that started it.
+"""Determine this process's rank from the variables of its launcher.
 
 MULTIRING_RANK (`multiring run`) has priority, then torchrun, mpiexec and srun. Without any of them the job has one
 rank. Nothing is guessed: incomplete variables are an error. An MPI launcher whose MPI cannot be loaded is also an
@@ -80,10 +80,10 @@ def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
-    """Return `settings` without the values of an outer `multiring run`, if another launcher started this process in it.
+    """Return `settings` without the values of an outer launcher.
 
-    Such a launcher, for example torchrun inside a rank, is recognized by variables that were not set when
-    `multiring run` started.
+    They are dropped if another launcher started this process inside an outer `multiring run`. Such a launcher, for
+    example torchrun inside a rank, is recognized by variables that were not set when `multiring run` started.
     """
     if not _is_placed(settings) or settings.launched_in is None:
         return settings
@@ -94,10 +94,10 @@ def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
 
 
 def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
-    """Return a text that is equal in all processes that have inherited one launcher's variables for one rank.
+    """Return a text that identifies one launcher's variables for one rank.
 
-    Return None if no launcher has set variables, or if the job has one rank. Such a rank may run several programs, each
-    a job of its own.
+    It is equal in all processes that have inherited these variables. Return None if no launcher has set variables, or
+    if the job has one rank. Such a rank may run several programs, each a job of its own.
     """
     inner = innermost(settings, foreign)
     met_at = (inner.job, inner.rendezvous)
@@ -119,7 +119,10 @@ def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
 
 
 def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
-    """Return the variables that determine this process's rank, as NAME=VALUE separated by commas."""
+    """Return the variables that determine this process's rank.
+
+    They have the form NAME=VALUE, separated by commas.
+    """
     if _is_placed(settings):
         values = {"rank": settings.rank, "size": settings.size, "rendezvous": settings.rendezvous}
         said = environment_of(**{name: value for name, value in values.items() if value is not None})
@@ -129,7 +132,10 @@ def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
 
 
 def place_told(settings: Settings, foreign: Mapping[str, str]) -> RankPosition:
-    """Return the rank's numbers from the variables alone. Missing local numbers default to those of the job."""
+    """Return the rank's numbers from the variables alone.
+
+    Missing local numbers default to those of the job.
+    """
     inner = innermost(settings, foreign)
     local_rank, local_size = inner.local_rank, inner.local_size
     rank, size = inner.rank, inner.size
@@ -150,7 +156,10 @@ def _is_placed(settings: Settings) -> bool:
 
 
 def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, str]], Identity]:
-    """Return the reader for the innermost launcher. Launchers can be nested; the outer ones' variables stay set."""
+    """Return the reader for the innermost launcher.
+
+    Launchers can be nested; the outer ones' variables stay set.
+    """
     if "TORCHELASTIC_RUN_ID" in foreign:
         return _from_torchrun
     if "MPI_LOCALRANKID" in foreign or "OMPI_COMM_WORLD_RANK" in foreign:
@@ -217,7 +226,10 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Read torchrun's variables if another launcher or a shell has set them. An incomplete set is an error."""
+    """Read torchrun's variables if another launcher or a shell has set them.
+
+    An incomplete set is an error.
+    """
     if foreign.get("RANK", "0") == "0" and foreign.get("WORLD_SIZE", "1") == "1":
         return _alone("none")
     is_placed = settings.rendezvous is not None or "LOCAL_WORLD_SIZE" in foreign
@@ -258,7 +270,10 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
 
 def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Read mpiexec's variables; broadcast rank 0's address and a new secret over MPI unless the settings have both."""
+    """Read mpiexec's variables, or meet over MPI.
+
+    Unless the settings have the rendezvous and the secret, rank 0 broadcasts its address and a new secret over MPI.
+    """
     size = _first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if size == 1:
@@ -343,7 +358,9 @@ def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: boo
 
 
 def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Return a socket that listens at `host`, on the first free port in the range `ports` (both ends included).
+    """Return a socket that listens at `host`, on the first free port of `ports`.
+
+    `ports` is a range, both ends included.
 
     Raises:
         OSError: no port is free, or `host` is not an address of this host.
@@ -359,7 +376,10 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
-    """Return the rendezvous address and the secret. `one_host` is the job's name if all ranks are on one host."""
+    """Return the rendezvous address and the secret.
+
+    `one_host` is the job's name if all ranks are on one host.
+    """
     secret = _secret(settings)
     if settings.rendezvous is not None:
         with naming("MULTIRING_RENDEZVOUS"):
@@ -414,7 +434,7 @@ _NAMES: Mapping[Callable[[Settings, Mapping[str, str]], Identity], tuple[str, ..
 
 @contextlib.contextmanager
 def naming(variable: str) -> Iterator[None]:
-    """Add the variable's name to an ArgumentError about its value that is raised in the block."""
+    """Add the variable's name to an ArgumentError that the `with` block raises."""
     try:
         yield
     except ArgumentError as error:

@@ -7,10 +7,10 @@ from multiring.errors import LaunchError
 
 
 def make_room_for_files(more: int) -> None:
-    """Raise the soft limit of open files so that `more` can be opened, as far as the hard limit allows.
+    """Raise the soft limit of open files so that `more` files can be opened.
 
-    The limit is never lowered, and raised no further than needed. Child processes inherit it, and some programs loop
-    over all descriptor numbers below it.
+    The hard limit is not exceeded. The limit is never lowered, and raised no further than needed. Child processes
+    inherit it, and some programs loop over all descriptor numbers below it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -23,7 +23,10 @@ def make_room_for_files(more: int) -> None:
 
 
 def refuse_small_limits(segment_bytes: int) -> None:
-    """Raise LaunchError if the limits do not allow this process's shared memory: a file that is mapped as a whole."""
+    """Raise LaunchError if the limits do not allow this process's shared memory.
+
+    The shared memory is a file that is mapped as a whole.
+    """
     for limit, flag, what in ((resource.RLIMIT_FSIZE, "-f", "files"), (resource.RLIMIT_AS, "-v", "address space")):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < segment_bytes:

@@ -1,9 +1,9 @@
-"""Decide which process is the rank: the first process with a launcher's variables that joins, as long as it lives.
+"""Decide which process is the rank.
 
-All processes that a rank or its shell starts inherit the launcher's variables. The process that joins claims the rank:
-it binds an abstract socket whose name is a digest of these variables. The kernel releases the socket when the process
-ends. The process also sets a mark in its environment, by which its children recognize the rank.
-docs/decisions/0095-who-is-a-rank.md gives the reasons.
+It is the first process with a launcher's variables that joins, as long as it lives. All processes that a rank or its
+shell starts inherit the launcher's variables. The process that joins claims the rank: it binds an abstract socket whose
+name is a digest of these variables. The kernel releases the socket when the process ends. The process also sets a mark
+in its environment, by which its children recognize the rank. docs/decisions/0095-who-is-a-rank.md gives the reasons.
 """
 
 import contextlib
@@ -27,7 +27,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """A rank's numbers in its job: the values of `rank()`, `size()`, `local_rank()` and `local_size()`."""
+    """A rank's numbers in its job.
+
+    They are the values of `rank()`, `size()`, `local_rank()` and `local_size()`.
+    """
 
     rank: int
     size: int
@@ -54,7 +57,10 @@ class RankProcess:
 
 
 class _Claims:
-    """The sockets with which this process claims ranks, by key. A fork closes its copies."""
+    """The sockets with which this process claims ranks, by key.
+
+    A fork closes its copies.
+    """
 
     def __init__(self) -> None:
         self.held: dict[str, socket.socket] = {}
@@ -110,20 +116,20 @@ def release(key: str) -> None:
 
 
 def spawner() -> str:
-    """Return an identifier of the process that started this one by multiprocessing; "" if there is none."""
+    """Return an identifier of this process's multiprocessing parent; "" without one."""
     process = sys.modules.get("multiprocessing.process")
     parent = None if process is None else process.parent_process()
     return "" if parent is None else f"{_pid_space()} {parent.pid} {_began(parent.pid)}"
 
 
 def mark(key: str, place: RankPosition) -> None:
-    """Set the mark that tells processes started from now on which rank this process is."""
+    """Set the mark that tells child processes which rank this process is."""
     told = {"key": _short(key), "pid": os.getpid(), "began": _began(os.getpid()), "pids": _pid_space(), **asdict(place)}
     leave_mark(json.dumps(told, separators=(",", ":")))
 
 
 def marked(text: str | None, key: str | None) -> RankProcess | None:
-    """Return the rank that started this process, directly or indirectly, if the rank still lives.
+    """Return the living rank that started this process, directly or indirectly.
 
     Args:
         text: the mark that this process inherited.
@@ -143,7 +149,10 @@ def marked(text: str | None, key: str | None) -> RankProcess | None:
 
 
 def is_worker_of(rank: RankProcess) -> bool:
-    """Return whether this process is a multiprocessing worker or fork server of `rank`, also through other workers."""
+    """Return whether this process is a multiprocessing worker of `rank`.
+
+    A worker's worker and a fork server also count.
+    """
     process = sys.modules.get("multiprocessing.process")
     if process is None:
         return False
@@ -175,7 +184,10 @@ def launch_root(variable: str, value: str) -> str:
 
 
 def _is_of_multiprocessing(pid: int) -> bool:
-    """Return whether multiprocessing or a fork created the process, judged by its command line."""
+    """Return whether a process was created by multiprocessing or by a fork.
+
+    The command line decides.
+    """
     words = _words_of(pid)
     return b"multiprocessing" in b" ".join(words[1:6]) or words == _words_of(_parent_of(pid))
 
@@ -196,7 +208,10 @@ def _holder_of(name: str) -> int | None:
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie; for pid 0, another pid namespace, return True."""
+    """Return whether a process exists and is not a zombie.
+
+    For pid 0, a process of another pid namespace, return True.
+    """
     return pid == 0 or _stat_of(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -213,13 +228,19 @@ def _parent_of(pid: int) -> int:
 
 
 def _began(pid: int) -> str:
-    """Return the start time of a process, which distinguishes reused pids; "" if the process has ended."""
+    """Return the start time of a process; "" if the process has ended.
+
+    The time distinguishes reused pids.
+    """
     fields = _stat_of(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
 def _stat_of(pid: int) -> list[str]:
-    """Return a process's fields of /proc/PID/stat from field 3, its state, on; [] if the process does not exist."""
+    """Return a process's fields of /proc/PID/stat from its state (field 3) on.
+
+    The list is empty if the process does not exist.
+    """
     try:
         return (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

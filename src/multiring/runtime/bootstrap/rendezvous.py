@@ -1,7 +1,8 @@
-"""Rendezvous: the ranks of a job find each other during `init`. It is closed when `init` returns.
+"""Rendezvous: the ranks of a job find each other during `init`.
 
-Every rank sends its peer info (a small JSON object) and gets the peer infos of all ranks, in rank order. Rank 0 listens
-at an abstract Unix socket on one host, or at host:port. The other ranks retry until they reach it.
+It is closed when `init` returns. Every rank sends its peer info (a small JSON object) and gets the peer infos of all
+ranks, in rank order. Rank 0 listens at an abstract Unix socket on one host, or at host:port. The other ranks retry
+until they reach it.
 """
 
 import secrets
@@ -38,10 +39,10 @@ class _Alone:
 
 @final
 class Rendezvous:
-    """One rank's end of the rendezvous: a context manager that every rank of the job must enter.
+    """One rank's end of the rendezvous, a context manager.
 
-    If a rank leaves the block by an exception, the other ranks' `exchange` raises its text. Rank 0 listens from
-    construction on. The connections are made in the first `exchange`.
+    Every rank of the job must enter it. If a rank leaves the block by an exception, the other ranks' `exchange` raises
+    its text. Rank 0 listens from construction on. The connections are made in the first `exchange`.
 
     Args:
         identity: this rank, and the address of the rendezvous.
@@ -130,6 +131,9 @@ class Rendezvous:
 
 
 def meet(identity: Identity, peer_info: Message, *, timeout_s: float, version: str = VERSION) -> list[Message]:
-    """Return every rank's peer info after a rendezvous of a single exchange; see `Rendezvous`."""
+    """Return every rank's peer info after a rendezvous of a single exchange.
+
+    See `Rendezvous`.
+    """
     with Rendezvous(identity, timeout_s=timeout_s, version=version) as rendezvous:
         return rendezvous.exchange(peer_info)

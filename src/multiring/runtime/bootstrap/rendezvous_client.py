@@ -1,4 +1,7 @@
-"""The rendezvous on ranks other than 0: find rank 0, authenticate, then send one peer info per round."""
+"""The rendezvous on ranks other than 0.
+
+Such a rank finds rank 0, authenticates, then sends one peer info per round.
+"""
 
 import os
 import select
@@ -44,7 +47,10 @@ class _AttemptError(Exception):
 
 
 class _Connection:
-    """A connected socket for frames. Each read and write must end before the deadline (by time.monotonic())."""
+    """A connected socket for frames.
+
+    Each read and write must end before the deadline (by time.monotonic()).
+    """
 
     def __init__(self, sock: socket.socket, deadline: float, while_quiet: Callable[[], object]) -> None:
         self.sock = sock
@@ -121,9 +127,9 @@ class Client:
         self._first_until = 0.0  # the time, by time.monotonic(), until which rank 0 waits in the first round
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
-        """Send this rank's peer info and wait for those of all ranks; see `Rendezvous.exchange`.
+        """Send this rank's peer info and return those of all ranks.
 
-        The time-out counts from `began`, by time.monotonic(); by default from now.
+        See `Rendezvous.exchange`. The time-out counts from `began`, by time.monotonic(); by default from now.
         """
         talk = self._meet()
         now = time.monotonic()
@@ -136,7 +142,10 @@ class Client:
         return peer_infos
 
     def secret(self) -> bytes:
-        """Return the job's secret; if the launcher gave none, connect to rank 0 and return its. See `Rendezvous`."""
+        """Return the job's secret; see `Rendezvous`.
+
+        If the launcher gave none, connect to rank 0 and return its secret.
+        """
         self._meet()
         return self._secret
 
@@ -147,7 +156,10 @@ class Client:
         return self._talk
 
     def disturbed(self) -> bool:
-        """Return whether rank 0 has sent a message or closed the connection between rounds, which means an error."""
+        """Return whether rank 0 sent a message or disconnected between rounds.
+
+        Either means an error.
+        """
         if self._talk is None:
             return False
         spoken = select.poll()  # unlike select(), it accepts descriptors of any number
@@ -179,7 +191,7 @@ class Client:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _say_quiet(self) -> None:
-        """Log from time to time that rank 0's address accepts connections but does not answer.
+        """Log from time to time that rank 0's address accepts, but does not answer.
 
         Once this rank has joined, rank 0 logs the missing ranks instead.
         """
@@ -227,7 +239,9 @@ class Client:
             raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
 
     def _introduce(self, sock: socket.socket) -> _Talk:
-        """Authenticate this rank and rank 0 to each other on `sock`, which is closed on failure.
+        """Authenticate this rank and rank 0 to each other on `sock`.
+
+        The socket is closed on failure.
 
         Raises:
             _AttemptError, OSError: the connection ended before that.
@@ -264,7 +278,7 @@ class Client:
         return Seal(proof(secret, "session", server_nonce, nonce, rank), "client")
 
     def _join(self, talk: _Talk) -> float:
-        """Join the job at rank 0; return the seconds that rank 0 will still wait for ranks."""
+        """Join the job at rank 0; return the seconds rank 0 will still wait for ranks."""
         talk.say(
             {
                 "rank": self._identity.rank,
@@ -282,10 +296,11 @@ class Client:
 
 
 def _probe_when_silent(sock: socket.socket) -> None:
-    """Enable TCP keepalive, so that a connection without another end is reset even if this rank sends nothing.
+    """Enable TCP keepalive on a connection on which rank 0 sends first.
 
-    Rank 0 sends first. If a listener is closed at the moment of a connect, the connection may have no other end (a few
-    in 100,000 on Linux 6.18). Without keepalive this rank would wait on it while the next rank 0 already listens.
+    If a listener is closed at the moment of a connect, the connection may have no other end (a few in 100,000 on Linux
+    6.18). This rank sends nothing until rank 0 has sent something. Without keepalive it would wait on the dead
+    connection while the next rank 0 already listens.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)

@@ -1,4 +1,7 @@
-"""An accepted connection of the rendezvous, and a broadcast to many of them that does not wait for slow receivers."""
+"""A connection of the rendezvous, and a broadcast to many of them.
+
+The broadcast does not wait for slow receivers.
+"""
 
 import selectors
 import socket
@@ -33,7 +36,10 @@ class Link:
         return self.sock.fileno() >= 0
 
     def send(self, *parts: bytes) -> bool:
-        """Append `parts` to the outbox and send without blocking; return whether data is left in the outbox."""
+        """Append `parts` to the outbox and send as much as possible without blocking.
+
+        Return whether data is left in the outbox.
+        """
         self.outbox.extend(map(memoryview, parts))
         try:
             while self.outbox:
@@ -50,7 +56,10 @@ class Link:
 
 
 def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
-    """Send `payload` to all links without copying it; return the ranks that did not accept it in time."""
+    """Send `payload` to all links; return the ranks that did not accept it in time.
+
+    The links share the bytes of `payload`.
+    """
     deadline = time.monotonic() + patience_s
     digest = digest_of(payload)
     with selectors.PollSelector() as writable:  # needs no file descriptor of its own; none may be left

@@ -1,8 +1,9 @@
-"""Rank 0's end of the rendezvous. It runs on the caller's thread, only while rank 0 itself waits in a call.
+"""Rank 0's end of the rendezvous.
 
-Pending handshakes use a bounded number of connections, bytes and seconds, and never stop the loop. If there are too
-many, further connections wait in the kernel's queue. A rank whose connection was dropped before its handshake was
-complete connects again. If a rank of the job fails, all ranks that have come get the same error text.
+It runs on the caller's thread, only while rank 0 itself waits in a call. Pending handshakes use a bounded number of
+connections, bytes and seconds, and never stop the loop. If there are too many, further connections wait in the kernel's
+queue. A rank whose connection was dropped before its handshake was complete connects again. If a rank of the job fails,
+all ranks that have come get the same error text.
 """
 
 import errno
@@ -50,7 +51,7 @@ _NAMED_RANKS = 16  # more are counted, not listed
 
 
 class Server:
-    """Gathers one peer info per rank in each round, and sends all of them to every rank."""
+    """Gathers the ranks' peer infos in each round, and sends all of them to every rank."""
 
     def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
         self._identity = identity
@@ -80,9 +81,9 @@ class Server:
         self._rests_until: float | None = None  # while set, the server accepts no connections: too many handshakes
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
-        """Wait for the peer infos of all ranks, then send them to every rank; see `Rendezvous.exchange`.
+        """Wait for the peer infos of all ranks, then send them to every rank.
 
-        The time-out counts from `began`, by time.monotonic(); by default from now.
+        See `Rendezvous.exchange`. The time-out counts from `began`, by time.monotonic(); by default from now.
         """
         self._round += 1
         self._take_peer_info(0, peer_info)
@@ -113,12 +114,15 @@ class Server:
         return self._secret
 
     def disturbed(self) -> bool:
-        """Handle the messages that arrived between two rounds; return whether the job has failed."""
+        """Handle the messages since the last round; return whether the job has failed."""
         self._serve(time.monotonic())
         return self._trouble is not None
 
     def fail(self, text: str) -> None:
-        """Report to all ranks that rank 0 gives up. Ranks that have not connected yet get a moment to do so."""
+        """Report to all ranks that rank 0 gives up.
+
+        Ranks that have not connected yet get a moment to do so.
+        """
         self._blame(f"rank 0 failed during init: {text}")
         self._spread_trouble(_LINGER_S)
 
@@ -204,7 +208,10 @@ class Server:
                 link.send(frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
 
     def _make_room(self) -> bool:
-        """Drop the oldest pending handshake. Return False, and stop accepting for a moment, if it is too young."""
+        """Drop the oldest pending handshake.
+
+        If it is too young, stop accepting for a moment and return False.
+        """
         oldest = next(iter(self._pending_handshakes), None)
         if oldest is None:
             return False

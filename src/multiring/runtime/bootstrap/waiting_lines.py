@@ -1,4 +1,7 @@
-"""Warnings while `init` waits: every ten seconds a line with the missing ranks and the attempts so far."""
+"""Warnings while `init` waits.
+
+Every ten seconds a line names the missing ranks and the attempts so far.
+"""
 
 import logging
 import socket
@@ -32,7 +35,10 @@ class WaitingLines:
 
 
 def led_to(address: LocalAddress | TcpAddress) -> str:
-    """Return the addresses of the host's name here, and the variables to change them; "" for a local address."""
+    """Return the addresses of the host's name here, and the variables to change them.
+
+    For a local address, return "".
+    """
     if isinstance(address, LocalAddress):
         return ""
     try:
@@ -46,7 +52,10 @@ def led_to(address: LocalAddress | TcpAddress) -> str:
 
 
 def who_says_so(identity: Identity) -> str:
-    """Return the variables that made this process its rank, and advice in case they are not meant for it."""
+    """Return the variables that made this process its rank, with advice.
+
+    The advice is for variables that are not meant for this process.
+    """
     if not identity.told:
         return ""
     hint = "" if identity.source == "multiring" else f"; {_LEFT_OVER}"

@@ -1,1 +1,4 @@
-"""Engines: transports outside the native core, such as MPI, and the interface of engines with memory of their own."""
+"""Engines: transports outside the native core.
+
+The mpi engine carries data between hosts. An engine that implements contract.py has memory of its own.
+"""

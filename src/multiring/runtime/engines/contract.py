@@ -1,7 +1,8 @@
-"""The interface of an engine: it transfers and reduces a group's data in the engine's own memory.
+"""The interface of an engine.
 
-A Group on an engine (`Group.on_engine`) checks arguments, plans, and has the ranks agree on each operation over the
-host's network, like any other Group. Then the engine executes the plan's schedule asynchronously.
+An engine transfers and reduces a group's data in its own memory. A Group on an engine (`Group.on_engine`) checks
+arguments, plans, and has the ranks agree on each operation over the host's network, like any other Group. Then the
+engine executes the plan's schedule asynchronously.
 """
 
 from typing import Any, Protocol
@@ -12,7 +13,10 @@ from multiring.runtime.group.compile import Request
 
 
 class Running(Protocol):
-    """An operation that an engine has started, for example represented by an event of its device."""
+    """An operation that an engine has started.
+
+    An engine may represent it by an event of its device.
+    """
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -27,10 +31,10 @@ class Running(Protocol):
 
 
 class Engine(Protocol):
-    """One rank's end of an engine. A group calls `start` from a single thread, in the same order on all ranks.
+    """One rank's end of an engine.
 
-    If an operation fails on one rank, the engine must report that to its other ranks. Each of them must raise within
-    bounded time.
+    A group calls `start` from a single thread, in the same order on all ranks. If an operation fails on one rank, the
+    engine must report that to its other ranks. Each of them must raise within bounded time.
     """
 
     @property
@@ -38,7 +42,10 @@ class Engine(Protocol):
         """The engine's name, as in `Plan.engine`; the same on all ranks."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a new, uninitialized array in the engine's memory. `dtype` is NumPy's name of the type."""
+        """Return a new, uninitialized array in the engine's memory.
+
+        `dtype` is NumPy's name of the type.
+        """
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
         """Return the memory of `array`. Its address has a meaning for the engine only.

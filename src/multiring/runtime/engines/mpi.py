@@ -39,7 +39,10 @@ class _Message(NamedTuple):
 
 
 class MpiEngine:
-    """Transfers a Context's messages over `communicator`, which has the job's ranks, until the Context is closed."""
+    """Transfers a Context's messages over MPI until the Context is closed.
+
+    `communicator` has the job's ranks.
+    """
 
     def __init__(self, mpi: Any, communicator: Any, context: Context) -> None:
         self._mpi = mpi
@@ -58,7 +61,10 @@ class MpiEngine:
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
     def stop(self) -> None:
-        """Wait until the thread has made its last MPI call. The Context must be closed already."""
+        """Wait until the thread has made its last MPI call.
+
+        The Context must be closed already.
+        """
         self._thread.join()
         if self._is_clean:
             _Copy.communicator = self._communicator
@@ -92,7 +98,7 @@ class MpiEngine:
             self._messages.append(message)
 
     def _look(self) -> list[int]:
-        """Return the numbers of the messages that have ended, and let MPI make progress on the others."""
+        """Let MPI make progress; return the numbers of the messages that have ended."""
         try:
             if not self._requests:
                 self._communicator.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -124,7 +130,10 @@ class MpiEngine:
         self._context.cannot_reach(peer, f"MPI reports: {error}")  # the Context then returns its messages as lost
 
     def _set_aside(self, places: Sequence[int]) -> None:
-        """Abandon messages whose results are not needed any more. Nothing waits for them, whatever MPI does."""
+        """Abandon messages whose results are not needed any more.
+
+        Nothing waits for them, whatever MPI does.
+        """
         for place in places:
             self._is_clean = False
             request = self._requests[place]
@@ -138,7 +147,10 @@ class MpiEngine:
 
 
 class _Copy:
-    """multiring's copy of COMM_WORLD. It is kept from one init to the next, unless abandoned messages are in it."""
+    """multiring's copy of COMM_WORLD.
+
+    It is kept from one init to the next, unless abandoned messages are in it.
+    """
 
     communicator: ClassVar[Any] = None
 
@@ -152,7 +164,10 @@ class MpiHere:
 
     @classmethod
     def find(cls, identity: Identity) -> "MpiHere":
-        """Load the MPI that started this rank. An error is kept and reported to the other ranks later."""
+        """Load the MPI that started this rank.
+
+        An error is kept and reported to the other ranks later.
+        """
         try:
             return cls(mpi_for_engine(identity.rank, identity.size, identity.source), None)
         except LaunchError as error:
@@ -184,7 +199,7 @@ class MpiHere:
         return MpiEngine(self._mpi, communicator, context)
 
     def _duplicate(self, rendezvous: Rendezvous, deadline: float) -> Any:
-        """Return a copy of COMM_WORLD for multiring alone; None if another rank failed first."""
+        """Return a copy of COMM_WORLD for multiring; None if another rank failed first."""
         # Dup would wait forever for a rank that has died.
         copy, request = self._mpi.COMM_WORLD.Idup()
         while not request.Test():
@@ -197,7 +212,10 @@ class MpiHere:
 
 
 def check_engines(peer_infos: Sequence[dict[str, Any]]) -> None:
-    """Raise LaunchError, the same on all ranks, if the engine differs between ranks or a rank cannot use it."""
+    """Raise LaunchError if the engine differs between ranks or a rank cannot use it.
+
+    All ranks raise the same text.
+    """
     engines = [peer_info["engine"] for peer_info in peer_infos]
     if "mpi" in engines and len(set(engines)) > 1:
         first = {engine: engines.index(engine) for engine in sorted(set(engines))}

@@ -1,4 +1,7 @@
-"""Load MPI through mpi4py, and check that it runs and belongs to the launcher that started this process."""
+"""Load MPI through mpi4py and check it.
+
+It must run, and belong to the launcher that started this process.
+"""
 
 import importlib
 import logging
@@ -49,7 +52,7 @@ def load_mpi(foreign: Mapping[str, str]) -> Any:
 
 
 def _initialised(foreign: Mapping[str, str]) -> Any:
-    """Import mpi4py.MPI for the first time in this process, and initialise it if its rc says so."""
+    """Import mpi4py.MPI for the first time, and initialise it if its rc says so."""
     rc = importlib.import_module("mpi4py").rc
     is_ours = rc.initialize
     # Import and initialisation are two steps: some libraries end the process if they are initialised under another
@@ -76,7 +79,10 @@ def _initialised(foreign: Mapping[str, str]) -> Any:
 
 
 def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> None:
-    """Raise LaunchError if MPI's rank or size differs from the launcher's; None if the launcher does not give it."""
+    """Raise LaunchError if MPI's rank or size differs from the launcher's.
+
+    `rank` or `size` is None if the launcher does not give it.
+    """
     world = mpi.COMM_WORLD
     if (size is None or world.Get_size() == size) and (rank is None or world.Get_rank() == rank):
         return
@@ -89,7 +95,10 @@ def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> 
 
 
 def end_despite_mpi() -> None:
-    """Skip MPI_Finalize at exit after a failure of the job; it might wait forever for a lost rank."""
+    """Skip MPI_Finalize at exit after a failure of the job.
+
+    It might wait forever for a lost rank.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         end_without_mpi()

@@ -1,1 +1,4 @@
-"""Detection of ranks that do not arrive: their status, circles of waiting ranks, warnings and errors."""
+"""Detection of ranks that do not arrive.
+
+The modules ask for the ranks' status, find circles of waiting ranks, and log warnings or raise errors.
+"""

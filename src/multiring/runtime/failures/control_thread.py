@@ -1,4 +1,4 @@
-"""The control thread: the thread of a rank that receives the control messages of other ranks.
+"""The control thread: it receives the control messages of other ranks.
 
 It sleeps in the native core until a control message arrives, and uses no CPU time before that. It answers even if the
 rank's program is busy or waits. It is started by `init` if there are other ranks, because a program that hangs could
@@ -22,7 +22,10 @@ _END_S = 2.0  # how long the end of the process waits for the thread
 
 
 class Listener(Protocol):
-    """A receiver of control messages. Its methods run on the control thread and must not block."""
+    """A receiver of control messages.
+
+    Its methods run on the control thread and must not block.
+    """
 
     def hear(self, notice: ControlMessage) -> None:
         """Handle a control message, or the report of a mismatch."""
@@ -34,7 +37,10 @@ class Listener(Protocol):
         """Handle the loss of a world rank, which died or left."""
 
     def end(self) -> None:
-        """Handle the end of this rank's part in the job: no more control messages will arrive."""
+        """Handle the end of this rank's part in the job.
+
+        No more control messages will arrive.
+        """
 
 
 class Control:
@@ -58,12 +64,15 @@ class Control:
         self._thread.join(_END_S)
 
     def add(self, group: int, listener: Listener) -> None:
-        """Register `listener` for the control messages of `group` and for the mismatches of its operations."""
+        """Register `listener` for the control messages and mismatches of `group`."""
         with self._lock:
             self._listeners[group] = listener
 
     def remove(self, group: int) -> None:
-        """Unregister the listener of `group`. Later control messages of the group are discarded."""
+        """Unregister the listener of `group`.
+
+        Later control messages of the group are discarded.
+        """
         with self._lock:
             self._listeners.pop(group, None)
 
@@ -135,7 +144,10 @@ class Control:
 
 
 def _guarded(call: Callable[[], None]) -> None:
-    """Call `call` and log any exception, so that the thread continues to serve the other listeners."""
+    """Call `call` and log any exception.
+
+    So the thread continues to serve the other listeners.
+    """
     try:
         call()
     except StateError as error:  # this rank is leaving, or another rank accepts no more control messages

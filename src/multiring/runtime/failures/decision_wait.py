@@ -1,4 +1,4 @@
-"""Decision wait: a thread's wait until the ranks have agreed on the place of an operation.
+"""Decision wait: a thread's wait until the ranks agree on an operation's place.
 
 The decision wakes the thread. If it takes long, the thread asks which ranks are missing, logs a warning and finally
 gives up. The thread waits in short intervals, so that it reacts to Ctrl-C.
@@ -63,7 +63,10 @@ class DecisionWait:
         self._warned = False
 
     def keep(self, timeout: float | None) -> bool:
-        """Wait; return True once the handle is posted or has ended, and False after `timeout` seconds."""
+        """Wait for the handle to be posted or to end.
+
+        Return True then, and False after `timeout` seconds.
+        """
         until_s = float("inf") if timeout is None else self._started_s + timeout
         self._handle.watch = self.stalled_on
         try:
@@ -78,7 +81,7 @@ class DecisionWait:
                 self._negotiation.wait_for(None)
 
     def stalled_on(self) -> tuple[list[int], float]:
-        """Return the world ranks that have not come to the operation, and the seconds since the last progress."""
+        """Return the world ranks that have not come, and the seconds without progress."""
         return self._of_world(self._absent()), time.monotonic() - self._since_s()
 
     def _is_decided(self, until_s: float) -> bool:

@@ -40,7 +40,9 @@ class BarrierOutcome:
 
 
 class MonitoredBarrier:
-    """The monitored barriers of one group on this rank. All ranks must call them in the same order, one at a time.
+    """The monitored barriers of one group on this rank.
+
+    All ranks must call them in the same order, one at a time.
 
     Args:
         group: the group; every rank of it must create its own MonitoredBarrier.
@@ -67,7 +69,7 @@ class MonitoredBarrier:
             self._control.add(self._id, self)
 
     def call(self, timeout_s: float, *, waits_for_all: bool = False) -> BarrierOutcome:
-        """Wait until all ranks have come to this call, or until the time-out, and return the outcome.
+        """Wait until all ranks have come, or until the time-out; return the outcome.
 
         Args:
             timeout_s: the seconds that the teller waits for the other ranks, and that each of them waits for a message

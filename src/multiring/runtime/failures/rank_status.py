@@ -1,4 +1,4 @@
-"""Rank status: ask other ranks, by control messages, what their main threads are doing.
+"""Rank status: ask other ranks by control messages what they are doing.
 
 The control thread answers, so a rank in an endless loop answers as well as a waiting rank. A rank does not answer if
 its process is stopped, or if it runs code that does not release Python's global lock.
@@ -26,7 +26,9 @@ _NO_ANSWER = "does not answer: it is stopped, or held up outside Python"
 
 
 class RankStatus(Lookout):
-    """Asks other ranks for their status, and answers their questions. Any thread may ask.
+    """Asks other ranks for their status, and answers their questions.
+
+    Any thread may ask.
 
     Args:
         control: sends the questions.
@@ -49,15 +51,24 @@ class RankStatus(Lookout):
         control.add(_ADDRESS, self)
 
     def look(self, ranks: Sequence[int]) -> str:
-        """Return a text that says where these world ranks are, or which of them do not answer within a moment."""
+        """Return a text that says where these world ranks are.
+
+        It also says which of them do not answer within a moment.
+        """
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 
     def know(self, group: Counted) -> None:
-        """Register a group of this process. Its `id` and the number of its `last` operation are read later."""
+        """Register a group of this process.
+
+        Its `id` and the number of its `last` operation are read later.
+        """
         self._standoffs.know(group)
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that `waiter` waits for whether they wait for this rank in turn; see standoffs.py."""
+        """Ask the ranks that `waiter` waits for whether they wait for this rank.
+
+        See standoffs.py.
+        """
         self._standoffs.seek(waiter)
 
     def leave(self) -> Callable[[], bool]:
@@ -69,11 +80,11 @@ class RankStatus(Lookout):
         return self._standoffs.leave()
 
     def let_end(self, rank: int) -> None:
-        """Wait a moment for the lost rank's process to end, if the same process started both by multiprocessing.
+        """Wait a moment for the lost rank's process to end, if it is a sibling.
 
-        Such a parent, for example torch.multiprocessing.spawn, shows the error of the process that ends first. This
-        process must be the one that caused the failure.
-
+        A sibling is a rank that the same process started by multiprocessing as this rank. That parent process, for
+        example torch.multiprocessing.spawn, shows the error of the child that ends first. The first child to end should
+        be the one that caused the failure.
         """
         pid = self._siblings.get(rank)
         until = time.monotonic() + _SIBLING_S
@@ -81,7 +92,7 @@ class RankStatus(Lookout):
             time.sleep(_SIBLING_PAUSE_S)
 
     def is_single(self) -> bool:
-        """Return whether this process's program has a single thread, and this thread waits for other ranks."""
+        """Return whether the program has a single thread, which waits for other ranks."""
         return thread_states().is_single
 
     def _told(self, rank: int, answer: str | None) -> str:

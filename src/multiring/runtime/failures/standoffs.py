@@ -1,4 +1,4 @@
-"""Standoffs: ranks that wait for each other, each in a call that the next rank has not made.
+"""Standoffs: ranks that wait for each other in calls that the others do not make.
 
     if rank == 0:
         mt.allreduce(loss)  # rank 0 waits here for the other ranks,
@@ -108,7 +108,7 @@ class Standoffs:
         self._groups[group.id] = group
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that this thread waits for in `waiter` whether they wait for this rank in turn."""
+        """Ask the ranks that `waiter` waits for whether they wait for this rank."""
         here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
         if not self._is_leaving and here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
@@ -181,7 +181,10 @@ class Standoffs:
                     self._send(rank, _ASK, ours)
 
     def _judge(self, circle: Question) -> None:
-        """Act on a question of this rank that has returned. The last rank on its path waits for this rank."""
+        """Act on a question of this rank that has returned.
+
+        The last rank on its path waits for this rank.
+        """
         if self._has_come(circle.path[-1].key):
             return
         here = thread_states()
@@ -197,7 +200,10 @@ class Standoffs:
         self._tell(Question(circle.serial, circle.path, is_certain and not is_agreed_on))
 
     def _tell(self, circle: Question) -> None:
-        """Warn or fail this rank's waiting operation, and pass the circle on to the next rank on it."""
+        """Warn or fail this rank's waiting operation, and pass the circle on.
+
+        It goes to the next rank on the circle.
+        """
         place = next((index for index, each in enumerate(circle.path) if each.rank == self._rank), None)
         if place is None:
             return

@@ -45,7 +45,9 @@ class Collectives:
     def all_reduce(
         self, array: Array, op: str = "sum", *, out: Array | None = None, wire: str | None = None, label: str = ""
     ) -> Array | None:
-        """Reduce every rank's `array` element by element, and store the result in `array` on all ranks.
+        """Reduce every rank's `array` element by element; all ranks get the result.
+
+        The result replaces the contents of `array`, unless `out` is given.
 
         Args:
             array: any shape; shape and order of strides must be the same on all ranks. With `out` it is only read.
@@ -78,7 +80,9 @@ class Collectives:
         return start_all_reduce(self._calls, array, op, out, wire, label, waits=waits)
 
     def broadcast(self, array: Array, root: int = 0, *, out: Array | None = None, label: str = "") -> Array | None:
-        """Copy rank `root`'s `array` into every rank's `array`, or into `out`, which is then returned.
+        """Copy rank `root`'s `array` into every rank's `array`.
+
+        With `out`, the copy goes to `out`, which is then returned.
 
         Args:
             array: any shape; shape and order of strides must be the same on all ranks. With `out` it is only read.
@@ -110,7 +114,9 @@ class Collectives:
         return start_reduce(self._calls, array, root, op, label, waits=False)
 
     def reduce_scatter(self, array: Array, out: Array | None = None, op: str = "sum", *, label: str = "") -> Array:
-        """Reduce every rank's `array` and return this rank's rows of the result. `array` is only read.
+        """Reduce every rank's `array` and return this rank's rows of the result.
+
+        `array` is only read.
 
         Args:
             array: shape (n, ...), the same on all ranks, row-major. Rank r gets n // size rows, and one more if
@@ -164,7 +170,7 @@ class Collectives:
         label: str = "",
         with_rows: bool = False,
     ) -> Array:
-        """Send a part of the rows of `array` to each rank; return the rows received, ordered by sender.
+        """Send rows of `array` to each rank; return the received rows, by sender.
 
         Args:
             array: shape (n, ...), row-major.
@@ -202,9 +208,10 @@ class Collectives:
     # ---- messages ----
 
     def send(self, array: Array, to: int, tag: int = 0) -> None:
-        """Send `array` to rank `to`, which must `recv` an array of the same shape and type under the same tag.
+        """Send `array` to rank `to`.
 
-        The call returns once the array may be changed. Messages between two ranks with the same tag arrive in order.
+        That rank must `recv` an array of the same shape and type under the same tag. The call returns once the array
+        may be changed. Messages between two ranks with the same tag arrive in order.
         """
         start_message(self._calls, "send", array, to, tag, waits=True).wait()
 

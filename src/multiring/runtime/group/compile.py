@@ -1,4 +1,7 @@
-"""Choose plans, prove each schedule once per group, compile the plans for this rank, and cache the programs."""
+"""Choose, prove and compile the plans of a group, and cache its programs.
+
+Each schedule is proven once per group, and compiled for this rank.
+"""
 
 import hashlib
 import logging
@@ -50,7 +53,10 @@ Counts = int | tuple[int, ...] | Splits
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The properties that determine a program, the same on every rank except for the splits of all_to_all."""
+    """The properties that determine a program.
+
+    They are the same on every rank, except for the splits of all_to_all.
+    """
 
     collective: Collective
     dtype: str
@@ -83,7 +89,10 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of a buffer, which run through the schedule concurrently: their count and their elements."""
+    """The segments of a buffer: their count and their elements.
+
+    The segments run through the schedule concurrently.
+    """
 
     count: int
     each: Counts
@@ -91,9 +100,10 @@ class Segments:
 
     @classmethod
     def of(cls, plan: Plan, request: Request) -> "Segments":
-        """Cut the buffer into equal segments of at most `plan.segment_bytes` bytes; the last one may be shorter.
+        """Cut the buffer into equal segments of at most `plan.segment_bytes` bytes.
 
-        Only a buffer that is a single piece of memory on every rank is cut: that of an all_reduce or a broadcast.
+        The last segment may be shorter. Only a buffer that is a single piece of memory on every rank is cut: that of an
+        all_reduce or a broadcast.
         """
         whole, itemsize = request.counts, numpy_dtype(request.dtype).itemsize
         if plan.segment_bytes is None or not isinstance(whole, int):
@@ -107,7 +117,10 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program's moves are executed. `last_segment` is the program of a last segment that is shorter."""
+    """How a program's moves are executed.
+
+    `last_segment` is the program of a last segment that is shorter.
+    """
 
     lowering: Lowering = Lowering.NONE
     segments: int = 1
@@ -118,7 +131,10 @@ MOVE_BY_MOVE = Execution()
 
 
 class Programs:
-    """The programs of one group on this rank. It is not thread-safe: the caller must hold the group's lock."""
+    """The programs of one group on this rank.
+
+    It is not thread-safe: the caller must hold the group's lock.
+    """
 
     def __init__(
         self,
@@ -156,7 +172,10 @@ class Programs:
         self._predicted: dict[Task, float] = {}
 
     def get(self, request: Request) -> Compiled:
-        """Return the program of `request`. Its plan stays the same until `use` or `replan` changes it."""
+        """Return the program of `request`.
+
+        Its plan stays the same until `use` or `replan` changes it.
+        """
         found = self._compiled.get(request)
         if found is None:
             found = self._compile(request)
@@ -192,7 +211,10 @@ class Programs:
         self._fixed.add(task)
 
     def replan(self, topology: Topology) -> None:
-        """Plan with the constants of `topology` from now on. Pinned plans, and plans that are made once, stay."""
+        """Plan with the constants of `topology` from now on.
+
+        Pinned plans, and plans that are made once, stay.
+        """
         self._measured = topology
         self._predicted.clear()
         dropped = {task: plan for task, plan in self.plans.items() if task not in self._fixed}
@@ -284,10 +306,11 @@ def digest_of(plan: Plan, request: Request) -> bytes:
 
 
 def compared_by(rank: int, ranks: int) -> list[int] | None:
-    """Return the ranks whose programs `rank` compares when it proves a schedule of `ranks` ranks; None means all.
+    """Return the ranks whose programs `rank` compares in the proof of a schedule.
 
-    In a large group a rank compares its own program, so that together the ranks compare all programs, and the programs
-    of some other ranks. These are drawn at random with `rank` as the seed.
+    The schedule has `ranks` ranks; None means all of them. In a large group a rank compares its own program, so that
+    together the ranks compare all programs, and the programs of some other ranks. These are drawn at random with `rank`
+    as the seed.
     """
     if ranks <= _MOST_COMPARED:
         return None
@@ -308,10 +331,10 @@ def task_of(request: Request) -> Task:
 
 
 def lowering_of(schedule: Schedule, size_bytes: int, *, on_one_host: bool) -> Lowering:
-    """Return the lowering with which the native core may run the whole `schedule` in one step.
+    """Return the lowering that runs the whole `schedule` in one step.
 
-    The core decides for each call, from its buffers, whether it uses the lowering. It also checks, for each program,
-    that the moves have the form that the lowering requires.
+    Lowering.NONE means that there is none. The core decides for each call, from its buffers, whether it uses the
+    lowering. It also checks, for each program, that the moves have the form that the lowering requires.
     """
     patterns = {phase.pattern for phase in schedule.phases}
     if schedule.collective is not Collective.ALL_REDUCE or schedule.frame.is_coded or schedule.frame.joined:
@@ -334,9 +357,9 @@ def compile_moves(
     world_ranks: NDArray[np.int32],
     execution: Execution = MOVE_BY_MOVE,
 ) -> Program:
-    """Return the program of one rank's moves, with chunks resolved to byte ranges and peers to world ranks.
+    """Return the program of one rank's moves.
 
-    The extents are those of one segment.
+    Chunks are resolved to byte ranges, and peers to world ranks. The extents are those of one segment.
     """
     itemsize = numpy_dtype(dtype).itemsize
     ends = np.concatenate([[0], np.cumsum(extents.count)])
@@ -378,7 +401,10 @@ def compile_moves(
 
 
 def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
-    """Return the byte offset in scratch, after `start`, of each coded SEND's encoding, and the end of the last one."""
+    """Return where in scratch each coded SEND puts its encoding.
+
+    The result is each SEND's byte offset, after `start`, and the end of the last encoding.
+    """
     sizes = np.zeros(len(moves), np.int64)
     for row in np.flatnonzero((moves.kind == Kind.SEND) & (moves.wire != Wire.NONE)):
         sizes[row] = -(-encoded_bytes(Wire(moves.wire[row]), int(elements[row])) // _LINE) * _LINE
@@ -387,7 +413,7 @@ def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tup
 
 
 def message_moves(rank: int, sender: int, receiver: int) -> Moves:
-    """Return the single move of a message between two ranks of a group: chunk 0, on channel 0."""
+    """Return the single move of a message: chunk 0, on channel 0."""
     kind = Kind.SEND if rank == sender else Kind.COPY
     peer = receiver if rank == sender else sender
     return Moves(
@@ -403,7 +429,10 @@ def message_moves(rank: int, sender: int, receiver: int) -> Moves:
 
 
 def direct_rounds(ranks: int, rank: int) -> list[tuple[int, int]]:
-    """Return one (to, from) pair of ranks per round, with which `rank` exchanges data with every other rank."""
+    """Return one (to, from) pair of ranks per round of a direct exchange.
+
+    In these rounds `rank` exchanges data with every other rank.
+    """
     return [((rank + distance) % ranks, (rank - distance) % ranks) for distance in range(1, ranks)]
 
 

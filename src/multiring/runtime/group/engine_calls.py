@@ -1,4 +1,7 @@
-"""Run a group's collectives on an engine, in the order of the calls and each after all ranks agreed on it."""
+"""Run a group's collectives on an engine.
+
+They run in the order of the calls, each after all ranks agreed on it.
+"""
 
 import threading
 import time
@@ -18,7 +21,10 @@ from multiring.topology import Topology
 
 
 class EngineHandle(Waiter):
-    """The handle of an engine's operation: first of the ranks' agreement on it, then of the engine's run."""
+    """The handle of an engine's operation.
+
+    It covers the ranks' agreement on the operation, and then the engine's run.
+    """
 
     def __init__(self, agreement: OperationHandle, start: Callable[[], Running], result: Any) -> None:
         self._agreement = agreement
@@ -44,7 +50,7 @@ class EngineHandle(Waiter):
         return self._agreement.titles
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that this operation waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         return ((), 0.0) if self._is_decided.is_set() else self._agreement.stalled_on()
 
     def give_up(self, silent: int) -> None:
@@ -52,11 +58,14 @@ class EngineHandle(Waiter):
         self._agreement.give_up(silent)
 
     def abort(self, culprit: int) -> None:
-        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
+        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
         self._agreement.abort(culprit)
 
     def begin(self) -> None:
-        """Wait until all ranks agree, then start the engine. An error is raised later, from the handle's `wait`."""
+        """Wait until all ranks agree, then start the engine.
+
+        An error is raised later, from the handle's `wait`.
+        """
         try:
             self._agreement.wait()
             self._running = self._start()
@@ -81,7 +90,10 @@ class EngineHandle(Waiter):
 
 
 class EngineCalls(Calls):
-    """The operations of a group with an engine. Its barriers and messages still run in the native core."""
+    """The operations of a group with an engine.
+
+    Its barriers and messages still run in the native core.
+    """
 
     def __init__(
         self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
@@ -121,7 +133,10 @@ class EngineCalls(Calls):
         *,
         waits: bool,
     ) -> EngineHandle:
-        """Have the engine run `request` on the buffers (input, output), once the ranks agree on it."""
+        """Have the engine run `request`, once the ranks agree on it.
+
+        `buffers` is the pair (input, output).
+        """
         del waits  # the engine's own thread waits for the agreement
         plan = self.plan_of(request)
         work = Work(plan=plan, plan_digest=digest_of(plan, request), size_bytes=buffers[1].size_bytes)

@@ -1,4 +1,7 @@
-"""Group: a set of ranks that run collectives together, with its members, memory, plans and subgroups."""
+"""Group: a set of ranks that run collectives together.
+
+The class gives access to its members, memory, plans and subgroups.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Group(Collectives):
-    """A set of ranks that run collectives together. All of them must call the same operations in the same order.
+    """A set of ranks that run collectives together.
 
-    The ranks of a group are numbered from 0; `ranks` gives their ranks in the world. The operations of one group start
-    in the order of the calls. Different groups do not wait for each other.
+    All of them must call the same operations in the same order. The ranks of a group are numbered from 0; `ranks` gives
+    their ranks in the world. The operations of one group start in the order of the calls. Different groups do not wait
+    for each other.
     """
 
     def __init__(
@@ -37,7 +41,9 @@ class Group(Collectives):
         key: bytes,
         engine: Engine | None = None,
     ) -> None:
-        """Create this process's end of the group. Every rank of the group must pass equal arguments.
+        """Create this process's end of the group.
+
+        Every rank of the group must pass equal arguments.
 
         Args:
             services: the objects that all groups of this process share.
@@ -74,12 +80,12 @@ class Group(Collectives):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The lengths of the axes of the grid in which the topology arranges the ranks, fastest links first."""
+        """The lengths of the axes of the topology's grid, fastest links first."""
         return self._calls.grid
 
     @property
     def topology(self) -> Topology:
-        """The ranks' hosts and the costs of the links between them, as the planner uses them."""
+        """The ranks' hosts and the costs of their links, as the planner uses them."""
         return self._topology
 
     @property
@@ -89,12 +95,18 @@ class Group(Collectives):
 
     @cached_property
     def known_sizes(self) -> KnownSizes:
-        """The collectives for callers that know the sizes of every rank's data and lay out the memory themselves."""
+        """The collectives for callers that know the sizes of every rank's data.
+
+        Such a caller also lays out the memory.
+        """
         return KnownSizes(self._calls, self._row_calls)
 
     @property
     def plans(self) -> dict[Task, Plan]:
-        """The plans this group has made so far, by task. `multiring.planner.pins_text` makes a plan file of them."""
+        """The plans this group has made so far, by task.
+
+        `multiring.planner.pins_text` makes a plan file of them.
+        """
         return self._calls.plans
 
     def plan_of(self, collective: str, elements: int, dtype: Any = "float32", op: str = "sum", root: int = 0) -> Plan:
@@ -137,10 +149,10 @@ class Group(Collectives):
     # ---- memory ----
 
     def allocate(self, shape: int | Sequence[int], dtype: Any) -> "np.ndarray[Any, Any]":
-        """Return a new, uninitialized array in shared memory that the other ranks of this host can read directly.
+        """Return a new, uninitialized array in shared memory.
 
-        The call is local: no other rank takes part. The memory is freed with the last array that views it, even after
-        `shutdown`.
+        The other ranks of this host can read it directly. The call is local: no other rank takes part. The memory is
+        freed with the last array that views it, even after `shutdown`.
 
         Raises:
             ArgumentError: a dimension is negative, the type is unknown, or this rank's shared memory is full.
@@ -152,9 +164,10 @@ class Group(Collectives):
     # ---- groups ----
 
     def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """Return a new group of some ranks of this group, or None on ranks outside the new group.
+        """Return a new group of some ranks of this group.
 
-        Every rank of this group must call this method with equal arguments.
+        On ranks outside the new group the result is None. Every rank of this group must call this method with equal
+        arguments.
 
         Args:
             ranks: ranks of this group, in the order they will have in the new group.
@@ -191,17 +204,18 @@ class Group(Collectives):
         return Group(self._calls.services, members, self._topology.restricted(ranks), key, self._calls.engine)
 
     def twin(self) -> "Group":
-        """Return a new group of the same ranks. Its operations are ordered independently of this group's.
+        """Return a new group of the same ranks.
 
-        The call is local. The k-th twin that a rank makes is the same group as the k-th twin of every other rank.
+        Its operations are ordered independently of this group's. The call is local. The k-th twin that a rank makes is
+        the same group as the k-th twin of every other rank.
         """
         return Group(self._calls.services, self._ranks, self._topology, self._calls.twin_key(), self._calls.engine)
 
     def twin_for(self, purpose: str) -> "Group":
-        """Return the group of the same ranks that is reserved for `purpose`, and create it on the first call.
+        """Return the group of the same ranks that is reserved for `purpose`.
 
-        Its operations are ordered independently of this group's. The call is local; the ranks may make it at different
-        times and still get the same group.
+        The first call creates it. Its operations are ordered independently of this group's. The call is local; the
+        ranks may make it at different times and still get the same group.
         """
         with self._twins_lock:
             found = self._twins.get(purpose)
@@ -212,9 +226,10 @@ class Group(Collectives):
             return found
 
     def on_engine(self, engine: Engine) -> "Group":
-        """Return a group of the same ranks whose collectives `engine` runs, on the engine's own arrays.
+        """Return a group of the same ranks whose collectives run on `engine`.
 
-        The call is local; each rank must make it once. Messages and barriers still run in the native core.
+        The collectives use the engine's own arrays. The call is local; each rank must make it once. Messages and
+        barriers still run in the native core.
         """
         key = self._calls.purpose_key(f"engine {engine.name}")
         return Group(self._calls.services, self._ranks, self._topology, key, engine)

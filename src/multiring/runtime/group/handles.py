@@ -24,7 +24,10 @@ _NEVER_S = 1e9  # the settings' value for "never"
 
 
 class Handle(Protocol):
-    """An operation in flight. The caller must not use its arrays before `wait` has returned or raised."""
+    """An operation in flight.
+
+    The caller must not use its arrays before `wait` has returned or raised.
+    """
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -52,7 +55,7 @@ class AgreedHandle(Handle, Protocol):
 
 
 class Executed(NamedTuple):
-    """One entry of the executor's log: a move of the Schedule, or the whole Schedule run as a lowering."""
+    """One entry of the executor's log: a move, or a lowering of the whole Schedule."""
 
     lowering: str | None
     segment: int
@@ -61,7 +64,10 @@ class Executed(NamedTuple):
 
 
 class PostedOperation:
-    """A native operation. The process keeps the operation's memory alive until it has ended."""
+    """A native operation.
+
+    The process keeps the operation's memory alive until it has ended.
+    """
 
     def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
         self.context = context
@@ -73,7 +79,7 @@ class PostedOperation:
         return self.context.has_ended(self.operation)
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         return self.context.stalled_on(self.operation)
 
     def give_up(self, silent: int) -> None:
@@ -81,7 +87,7 @@ class PostedOperation:
         self.context.give_up(self.operation, silent)
 
     def abort(self, culprit: int) -> None:
-        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
+        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
         self.context.abort(self.operation, culprit)
 
     def release(self) -> None:
@@ -113,7 +119,7 @@ class Waiter:
         raise NotImplementedError
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         raise NotImplementedError
 
     @property
@@ -127,7 +133,10 @@ class Waiter:
 
 
 class Patience(NamedTuple):
-    """The times, in seconds, after which a waiting thread asks the other ranks what they wait for."""
+    """The times after which a waiting thread asks other ranks what they wait for.
+
+    They are in seconds.
+    """
 
     look_s: float  # between two checks for progress
     ask_s: float  # before the first question
@@ -135,9 +144,10 @@ class Patience(NamedTuple):
 
     @classmethod
     def of(cls, stall_warn_s: float) -> "Patience":
-        """Return 1, 3 and 10 s if `stall_warn_s` is 60 s or more, and proportionally less below 60 s.
+        """Return the times for a process that warns after `stall_warn_s` seconds.
 
-        If stall warnings are switched off, the times are infinite: nothing is asked.
+        They are 1, 3 and 10 s for 60 s or more, and proportionally less below 60 s. If stall warnings are switched off,
+        the times are infinite: nothing is asked.
         """
         if stall_warn_s >= _NEVER_S:
             return cls(math.inf, math.inf, math.inf)
@@ -145,29 +155,41 @@ class Patience(NamedTuple):
         return cls(max(0.1, share), max(0.2, 3.0 * share), max(0.5, 10.0 * share))
 
     def after(self, quiet_s: float) -> float:
-        """Return the time of the next question, in seconds without progress, after a question at `quiet_s`."""
+        """Return when to ask again after a question at `quiet_s`.
+
+        Both times are in seconds without progress.
+        """
         if quiet_s < self.sure_s:
             return self.sure_s
         return quiet_s + self.sure_s * (0.5 if quiet_s < 3.0 * self.sure_s else 1.5)
 
 
 class Lookout:
-    """The interface to the status of other ranks, and its implementation for a job of one rank.
+    """The interface to the status of other ranks.
 
-    rank_status.py has the implementation for several ranks.
+    This class is the implementation for a job of one rank. rank_status.py has the implementation for several ranks.
     """
 
     patience = Patience(math.inf, math.inf, math.inf)
 
     def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- for others
-        """Return where these world ranks' programs are: "; rank 1 is at ...; rank 2 does not answer", or ""."""
+        """Return a text that says where these world ranks' programs are.
+
+        It has the form "; rank 1 is at ...; rank 2 does not answer", or is "".
+        """
         return ""
 
     def know(self, group: Any) -> None:
-        """Register a group of this process. Its `id` and the number of its `last` operation are read later."""
+        """Register a group of this process.
+
+        Its `id` and the number of its `last` operation are read later.
+        """
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that `waiter` waits for whether they wait for this rank in turn; see standoffs.py."""
+        """Ask the ranks that `waiter` waits for whether they wait for this rank.
+
+        See standoffs.py.
+        """
 
     def leave(self) -> Callable[[], bool]:
         """Stop asking, because this rank leaves.
@@ -178,11 +200,14 @@ class Lookout:
         return lambda: False
 
     def is_single(self) -> bool:
-        """Return whether this process's program has a single thread, and this thread waits for other ranks."""
+        """Return whether the program has a single thread, which waits for other ranks."""
         return True
 
     def let_end(self, rank: int) -> None:
-        """Wait a moment for the process of the lost world rank to end, so that its error is shown first."""
+        """Wait a moment for the lost world rank's process to end.
+
+        Then the error of that process is shown first.
+        """
 
 
 NOBODY = Lookout()
@@ -197,7 +222,7 @@ class Attention(NamedTuple):
 
     @classmethod
     def of(cls, lookout: Lookout, stall_warn_s: float) -> "Attention":
-        """Return the Attention of a process that warns of silent ranks after `stall_warn_s` seconds."""
+        """Return the Attention of a process that warns after `stall_warn_s` seconds."""
         return cls(lookout, min(stall_warn_s, lookout.patience.look_s), stall_warn_s)
 
 
@@ -263,7 +288,7 @@ class OperationHandle(Waiter):
         return self._posted_operation.operation
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         return self._posted_operation.stalled_on()
 
     def give_up(self, silent: int) -> None:
@@ -271,7 +296,7 @@ class OperationHandle(Waiter):
         self._posted_operation.give_up(silent)
 
     def abort(self, culprit: int) -> None:
-        """Make the operation fail on all ranks because world rank `culprit` aborted the group."""
+        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
         self._posted_operation.abort(culprit)
 
     def done(self) -> bool:
@@ -339,7 +364,7 @@ def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
 
 
 class SteppedHandle:
-    """The handle of an operation of several steps, which run in the thread that calls `wait`."""
+    """The handle of several steps that run in the thread that calls `wait`."""
 
     def __init__(self, steps: Callable[[], Any]) -> None:
         self._steps = steps
@@ -351,7 +376,10 @@ class SteppedHandle:
         return self._outcome.done()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Run the steps and return the operation's result; see `Handle`. The time-out does not interrupt a step."""
+        """Run the steps and return the operation's result; see `Handle`.
+
+        The time-out does not interrupt a step.
+        """
         with self._lock:
             if not self._outcome.done():
                 try:
@@ -365,7 +393,10 @@ class SteppedHandle:
 
 
 class TimedSteps(SteppedHandle):
-    """A SteppedHandle whose time-out covers all steps together. The steps accept a function that waits for a handle."""
+    """A SteppedHandle whose time-out covers all steps together.
+
+    The steps accept a function that waits for a handle.
+    """
 
     def __init__(self, steps: Callable[[Callable[[Handle], Any]], Any]) -> None:
         super().__init__(lambda: None)
@@ -417,7 +448,10 @@ _LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text ab
 def failure_of(
     operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout, verdict: str = ""
 ) -> MultiringError:
-    """Return the error of a failed `operation` of a group with the world ranks `ranks`; see `Waiter.verdict`."""
+    """Return the error of a failed `operation`.
+
+    `ranks` are the world ranks of its group. `verdict` is as for `Waiter.verdict`.
+    """
     text = operation.fault_text
     if operation.fault is FaultKind.MISMATCH:
         text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
@@ -439,7 +473,10 @@ def titles_of(operation: Operation, ranks: Sequence[int]) -> dict[int, str]:
 
 
 def told_apart(descriptions: dict[int, str]) -> str:
-    """Return "rank 1: X; ranks 0, 2: Y". The smallest set of ranks comes first, as the likeliest cause."""
+    """Return "rank 1: X; ranks 0, 2: Y".
+
+    The smallest set of ranks comes first, as the likeliest cause.
+    """
     camps: dict[str, list[int]] = defaultdict(list)
     for rank, text in sorted(descriptions.items()):
         camps[text].append(rank)

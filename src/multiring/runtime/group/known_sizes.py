@@ -1,8 +1,8 @@
-"""Collectives for callers that know every rank's sizes, so that the ranks need not count rows.
+"""Collectives for callers that know every rank's sizes.
 
-`Group.all_gather` and `all_to_all` accept arrays with different numbers of rows on each rank, and may need several
-operations. Here the caller knows the sizes and lays out the memory, so one operation is enough. The sizes are part of
-the operation's title, on which the ranks agree.
+With known sizes the ranks need not count rows. `Group.all_gather` and `all_to_all` accept arrays with different numbers
+of rows on each rank, and may need several operations. Here the caller knows the sizes and lays out the memory, so one
+operation is enough. The sizes are part of the operation's title, on which the ranks agree.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,10 @@ class KnownSizes:
     def reduce_scatter(
         self, buffers: tuple[Buffer, Buffer], counts: tuple[int, ...], op: str, title: str, *, waits: bool
     ) -> AgreedHandle:
-        """Reduce every rank's first buffer and store this rank's part, `counts` elements by rank, in the second."""
+        """Reduce every rank's first buffer; store this rank's part in the second.
+
+        `counts` gives the elements of each rank's part.
+        """
         source = buffers[0]
         request = Request(Collective.REDUCE_SCATTER, source.dtype, counts, source.shape[0], op)
         return self._run(title, request, buffers, waits=waits)
@@ -57,7 +60,7 @@ class KnownSizes:
     def all_to_all(
         self, buffers: tuple[Buffer, Buffer], sizes: Splits, total: int, title: str, *, waits: bool
     ) -> AgreedHandle:
-        """Send each rank its part of the first buffer, and receive the other ranks' parts into the second.
+        """Send each rank its part of the first buffer; receive into the second.
 
         Args:
             buffers: the bytes to send, and the memory for the bytes to receive.
@@ -72,7 +75,7 @@ class KnownSizes:
     def all_to_all_rows(
         self, source: Buffer, out: Buffer, rows: tuple[Sequence[int], Sequence[int]], title: str, *, waits: bool
     ) -> Handle:
-        """Send each rank its rows of `source`, and receive the other ranks' rows into `out`.
+        """Send each rank its rows of `source`; receive the others' rows into `out`.
 
         A rank knows its own numbers of rows only, not the numbers between two other ranks.
 

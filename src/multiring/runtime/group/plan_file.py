@@ -24,7 +24,9 @@ def read_pins(path: str | Path) -> Pins:
 
 
 def write_pins(path: str | Path, plans: Iterable[tuple[Task, Plan]], topology: Topology) -> None:
-    """Write `plans`, pinned for `topology`, to the file `path`. An existing plan file is replaced.
+    """Write `plans`, pinned for `topology`, to the file `path`.
+
+    An existing plan file is replaced.
 
     Raises:
         ArgumentError: `path` exists and is not a plan file, or the file cannot be written.

@@ -1,9 +1,10 @@
-"""Any-source matching: receives that accept a message from any rank, matched in the order of their posting.
+"""Any-source matching: receives that accept a message from any rank.
 
-A receive of a Group must name its source. A receive without a source waits here, in the queue of its tag, until a rank
-has reported a message that no earlier receive takes. Senders do not announce messages. Only a rank that waits asks the
-others how many messages they have sent to it under the tag; each of them reports again once it has sent another one.
-Receives with a source that come after a receive from any source also queue up; otherwise they would overtake it.
+Messages are matched in the order in which the receives were posted. A receive of a Group must name its source. A
+receive without a source waits here, in the queue of its tag, until a rank has reported a message that no earlier
+receive takes. Senders do not announce messages. Only a rank that waits asks the others how many messages they have sent
+to it under the tag; each of them reports again once it has sent another one. Receives with a source that come after a
+receive from any source also queue up; otherwise they would overtake it.
 """
 
 import ctypes
@@ -30,7 +31,9 @@ _LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the value that stands for "ne
 
 
 class AnySourceMatching:
-    """The messages of one group on this rank. All messages of the group must go through it. It is thread-safe.
+    """The messages of one group on this rank.
+
+    All messages of the group must go through it. It is thread-safe.
 
     Args:
         group: the group; every rank of it must create its own AnySourceMatching.
@@ -56,9 +59,10 @@ class AnySourceMatching:
             self._control.add(self._id, self)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Handle:
-        """Start to send `array` like `Group.send_async`, except that `to` may also be this rank.
+        """Start to send `array` like `Group.send_async`.
 
-        A message to this rank itself is copied, and the copy is kept until its receive.
+        Here `to` may also be this rank. A message to this rank itself is copied, and the copy is kept until its
+        receive.
         """
         if to == self.rank:
             buffer = buffer_of(array, writes=False)
@@ -138,7 +142,7 @@ class AnySourceMatching:
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Answer another rank's question for this rank's send count, or store that rank's own send count."""
+        """Answer a question for this rank's send count, or store another rank's count."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
         with self._changed:
@@ -174,7 +178,7 @@ class AnySourceMatching:
     # ---- the common path; all with the lock held ----
 
     def _match(self, tag: int) -> None:
-        """Match the receives under `tag` with the reported messages, the oldest receive first."""
+        """Match the receives under `tag` with the reported messages, oldest receive first."""
         queue = self._waiting.get(tag, deque())
         for receive in list(queue):
             ranks = range(self._group.size) if receive.source is None else (receive.source,)
@@ -212,7 +216,10 @@ class AnySourceMatching:
         ctypes.memmove(buffer.address, data, len(data))
 
     def _ask(self, tag: int) -> None:
-        """Ask for the send counts of the ranks from which the receives under `tag` may get a message."""
+        """Ask for the send counts that the receives under `tag` need.
+
+        These are the counts of all ranks from which one of them may get a message.
+        """
         queue = self._waiting.get(tag)
         if not queue or self._control is None:
             return

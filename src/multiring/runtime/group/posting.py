@@ -63,7 +63,10 @@ class ProcessServices:
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """Disable spinning in this process inside the block, as if every caller waited for other hosts."""
+        """Disable spinning in this process inside the block.
+
+        Callers then behave as if they waited for other hosts.
+        """
         self.context.allow_spin(0.0)
         try:
             yield
@@ -85,7 +88,10 @@ class Call:
 
     @property
     def number(self) -> int:
-        """The operation's number in its group, or a message's number among those of equal sender, receiver and tag."""
+        """The operation's number in its group.
+
+        A message is numbered among those of equal sender, receiver and tag.
+        """
         return self.key[1] // STEPS
 
     def titled(self, title: str) -> str:
@@ -93,7 +99,10 @@ class Call:
         return f"{title}{LABELLED}{self.label}" if self.label else title
 
     def step(self, index: int, name: str) -> "Call":
-        """Return the call of the same operation's step `index`, 0 to STEPS - 1. This call is step 0."""
+        """Return the call of the same operation's step `index`, 0 to STEPS - 1.
+
+        This call is step 0.
+        """
         return replace(self, name=name, key=(self.key[0], self.key[1] + index))
 
 
@@ -160,7 +169,10 @@ class Calls:
         return self.repeats.last // STEPS
 
     def next(self, name: str, label: str = "") -> Call:
-        """Return the group's next call. The order of calls of this method must be the same on all ranks."""
+        """Return the group's next call.
+
+        The order of calls of this method must be the same on all ranks.
+        """
         call = Call(
             name=name,
             key=(self.id, self.repeats.next()),
@@ -176,7 +188,7 @@ class Calls:
         return call
 
     def _check(self, watch: Watch, call: Call) -> None:
-        """Evaluate the measurements gathered since the last check, and start to gather those for the next check.
+        """Evaluate the measurements since the last check, and gather the next ones.
 
         This rank waits until all ranks have come to the operation of the last check, CHECK_EVERY operations ago.
         """
@@ -200,7 +212,10 @@ class Calls:
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
 
     def message(self, name: str, sender: int, receiver: int, tag: int) -> Call:
-        """Return the call of the next message from `sender` to `receiver` under `tag`. This rank is one of the two."""
+        """Return the call of the next message from `sender` to `receiver` under `tag`.
+
+        This rank is one of the two.
+        """
         with self._lock:
             number = self._messages.get((sender, receiver, tag), 0)
             self._messages[sender, receiver, tag] = number + STEPS
@@ -215,12 +230,18 @@ class Calls:
             return self.programs.message(sender, receiver, count, dtype)
 
     def decline(self, label: str, error: Exception) -> None:
-        """Take part in the group's next operation by reporting `error`, so that the other ranks raise."""
+        """Take part in the group's next operation by reporting `error`.
+
+        The other ranks then raise.
+        """
         self._tell(self.next("barrier", label), error)
 
     @contextmanager
     def telling(self, call: Call) -> Iterator[None]:
-        """Report a failure of the block to the other ranks of `call`, so that they raise instead of waiting."""
+        """Report a failure of the block to the other ranks of `call`.
+
+        They then raise instead of waiting.
+        """
         try:
             yield
         except (StateError, StallError):  # no other rank can be reached
@@ -278,10 +299,11 @@ class Calls:
         return handle
 
     def post(self, call: Call, title: str, work: Work, *, waits: bool) -> OperationHandle:
-        """Post `work`. It starts once all ranks of `call` have posted it with the same title and plan.
+        """Post `work`.
 
-        `title` describes in words everything the ranks must agree on; after a mismatch the other ranks' errors show it.
-        `waits` promises that this thread waits for the handle next, which saves waking another thread.
+        It starts once all ranks of `call` have posted it with the same title and plan. `title` describes in words
+        everything the ranks must agree on; after a mismatch the other ranks' errors show it. `waits` promises that this
+        thread waits for the handle next, which saves waking another thread.
         """
         title = call.titled(title)
         services = self.services
@@ -315,9 +337,10 @@ class Calls:
         return handle
 
     def post_again(self, posted: Posted) -> OperationHandle | None:
-        """Post an earlier operation again, as the group's next operation, with the same memory and label.
+        """Post an earlier operation again, as the group's next operation.
 
-        Return None, and post nothing, if the plans may have changed since. This thread must wait for the handle next.
+        Memory and label stay the same. Return None, and post nothing, if the plans may have changed since. This thread
+        must wait for the handle next.
         """
         if posted.edition != self._edition:
             return None
@@ -332,7 +355,10 @@ class Calls:
         self._edition += 1
 
     def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
-        """Repeat an earlier blocking call cheaply. Return False, without any effect, if there was no such call."""
+        """Repeat an earlier blocking call cheaply.
+
+        Return False, without any effect, if there was no such call.
+        """
         index = _NAME_INDEX[name]
         found = self.repeats.barrier(index) if array is None else self.repeats.all_reduce(index, array, op)
         if found is None:
@@ -363,7 +389,10 @@ class Calls:
             return dict(self.programs.plans)
 
     def use(self, task: Task, plan: Plan) -> None:
-        """Use `plan` for `task` from now on. Every rank must do the same, between the same two operations."""
+        """Use `plan` for `task` from now on.
+
+        Every rank must do the same, between the same two operations.
+        """
         with self._lock:
             self.programs.use(task, plan)
         self._forget()
@@ -378,15 +407,24 @@ class Calls:
         return hashlib.blake2b(self._key + repr(("twin", next(self._twins))).encode(), digest_size=16).digest()
 
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
-        """Return the key of the group that `call` makes of `ranks`, the same on every rank."""
+        """Return the key of the group of `ranks` that `call` makes.
+
+        It is the same on every rank.
+        """
         return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
 
     def purpose_id(self, purpose: str) -> int:
-        """Return the id of this group's control messages for `purpose`, the same on every rank."""
+        """Return the id of this group's control messages for `purpose`.
+
+        It is the same on every rank.
+        """
         return identifier(self._key, "purpose", purpose)
 
     def purpose_key(self, purpose: str) -> bytes:
-        """Return the key of the group of the same ranks for `purpose`, the same on every rank."""
+        """Return the key of the group of the same ranks for `purpose`.
+
+        It is the same on every rank.
+        """
         return hashlib.blake2b(self._key + repr(("purpose", purpose)).encode(), digest_size=16).digest()
 
 
@@ -405,5 +443,5 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def identifier(key: bytes, *parts: object) -> int:
-    """Return the 64-bit id of a group, or of a separately numbered sequence of operations in it."""
+    """Return the 64-bit id of a group, or of a sequence of operations in it."""
     return int.from_bytes(hashlib.blake2b(key + repr(parts).encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Handles of receives that may wait for a match, and of messages of a rank to itself."""
+"""Handles of receives that may wait for a match, and of messages to the rank itself."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,10 @@ from multiring.runtime.group.handles import Handle, Key, OperationHandle, Waiter
 
 
 class Post(Protocol):
-    """The interface of the object that matches receives with messages; see AnySourceMatching."""
+    """The interface of an object that matches receives with messages.
+
+    AnySourceMatching implements it.
+    """
 
     ranks: tuple[int, ...]  # of the group, in the world
     rank: int
@@ -25,9 +28,10 @@ class Post(Protocol):
 
 
 class PostedReceive(Waiter):
-    """The handle of a receive: first until it is matched with a message, then of the transfer; see `Handle`.
+    """The handle of a receive; see `Handle`.
 
-    `source` is the sender's rank in the group, or None as long as no sender is matched.
+    First it waits for a match with a message, then for the transfer. `source` is the sender's rank in the group, or
+    None as long as no sender is matched.
     """
 
     def __init__(self, post: Post, array: Any, source: int | None, tag: int) -> None:
@@ -48,13 +52,16 @@ class PostedReceive(Waiter):
 
     @property
     def key(self) -> Key | None:
-        """The receive's identity; None if several ranks may send the message, or once the transfer has started."""
+        """The receive's identity.
+
+        It is None if several ranks may send the message, or once the transfer has started.
+        """
         if self.posted is not None or len(self._post.suspects(self)) != 1:
             return None
         return "receive", id(self), self._post.ranks[self._post.rank]
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that this receive waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         if isinstance(self.posted, OperationHandle):
             return self.posted.stalled_on()
         return self._post.suspects(self), time.monotonic() - self._began_s
@@ -88,7 +95,10 @@ class PostedReceive(Waiter):
 
 
 class CompletedSend:
-    """The handle of a message from this rank to itself. The message was already copied."""
+    """The handle of a message from this rank to itself.
+
+    The message was already copied.
+    """
 
     def done(self) -> bool:
         """Return True."""

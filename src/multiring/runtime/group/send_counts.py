@@ -1,4 +1,4 @@
-"""Send counts: the number of messages that each rank of a group has sent to this rank.
+"""Send counts: how many messages each rank of a group has sent to this rank.
 
 Only a rank that waits for a message asks for the counts. The asked rank answers at once. It answers once more when it
 has sent more messages than the asking rank knows of.
@@ -22,7 +22,9 @@ Key = tuple[int, int]  # rank of the group, tag
 
 
 class SendCounts:
-    """The send counts of one group on this rank. Not thread-safe: the AnySourceMatching holds its lock.
+    """The send counts of one group on this rank.
+
+    The object is not thread-safe: the AnySourceMatching holds its lock.
 
     Args:
         control: sends the questions and answers; None if there are no other ranks.
@@ -43,7 +45,7 @@ class SendCounts:
         self._subscribed: set[Key] = set()  # the rank has received the question, and will report further messages
 
     def note_sent(self, to: int, tag: int) -> None:
-        """Count a message to rank `to`, and report the new count if that rank waits for it."""
+        """Count a message to rank `to`; report the count if that rank waits for it."""
         key = to, tag
         self._sent[key] += 1
         if self._wanted.get(key, self._sent[key]) < self._sent[key]:
@@ -55,11 +57,14 @@ class SendCounts:
         self._begun[source, tag] += 1
 
     def has_more(self, source: int, tag: int) -> bool:
-        """Return whether the rank has reported a message for which no receive was posted here."""
+        """Return whether the rank has reported a message for which no receive was posted."""
         return self._told.get((source, tag), 0) > self._begun.get((source, tag), 0)
 
     def ask(self, ranks: Iterable[int], tag: int) -> bool:
-        """Ask those of `ranks` that will not report new messages by themselves. Return whether any rank was asked."""
+        """Ask those of `ranks` that will not report new messages by themselves.
+
+        Return whether any rank was asked.
+        """
         unsure = [(rank, tag) for rank in ranks if (rank, tag) not in self._subscribed]
         for key in unsure:
             self._asked[key] = self._begun[key]
@@ -87,7 +92,10 @@ class SendCounts:
             self._control.after(_LATER_S, partial(self._tell, key))
 
     def _say(self, what: int, key: Key, number: int) -> bool:
-        """Send a question or a count. Return False if the rank accepts no control messages at the moment."""
+        """Send a question or a count.
+
+        Return False if the rank accepts no control messages at the moment.
+        """
         if self._control is None:
             return True
         try:

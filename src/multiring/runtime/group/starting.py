@@ -1,6 +1,7 @@
-"""Start the collectives and messages of a Group: check the arguments, find the memory, post the operation.
+"""Start the collectives and messages of a Group.
 
-Each function takes the group's next call first. If it fails after that, it reports the failure to the other ranks.
+This module checks the arguments, finds the memory and posts the operation. Each function takes the group's next call
+first. If it fails after that, it reports the failure to the other ranks.
 """
 
 import math
@@ -33,7 +34,10 @@ def start_all_reduce(  # noqa: PLR0913 -- Group.all_reduce's own
 
 
 def start_reduce(calls: Calls, array: Array, root: int, op: str, label: str, *, waits: bool) -> Handle:
-    """Start `Group.reduce`: an all_reduce in which all ranks other than the root use copies of their arrays."""
+    """Start `Group.reduce`, which is an all_reduce.
+
+    In it, all ranks other than the root use copies of their arrays.
+    """
     call = calls.next("all_reduce", label)
     with calls.telling(call):
         root = rank_of(calls, "root", root)
@@ -78,7 +82,7 @@ def start_reduce_scatter(calls: Calls, array: Array, out: Array | None, op: str,
 def start_all_gather(
     row_calls: RowCalls, array: Array, out: Array | None, label: str, *, with_rows: bool, waits: bool
 ) -> Callable[[], Array]:
-    """Start `Group.all_gather`; return a function that waits for it and returns its result."""
+    """Start `Group.all_gather`; return a function that waits for its result."""
     calls = row_calls.calls
     call = calls.next("all_gather", label)
     with calls.telling(call):
@@ -106,7 +110,7 @@ def start_all_to_all(  # noqa: PLR0913 -- Group.all_to_all's own
     with_rows: bool,
     waits: bool,
 ) -> Callable[[], Array]:
-    """Start `Group.all_to_all`; return a function that waits for it and returns its result."""
+    """Start `Group.all_to_all`; return a function that waits for its result."""
     calls = row_calls.calls
     call = calls.next("all_to_all", label)
     with calls.telling(call):
@@ -149,7 +153,7 @@ def start_message(calls: Calls, name: str, array: Array, peer: int, tag: int, *,
 
 
 def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...], bytes]:
-    """Wait until all ranks of the group request the same subgroup; return its ranks and its key."""
+    """Wait until all ranks request the same subgroup; return its ranks and its key."""
     call = calls.next("subgroup")
     with calls.telling(call):
         chosen = tuple(rank_of(calls, "ranks", rank) for rank in ranks)
@@ -161,7 +165,10 @@ def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...],
 
 
 def chained(title: str, finish: Callable[[], Array], *, waits: bool) -> Handle:
-    """Return a handle that runs `finish`: with `waits` in the thread that calls its `wait`, else in a new thread."""
+    """Return a handle that runs `finish`.
+
+    With `waits` it runs in the thread that calls the handle's `wait`, else in a new thread.
+    """
     return SteppedHandle(finish) if waits else in_background(finish, title)
 
 
@@ -205,7 +212,10 @@ def _splits(buffer: Buffer, splits: Sequence[int] | None, size: int) -> list[int
 def _out(
     calls: Calls, out: Array | None, shape: tuple[int, ...], source: Buffer, *, own_row: int | None = None
 ) -> tuple[Array, Buffer]:
-    """Return `out`, or a new array. With `own_row`, `source` may be the part of `out` that begins at that row."""
+    """Return `out`, or a new array.
+
+    With `own_row`, `source` may be the part of `out` that begins at that row.
+    """
     dtype = source.dtype
     if out is None:
         out = calls.allocate(shape, dtype)

@@ -90,7 +90,10 @@ class RowCalls:
         return finish
 
     def _assumed(self, rows: Rows) -> Move | None:
-        """Return the collective for equal numbers on all ranks; None if the numbers are likely to differ."""
+        """Return the collective for equal numbers on all ranks.
+
+        The result is None if the numbers are likely to differ.
+        """
         each = rows.own[0]
         if rows.title in self._uneven or any(other != each for other in rows.own):
             return None

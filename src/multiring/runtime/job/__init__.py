@@ -1,1 +1,1 @@
-"""This process's membership in its job: joining and leaving, its role, and its threads."""
+"""This process in its job: joining and leaving, its role, and its threads."""

@@ -1,4 +1,7 @@
-"""Join and leave jobs. A process has at most one current World, which the public functions use."""
+"""Join and leave jobs.
+
+A process has at most one current World, which the public functions use.
+"""
 
 import atexit
 import os
@@ -45,10 +48,10 @@ _current = _Current()
 
 
 def when_changed(listener: Callable[[], None]) -> None:
-    """Call `listener` each time this process has joined or left its job, until the process ends.
+    """Call `listener` whenever this process has joined or left its job.
 
-    This serves objects that are built for one membership and used where nobody checks it, for example by compiled
-    programs or by other processes.
+    The registration ends with the process. This serves objects that are built for one membership and used where nobody
+    checks it, for example by compiled programs or by other processes.
     """
     _current.listeners.append(listener)
 
@@ -131,7 +134,9 @@ def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
 
 
 def leave(world: World, *, grace_s: float | None = None) -> None:
-    """Leave a job that `enter` has joined, as `shutdown` does. A second call does nothing.
+    """Leave a job that `enter` has joined, as `shutdown` does.
+
+    A second call does nothing.
 
     Args:
         world: the job to leave.
@@ -151,10 +156,11 @@ def leave(world: World, *, grace_s: float | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave the job. Arrays stay valid; groups and handles become invalid. Before `init` the call does nothing.
+    """Leave the job.
 
-    The call is local: other ranks may continue, and get an error only if they wait for this rank. The call waits at
-    most MULTIRING_STALL_WARN_S seconds for operations in flight; operations that have not ended by then fail.
+    Arrays stay valid; groups and handles become invalid. Before `init` the call does nothing. The call is local: other
+    ranks may continue, and get an error only if they wait for this rank. The call waits at most MULTIRING_STALL_WARN_S
+    seconds for operations in flight; operations that have not ended by then fail.
 
     If a timeline is being recorded and all ranks are on one host, the ranks wait two seconds for each other, and the
     last rank to leave writes the file. Ranks on several hosts write it together: each waits up to
@@ -187,7 +193,9 @@ def current() -> World:
 
 
 def place() -> RankPosition:
-    """Return this process's numbers in its job; in a multiprocessing worker of a rank, those of the rank.
+    """Return this process's numbers in its job.
+
+    In a multiprocessing worker of a rank, they are those of the rank.
 
     Raises:
         StateError: before `init`, after `shutdown`, or in a fork of a rank that is not such a worker.
@@ -202,10 +210,10 @@ def was_left() -> bool:
 
 
 def move_on(membership: Membership) -> World:
-    """Continue the job with the ranks of a later generation, on the existing connections.
+    """Continue the job with the ranks of a later generation.
 
-    Every rank of the new generation must make the same call. From now on `rank`, `size`, process sets and the
-    adapters' collectives use the new ranks.
+    The existing connections are used. Every rank of the new generation must make the same call. From now on `rank`,
+    `size`, process sets and the adapters' collectives use the new ranks.
 
     Raises:
         StateError: before `init`, after `shutdown`, or in a fork of a rank; or the generation is not a later one.
@@ -224,14 +232,20 @@ def move_on(membership: Membership) -> World:
 
 
 def note_progress() -> None:
-    """Tell the launcher, once, that the ranks have made progress, so that it may restart the job after a failure."""
+    """Tell the launcher, once, that the ranks have made progress.
+
+    It may then restart the job after a failure.
+    """
     for world in (_current.world, *_current.others):
         if world is not None:
             world.news.tell(JobNews.PROGRESS)
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a job now, or is a multiprocessing worker of a rank."""
+    """Return whether this process is in a job, or is a worker of a rank.
+
+    A worker is a process that the rank started by multiprocessing.
+    """
     return is_rank() or _worker_now() is not None
 
 
@@ -242,7 +256,10 @@ def is_rank() -> bool:
 
 
 def _worker_now() -> Worker | None:
-    """Return this process as a Worker if it is a multiprocessing worker of a rank, else None."""
+    """Return this process as a Worker if it is a worker of a rank, else None.
+
+    A worker is a process that the rank started by multiprocessing.
+    """
     world = _current.world
     if world is not None:
         return None if world.pid == os.getpid() else worker_here(world.rank_process)
@@ -258,7 +275,10 @@ def _refuse_fork(world: World | None) -> None:
 
 
 def _entered(settings: Settings, identity: Identity | None) -> World:
-    """Join a job, and arrange that it is left when the process ends. The caller holds the lock."""
+    """Join a job, and arrange that it is left when the process ends.
+
+    The caller holds the lock.
+    """
     withhold_secret()
     try:
         world = join_job(settings, identity)

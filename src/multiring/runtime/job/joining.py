@@ -1,4 +1,4 @@
-"""Join a job: the ranks meet, exchange their peer infos, and connect to each other."""
+"""Join a job: the ranks meet, exchange peer infos, and connect to each other."""
 
 import hashlib
 import logging
@@ -45,7 +45,10 @@ _SPIN_S = 1e-3
 
 
 def join_job(settings: Settings, identity: Identity | None) -> World:
-    """Wait until all ranks have come, connect them, and start the timeline if rank 0's settings ask for one."""
+    """Wait until all ranks have come, and connect them.
+
+    If rank 0's settings ask for a timeline, it is started.
+    """
     known = identity or identify(settings, foreign_environment())
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
     news = LauncherNews(known.rank, settings.rendezvous or known.rendezvous)
@@ -163,7 +166,10 @@ def _process() -> dict[str, Any]:
 
 
 def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:
-    """Return the pids, by rank, of the other ranks that the same process started by multiprocessing as this rank."""
+    """Return the pids of this rank's siblings, by rank.
+
+    Siblings were started from the same process by multiprocessing.
+    """
     own_spawner = peer_infos[own]["spawner"]
     same = [rank for rank, peer_info in enumerate(peer_infos) if own_spawner and peer_info["spawner"] == own_spawner]
     return {rank: int(peer_infos[rank]["pid"]) for rank in same if rank != own}
@@ -176,7 +182,10 @@ def _places(topology: Topology) -> dict[int, str]:
 
 
 def _wishes(settings: Settings) -> dict[str, Any]:
-    """Return whether plans may change, and the arguments of `Timelines.start`. An empty path starts no timeline."""
+    """Return whether plans may change, and the arguments of `Timelines.start`.
+
+    An empty path starts no timeline.
+    """
     path = "" if settings.timeline in (None, TIMELINE_LATER) else settings.timeline
     marks = {"mark_cycles": settings.timeline_mark_cycles, "preview": settings.timeline_preview}
     return {"replan": settings.replan, "timeline": {"path": path, **marks}}
@@ -211,7 +220,10 @@ def _connect(
 
 
 def _spin_s(cores: Sequence[Sequence[int]]) -> float:
-    """Return how long callers may spin: 0 unless every rank of this host can have a core of its own from `cores`."""
+    """Return how long callers may spin.
+
+    The time is 0 unless every rank of this host can have a core of its own from `cores`.
+    """
     return _SPIN_S if len(set(chain.from_iterable(cores))) >= len(cores) else 0.0
 
 
@@ -278,7 +290,10 @@ def _world(
 
 
 def _files_of(settings: Settings) -> tuple[Topology | None, Pins | None]:
-    """Return the contents of the topology file and of the plan file; None for a file that is not set."""
+    """Return the contents of the topology file and of the plan file.
+
+    They are None for a file that is not set.
+    """
     with naming("MULTIRING_TOPOLOGY"):
         known = None if settings.topology is None else read_topology(settings.topology)
     with naming("MULTIRING_PLAN"):
@@ -297,7 +312,7 @@ def _refuse_other_files(peer_infos: list[dict[str, Any]]) -> None:
 
 
 def _refuse_unlike(peer_infos: list[dict[str, Any]], file: str) -> None:
-    """Raise RendezvousError unless all ranks have the same file of this kind, or all have none."""
+    """Raise RendezvousError unless all ranks have the same file of this kind, or none."""
     camps: dict[str, list[int]] = {}
     for rank, peer_info in enumerate(peer_infos):
         camps.setdefault(peer_info[file], []).append(rank)
@@ -319,7 +334,10 @@ def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
 
 
 def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], peer_infos: list[dict[str, Any]]) -> Topology:
-    """Return the job's topology: the file's, if any, with the hosts and names that the ranks have reported."""
+    """Return the job's topology.
+
+    It is the file's, if any, with the hosts and names that the ranks have reported.
+    """
     names = tuple(peer_infos[ranks[0]]["name"] for ranks in hosts)
     return Topology(hosts, names=names) if known is None else known.placed(hosts, names)
 
@@ -332,7 +350,10 @@ def _hosts_for(engine: str, names: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def hosts_of(names: list[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, in the order of the hosts' first ranks. `names` gives each rank's host."""
+    """Return the ranks of each host, in the order of the hosts' first ranks.
+
+    `names` gives each rank's host.
+    """
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)

@@ -9,7 +9,10 @@ _PATIENCE_S = 0.5  # the launcher reads at once, and the kernel buffers ten mess
 
 
 class LauncherNews:
-    """Sends each message to the launcher once. Without a launcher the messages are lost."""
+    """Sends each message to the launcher once.
+
+    Without a launcher the messages are lost.
+    """
 
     def __init__(self, rank: int, rendezvous: str) -> None:
         """Create the sender of `rank`, in a job with the rendezvous address `rendezvous`."""
@@ -23,7 +26,10 @@ class LauncherNews:
             self._tell(news.value)
 
     def tell_joining(self) -> None:
-        """Tell the launcher that this process is the rank. The process that the launcher started may be a shell."""
+        """Tell the launcher that this process is the rank.
+
+        The process that the launcher started may be a shell.
+        """
         self._tell(RANK_JOINS % self._rank)
 
     def tell_lost(self, rank: int) -> None:

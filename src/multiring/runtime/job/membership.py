@@ -56,7 +56,9 @@ class Membership:
         return self.job if self.number == 0 else f"{self.job}|generation {self.number}"
 
     def without(self, lost: Collection[int]) -> "Membership":
-        """Return the next generation: the ranks without `lost`, in the same order and with new numbers.
+        """Return the next generation: the ranks without `lost`, with new numbers.
+
+        Their order stays the same.
 
         Raises:
             ArgumentError: `lost` contains this process's rank, or a rank that is not in the job.

@@ -1,4 +1,4 @@
-"""Decide whether this process may become a rank, is a multiprocessing worker of a rank, or is neither."""
+"""Decide whether this process may be a rank, is a rank's worker, or neither."""
 
 import os
 from dataclasses import dataclass, replace
@@ -22,7 +22,10 @@ _MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A multiprocessing worker of a rank. It has the rank's numbers, but cannot communicate."""
+    """A multiprocessing worker of a rank.
+
+    It has the rank's numbers, but cannot communicate.
+    """
 
     rank: RankProcess
     place: RankPosition
@@ -44,28 +47,37 @@ class WorkerError(StateError):
 
 @final
 class WorkerGroup:
-    """The return value of `init` in a worker: it has `rank` and `size`; everything else raises StateError."""
+    """The return value of `init` in a worker.
+
+    It has `rank` and `size`; everything else raises StateError.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.rank, self.size = worker.place.rank, worker.place.size
 
     def __getattr__(self, name: str) -> Any:
-        """Raise the worker's error for public names, and AttributeError for private names, which pickle looks up."""
+        """Raise the worker's error for public names.
+
+        Private names, which pickle looks up, raise AttributeError.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
         raise self._worker.refusal()
 
 
 class Attempt:
-    """An attempt of this process to become the rank that the settings and launchers' variables describe."""
+    """An attempt of this process to become a rank.
+
+    The settings and launchers' variables say which rank.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._foreign = settings, foreign_environment()
         self._key = launch_key(settings, self._foreign)
 
     def worker(self) -> Worker | None:
-        """Return this process as a Worker if it has inherited the mark of a rank whose worker it is, else None."""
+        """Return this process as a Worker if it inherited the mark of its rank, else None."""
         rank = marked(inherited_mark(), self._key)
         return _worker_of(rank)
 
@@ -99,19 +111,24 @@ class Attempt:
             release(self._key)
 
     def note(self, place: RankPosition) -> None:
-        """Claim the rank if possible, and set the mark, after this process has joined by `enter` or `move_on`."""
+        """Claim the rank if possible, and set the mark.
+
+        This process has joined by `enter` or `move_on`.
+        """
         if self._key is not None:
             claim(self._key)
         self.mark(place)
 
     def mark(self, place: RankPosition) -> None:
-        """Set the mark from which processes that this process starts learn the rank's numbers."""
+        """Set the mark from which child processes learn the rank's numbers."""
         if self._key is not None or place.size > 1:
             mark(self._key or "", place)
 
 
 def worker_here(fork_of: RankProcess | None) -> Worker | None:
-    """Return this process as a Worker if it is a multiprocessing worker of a rank, else None.
+    """Return this process as a Worker if it is a worker of a rank, else None.
+
+    A worker is a process that the rank started by multiprocessing.
 
     Args:
         fork_of: the rank from which this process was forked, if it was.

@@ -1,8 +1,9 @@
-"""This process's threads: those that wait for other ranks, with the program's lines, and those that could do more.
+"""This process's threads, and which of them wait for other ranks.
 
-If a framework makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits
-for that thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex
-without a time-out. As long as no other thread of the process computes, only the end of the call can wake it.
+For a waiting thread the module gives the program's lines; it also counts threads that could do more. If a framework
+makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits for that
+thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex without a
+time-out. As long as no other thread of the process computes, only the end of the call can wake it.
 """
 
 import os
@@ -113,9 +114,10 @@ def thread_states() -> ThreadStates:
 
 
 def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
-    """Return whether a thread sleeps until another thread wakes it; False if the kernel gives no answer.
+    """Return whether a thread sleeps until another thread wakes it.
 
-    The sleep of a framework's thread may have a time-out, because it wakes up from time to time to check for signals.
+    Return False if the kernel gives no answer. The sleep of a framework's thread may have a time-out, because it wakes
+    up from time to time to check for signals.
     """
     if thread is None:
         return False
@@ -129,7 +131,10 @@ def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
 
 
 def _computes_natively(known: Iterable[threading.Thread]) -> bool:
-    """Return whether a native thread, unknown to Python, keeps running or waiting for a disk."""
+    """Return whether a native thread keeps running or waiting for a disk.
+
+    A native thread is unknown to Python.
+    """
     ours = {str(_task_of(each)) for each in known}
     busy = _busy_tasks() - ours
     if busy:  # a thread that was awake for a moment only sleeps again
@@ -139,7 +144,10 @@ def _computes_natively(known: Iterable[threading.Thread]) -> bool:
 
 
 def _task_of(thread: threading.Thread) -> int | None:
-    """Return the kernel's id of a thread. In a fork, Python still has the parent's id for the main thread."""
+    """Return the kernel's id of a thread.
+
+    In a fork, Python still has the parent's id for the main thread.
+    """
     return os.getpid() if thread is threading.main_thread() else thread.native_id
 
 
@@ -154,7 +162,7 @@ def _busy_tasks() -> set[str]:
 
 
 def main_place() -> str:
-    """Return a description of the main thread's current line and of the operation that it waits for."""
+    """Return a description of the main thread's line and of its wait, if any."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
     waits = next((each for each in thread_states().blocked if each.title and each.frame is frame), None)
     return described(frame) if waits is None else waits.where
@@ -172,7 +180,7 @@ def waiters_in(frame: FrameType | None) -> list[Waiter]:
 
 
 def described(frame: FrameType | None, title: str = "") -> str:
-    """Return a description of a thread: the innermost lines of the program, and the operation it waits for.
+    """Return a description of a thread: the program's lines, and its wait, if any.
 
     Args:
         frame: the thread's innermost frame.
@@ -197,7 +205,7 @@ def described(frame: FrameType | None, title: str = "") -> str:
 
 
 def _is_servant(frame: FrameType) -> bool:
-    """Return whether the thread belongs to a library and runs none of the program's code."""
+    """Return whether a library's own thread runs none of the program's code."""
     inner: FrameType | None = frame
     while inner is not None:
         code = inner.f_code

@@ -32,7 +32,10 @@ Kind = TypeVar("Kind")
 
 
 class Belongings:
-    """Objects of other modules that live as long as this generation, by class: process sets, an adapter's groups."""
+    """Objects of other modules that live as long as this generation, by class.
+
+    Examples are process sets and an adapter's groups.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +65,7 @@ class Belongings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """This process's view of its job: the ranks, and the objects that communicate with them."""
+    """This process's view of its job: its ranks, and the objects that reach them."""
 
     identity: Identity  # from the launcher's variables
     settings: Settings
@@ -119,22 +122,32 @@ class World:
         )
 
     def take_events(self) -> list[Event]:
-        """Return the events recorded since the last call, oldest first; at most 65,536 are kept between calls."""
+        """Return the events since the last call, oldest first.
+
+        At most 65,536 events are kept between calls.
+        """
         return [event_of(raw, self.membership.rank) for raw in self.events.take()]
 
     def event_reader(self) -> EventReader:
-        """Return a reader of the events recorded from now on. `take_events` still returns all events."""
+        """Return a reader of the events recorded from now on.
+
+        `take_events` still returns all events.
+        """
         return self.events.reader()
 
     def end(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job at the end of the process: like `close`, but without a wait for timelines on one host."""
+        """Leave the job at the end of the process.
+
+        This is `close` without a wait for timelines on one host.
+        """
         self._close(grace_s, announce=announce, file_s=0.0)
 
     def close(self, grace_s: float, *, announce: bool) -> None:
-        """Leave the job when all operations in flight have ended, or after `grace_s` seconds. Ctrl-C ends the wait.
+        """Leave the job when all operations have ended, or after `grace_s` seconds.
 
-        If all ranks are on one host, each leaves its part of the timeline on disk, and the last rank merges the parts.
-        A short wait for the other ranks makes sure that the file exists if all ranks leave together.
+        Ctrl-C ends the wait. If all ranks are on one host, each leaves its part of the timeline on disk, and the last
+        rank merges the parts. A short wait for the other ranks makes sure that the file exists if all ranks leave
+        together.
         """
         self._close(grace_s, announce=announce, file_s=_FILE_S)
 
@@ -173,6 +186,9 @@ class World:
 
 
 def group_named(name: str, services: ProcessServices, membership: Membership) -> Group:
-    """Return the group of all ranks of a generation with the name `name`. It is the same group on all ranks."""
+    """Return the group of all ranks of a generation with the name `name`.
+
+    It is the same group on all ranks.
+    """
     key = hashlib.blake2b(f"{name}|{membership.key}".encode(), digest_size=16).digest()
     return Group(services, membership.ids, membership.topology, key)

@@ -1,1 +1,1 @@
-"""Named operations: collectives that ranks may start in different orders, matched by name."""
+"""Named operations: collectives that ranks start in any order, matched by name."""

@@ -1,4 +1,7 @@
-"""The control channel of a set: messages between its ranks about named operations, sent as control messages."""
+"""The control channel of a set, for messages about named operations.
+
+The messages are sent as control messages.
+"""
 
 from collections import defaultdict
 from enum import IntEnum
@@ -26,7 +29,10 @@ class Message(NamedTuple):
 
 
 class ControlChannel:
-    """Sends messages of any length to ranks of the set, and assembles received messages from their parts."""
+    """Sends messages of any length to ranks of the set.
+
+    It also assembles received messages from their parts.
+    """
 
     def __init__(self, control: Control, group: int, ranks: tuple[int, ...], own: int) -> None:
         self.control = control

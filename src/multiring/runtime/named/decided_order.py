@@ -12,7 +12,9 @@ _log = logging.getLogger("multiring")
 
 
 class DecidedOrder:
-    """This rank's part in the negotiated order. The caller must hold the lock of the set's named operations.
+    """This rank's part in the negotiated order.
+
+    The caller must hold the lock of the set's named operations.
 
     Args:
         group: a group that is used for operations of the negotiated order only.
@@ -25,7 +27,10 @@ class DecidedOrder:
         self.filled = 0  # the number of the last operation of the optimistic order, when it was given up last
 
     def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
-        """Post the operation that all ranks post next. Without a handle, post its neutral contribution."""
+        """Post the operation that all ranks post next.
+
+        Without a handle, post its neutral contribution.
+        """
         label, before = label_of(name, signature), self._group.calls.last
         try:
             posted = self._start_of(signature, handle)(self._group, label)

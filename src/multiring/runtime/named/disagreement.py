@@ -1,4 +1,4 @@
-"""The errors for ranks that disagree about a named operation or wait for each other."""
+"""The errors for ranks that disagree on a named operation or wait for each other."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from multiring.runtime.group.handles import told_apart
 
 
 def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
-    """Return the error for an operation that the ranks of a set submitted with different signatures.
+    """Return the error for a named operation whose signatures differ between ranks.
 
     Args:
         name: the operation's name.

@@ -1,4 +1,7 @@
-"""The handle of a named operation, which may be posted twice: in this rank's order, and in the negotiated order."""
+"""The handle of a named operation, which may be posted twice.
+
+It is posted in this rank's order, and then possibly in the negotiated order.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +22,16 @@ class Keeper(Protocol):
     id: int  # of the set, the same on all ranks
 
     def settle(self, handle: "NamedHandle", posted: Handle, error: MismatchError) -> None:
-        """Handle a mismatch of `posted`, for which `handle` waited: fail the handle, or have it posted again."""
+        """Handle a mismatch of `posted`, for which `handle` waited.
+
+        The handle fails, or it is posted again.
+        """
 
     def await_decision(self, handle: "NamedHandle", timeout: float | None) -> bool:
-        """Wait; return True once `handle` is posted or has ended, and False after `timeout` seconds."""
+        """Wait for `handle` to be posted or to end.
+
+        Return True then, and False after `timeout` seconds.
+        """
 
     def give_up(self, handle: "NamedHandle", error: StallError) -> None:
         """Make all operations of the set fail with `error`, on all ranks."""
@@ -49,13 +58,16 @@ class NamedHandle(Waiter):
         self._has_lingered = False
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks that the operation waits for, and the seconds since its last progress."""
+        """Return the world ranks to wait for, and the seconds without progress."""
         watch = self.watch
         return ([], 0.0) if watch is None else watch()
 
     @property
     def key(self) -> Key | None:
-        """The operation's identity while the ranks have not agreed on it; None once it is posted."""
+        """The operation's identity before the ranks agree on it.
+
+        It is None once the operation is posted.
+        """
         return ("name", self._keeper.id, self.name) if self.posted is None else None
 
     def give_up(self, silent: int) -> None:
@@ -70,7 +82,10 @@ class NamedHandle(Waiter):
 
     @property
     def repeatable(self) -> Posted | None:
-        """The posted form for `NamedOperations.submit_again`; None if the operation cannot be repeated."""
+        """The posted form for `NamedOperations.submit_again`.
+
+        It is None if the operation cannot be repeated.
+        """
         return self.posted.posted if isinstance(self.posted, OperationHandle) else None
 
     def fail(self, error: BaseException) -> None:
@@ -131,7 +146,10 @@ class NamedHandle(Waiter):
 
 
 class HandlesByName:
-    """The operations of a set that are in flight here, and some that have ended. The caller holds the keeper's lock."""
+    """The operations of a set that are in flight here, and some that have ended.
+
+    The caller holds the keeper's lock.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[str, NamedHandle] = {}
@@ -155,16 +173,19 @@ class HandlesByName:
             self._sweep_at = max(_FEW, 2 * len(self._handles))
 
     def find(self, number: int, joining: NamedHandle | None) -> NamedHandle | None:
-        """Return the open handle, possibly `joining`, that has this number in the optimistic order."""
+        """Return the open handle with this number in the optimistic order.
+
+        It may be `joining`.
+        """
         handles = (*self._handles.values(), *(() if joining is None else (joining,)))
         return next((each for each in handles if each.number == number and not each.is_over), None)
 
     def has_unknown(self) -> bool:
-        """Return whether the outcome of an operation of the optimistic order is still unknown."""
+        """Return whether an operation of the optimistic order has no known outcome yet."""
         return any(each.number and not each.done() for each in list(self._handles.values()))
 
     def abort(self, culprit: int) -> None:
-        """Make all posted operations fail on all ranks because world rank `culprit` aborted the group."""
+        """Make all posted operations fail, because rank `culprit` aborted the group."""
         for handle in self._handles.values():
             if isinstance(handle.posted, OperationHandle) and not handle.done():
                 handle.posted.abort(culprit)

@@ -1,12 +1,13 @@
-"""The lost ranks of a set, and the errors for operations that cannot start any more."""
+"""The lost ranks of a set, and errors for operations that cannot start any more."""
 
 from multiring.errors import MultiringError, PeerLostError, StateError
 
 
 class Losses:
-    """The lost ranks of one set. Deaths come first, because another rank's death may be the reason for leaving.
+    """The lost ranks of one set.
 
-    The object is true if any rank is lost.
+    Deaths come first, because another rank's death may be the reason for leaving. The object is true if any rank is
+    lost.
     """
 
     def __init__(self) -> None:
@@ -27,13 +28,19 @@ class Losses:
         self._errors = lost | self._errors if died else self._errors | lost
 
     def cause(self, world_rank: int) -> PeerLostError:
-        """Return the error of the rank whose loss is reported; that of `world_rank` if no loss is recorded yet."""
+        """Return the error of the rank whose loss is reported.
+
+        If no loss is recorded yet, the error names `world_rank`.
+        """
         gone = PeerLostError(f"rank {world_rank} is gone; operations that waited for it have not run")
         return next(iter(self._errors.values()), gone)
 
 
 def refusal(title: str, broken: MultiringError | None) -> MultiringError:
-    """Return the error of an operation that cannot start: `broken`, or that this rank has joined."""
+    """Return the error of an operation that cannot start.
+
+    It is `broken`, or says that this rank has joined.
+    """
     if broken is None:
         return StateError(f"{title}: this rank has joined; wait for that first")
     text = str(broken)

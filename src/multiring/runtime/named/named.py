@@ -1,4 +1,4 @@
-"""Named operations: collectives that ranks may start in different orders, matched by name.
+"""Named operations: collectives that ranks start in any order, matched by name.
 
 As long as all ranks start the operations in the same order (the optimistic order), each operation is posted at once, as
 the next operation of a dedicated group. The ranks of the group agree on the name and signature of each operation, and
@@ -46,7 +46,9 @@ _LAST_WORDS_S = 1.0  # within this time the last messages of a rank that left ar
 
 
 class NamedOperations:
-    """The named operations of one set of ranks. Its methods may be called from any thread.
+    """The named operations of one set of ranks.
+
+    Its methods may be called from any thread.
 
     Args:
         group: the group of the ranks. Every rank of it must create its own NamedOperations; if there are several on the
@@ -114,7 +116,9 @@ class NamedOperations:
             return handle
 
     def submit_again(self, earlier: NamedHandle) -> NamedHandle | None:
-        """Start an operation exactly as `earlier` was posted. This thread must wait for the handle next.
+        """Start an operation exactly as `earlier` was posted.
+
+        This thread must wait for the handle next.
 
         Returns:
             The new handle. None if the operation cannot be posted in the same way; then nothing was done.
@@ -136,9 +140,10 @@ class NamedOperations:
             return handle
 
     def join(self) -> Handle:
-        """Take part in the other ranks' operations with neutral contributions until all ranks have joined.
+        """Take part in other ranks' operations until all ranks have joined.
 
-        The handle's result is the rank of the set that joined last. After that all ranks may submit again.
+        This rank makes neutral contributions. The handle's result is the rank of the set that joined last. After that
+        all ranks may submit again.
 
         Raises:
             UnsupportedError: the set has no neutral contributions.
@@ -161,7 +166,10 @@ class NamedOperations:
             return handle
 
     def close(self) -> None:
-        """Accept no more operations. Operations on which the ranks have not agreed yet fail."""
+        """Accept no more operations.
+
+        Operations on which the ranks have not agreed yet fail.
+        """
         control = self._services.control
         if control is not None:
             control.remove(self.id)
@@ -171,7 +179,10 @@ class NamedOperations:
     # ---- for handles and decision waits ----
 
     def settle(self, handle: NamedHandle, posted: Handle, error: MismatchError) -> None:
-        """Handle a mismatch of `posted`, for which `handle` waited: fail the handle, or have it posted again."""
+        """Handle a mismatch of `posted`, for which `handle` waited.
+
+        The handle fails, or it is posted again.
+        """
         with self._lock:
             if handle.posted is not posted or handle.is_over:
                 return
@@ -181,7 +192,10 @@ class NamedOperations:
                 handle.fail(error)
 
     def await_decision(self, handle: NamedHandle, timeout: float | None) -> bool:
-        """Wait; return True once `handle` is posted or has ended, and False after `timeout` seconds."""
+        """Wait for `handle` to be posted or to end.
+
+        Return True then, and False after `timeout` seconds.
+        """
         negotiation = self._negotiation
         if negotiation is None:
             return True
@@ -195,7 +209,10 @@ class NamedOperations:
                 self._pass_on_stall(str(error))
 
     def abort(self, error: StallError) -> None:
-        """Make all operations in flight here fail on all ranks. The set is unusable afterwards."""
+        """Make all operations in flight here fail on all ranks.
+
+        The set is unusable afterwards.
+        """
         own = self.ranks[self._group.rank]
         with self._lock:
             self._in_flight.abort(own)
@@ -206,7 +223,7 @@ class NamedOperations:
     # ---- for the control thread ----
 
     def hear(self, notice: ControlMessage) -> None:
-        """Handle a control message of another rank, or the mismatch of an operation on this rank."""
+        """Handle another rank's control message, or a mismatch on this rank."""
         with self._lock:
             try:
                 self._hear(notice)
@@ -274,7 +291,10 @@ class NamedOperations:
     def _differ(
         self, number: int, handle: NamedHandle | None, titles: Mapping[int, str], error: MismatchError | None
     ) -> None:
-        """Handle a mismatch of operation `number`. `handle` is None if the operation was not a submitted one."""
+        """Handle a mismatch of operation `number`.
+
+        `handle` is None if the operation was not a submitted one.
+        """
         signatures = signatures_of_one(titles)
         if signatures is not None:
             if handle is not None and len(set(signatures.values())) > 1:
@@ -302,12 +322,12 @@ class NamedOperations:
             self.mourn(self._losses.first)
 
     def fill(self, count: int) -> None:
-        """Post filler operations until `count` operations of the optimistic order are posted."""
+        """Post filler operations until `count` operations are posted in optimistic order."""
         for _ in range(self._calls.last, count):
             self._group.barrier_async(label=_FILLER)
 
     def has_unknown(self) -> bool:
-        """Return whether the outcome of an operation of the optimistic order is still unknown."""
+        """Return whether an operation of the optimistic order has no known outcome yet."""
         return self._in_flight.has_unknown()
 
     def go_back(self, joined: Joined) -> None:
@@ -323,7 +343,10 @@ class NamedOperations:
     # ---- failing ----
 
     def mourn(self, rank: int) -> None:
-        """Fail the open operations, because `rank` of the set is lost and nothing more will be decided."""
+        """Fail the open operations, because `rank` of the set is lost.
+
+        Nothing more will be decided.
+        """
         control = self._services.control
         world_rank = self.ranks[rank]
         if self._losses or control is None:

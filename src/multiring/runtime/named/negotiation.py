@@ -1,8 +1,9 @@
-"""Negotiation: the ranks of a set agree on each operation, from the first difference in order until all have joined.
+"""Negotiation: the ranks of a set agree on each operation.
 
-First all ranks post equally many operations of the optimistic order, so that each of these ends, or is found to differ,
-on every rank (order_switch.py). Then the agreement starts. This module sends the agreement's messages over the set's
-control channel, and carries out its decisions.
+It lasts from the first difference in order until all ranks have joined. First all ranks post equally many operations of
+the optimistic order, so that each of these ends, or is found to differ, on every rank (order_switch.py). Then the
+agreement starts. This module sends the agreement's messages over the set's control channel, and carries out its
+decisions.
 """
 
 import threading
@@ -30,20 +31,26 @@ class Owner(Protocol):
     changed: threading.Condition  # of the owner's lock
 
     def fill(self, count: int) -> None:
-        """Post filler operations until `count` operations of the optimistic order are posted."""
+        """Post filler operations until `count` operations are posted in optimistic order."""
 
     def has_unknown(self) -> bool:
-        """Return whether the outcome of an operation of the optimistic order is still unknown."""
+        """Return whether an operation of the optimistic order has no known outcome yet."""
 
     def go_back(self, joined: Joined) -> None:
         """End the negotiation: all ranks have joined, and no operation is in flight."""
 
     def mourn(self, rank: int) -> None:
-        """Fail the open operations, because `rank` of the set is lost and nothing more will be decided."""
+        """Fail the open operations, because `rank` of the set is lost.
+
+        Nothing more will be decided.
+        """
 
 
 class Negotiation:
-    """One rank's part in the negotiation. The caller of each method must hold the owner's lock."""
+    """One rank's part in the negotiation.
+
+    The caller of each method must hold the owner's lock.
+    """
 
     def __init__(self, owner: Owner, decided: DecidedOrder, channel: ControlChannel, generation: int) -> None:
         self._owner = owner
@@ -61,7 +68,7 @@ class Negotiation:
         self.moved_s = time.monotonic()  # the time of the latest decision
 
     def begin(self, posted: int) -> None:
-        """Start the order switch; this rank has posted `posted` operations of the optimistic order."""
+        """Start the order switch; this rank has posted `posted` optimistic operations."""
         self._send_counts(self._switch.begin(posted))
 
     def take(self, message: Message) -> None:
@@ -74,7 +81,7 @@ class Negotiation:
             self._carry_out(self._member.receive(message.sender, message.payload))
 
     def put(self, handles: Iterable[NamedHandle]) -> None:
-        """Announce these handles to the agreement, at the latest when the order switch has ended."""
+        """Announce handles to the agreement, at the latest after the order switch."""
         if self._member is None:
             self._queue += handles
             return
@@ -108,7 +115,10 @@ class Negotiation:
             self._carry_out(self._member.inquire())
 
     def lose(self, rank: int) -> bool:
-        """Report the loss of a rank to the agreement. Return False if the agreement has not started yet."""
+        """Report the loss of a rank to the agreement.
+
+        Return False if the agreement has not started yet.
+        """
         if self._member is not None:
             self._carry_out(self._member.lost(rank))
         return self._member is not None
@@ -135,7 +145,7 @@ class Negotiation:
             self.take(message)
 
     def _announce_join(self, waited_us: int) -> None:
-        """Announce that this rank has joined, once the outcomes of all its earlier operations are known."""
+        """Announce that this rank has joined, once all earlier outcomes are known."""
         with self._owner.changed:
             if self._owner.has_unknown():
                 self._channel.control.after(_RETRY_S, lambda: self._announce_join(waited_us))

@@ -1,4 +1,4 @@
-"""Order switch: how the ranks of a set stop at the same operation of their optimistic order.
+"""Order switch: the ranks of a set stop at the same optimistic operation.
 
 When the ranks detect that their orders differ, some have posted more operations than others. The maximum of these
 numbers is computed up the tree and then sent down the tree; all ranks post operations up to this number. Each link of

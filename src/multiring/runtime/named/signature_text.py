@@ -1,7 +1,8 @@
-"""The label of a named operation: its name and signature as text, which is part of what the ranks agree on.
+"""The label of a named operation: its name and signature as text.
 
-The text is JSON, because any thread may parse a label at any time. `ast.literal_eval` of Python 3.11 fails with a
-SystemError if two threads run it at the same time (https://github.com/python/cpython/issues/106905).
+The label is part of what the ranks agree on. The text is JSON, because any thread may parse a label at any time.
+`ast.literal_eval` of Python 3.11 fails with a SystemError if two threads run it at the same time
+(https://github.com/python/cpython/issues/106905).
 """
 
 import json
@@ -29,7 +30,10 @@ def in_words(signature: Signature) -> str:
 
 
 def meaning_of(title: str) -> Meaning | None:
-    """Return the name and signature in the label of `title`; None if `label_of` did not make the label."""
+    """Return the name and signature in the label of `title`.
+
+    The result is None if `label_of` did not make the label.
+    """
     at = title.find(LABELLED)
     while at >= 0:
         match _value(title[at + len(LABELLED) :]):
@@ -40,7 +44,10 @@ def meaning_of(title: str) -> Meaning | None:
 
 
 def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
-    """Return each rank's signature from these titles; None if the titles are not all of the same named operation."""
+    """Return each rank's signature from these titles.
+
+    The result is None if the titles are not all of the same named operation.
+    """
     meanings = {rank: meaning_of(title) for rank, title in titles.items()}
     found = {rank: meaning for rank, meaning in meanings.items() if meaning is not None}
     if len(found) < len(meanings) or len({name for name, _ in found.values()}) != 1:
@@ -49,7 +56,10 @@ def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
 
 
 def shown(title: str) -> str:
-    """Return `title` for display: the label of a named operation is shortened to its name."""
+    """Return `title` for display.
+
+    The label of a named operation is shortened to its name.
+    """
     meaning = meaning_of(title)
     if meaning is None:
         return title

@@ -1,1 +1,1 @@
-"""The rails of a rank: their choice, their speed, and the topology files that describe them."""
+"""The rails of a rank: their choice, their speed, and topology files."""

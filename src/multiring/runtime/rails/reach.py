@@ -1,4 +1,4 @@
-"""Check whether the ranks' addresses can be reached from other hosts, and describe them in messages."""
+"""Check whether hosts can reach the ranks' addresses, and describe them."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ _REMEDY = "set MULTIRING_INTERFACE to an interface, or an address, by which the 
 
 
 def refuse_shared_addresses(peer_infos: Sequence[Mapping[str, Any]], rails: Sequence[Sequence[RailEndpoint]]) -> None:
-    """Raise RendezvousError if two hosts have the same address, or if a host has a loopback address.
+    """Raise RendezvousError if two hosts share an address, or use a loopback address.
 
     For example, the container bridge docker0 has the same address on every host, and a host's name may resolve to it.
 
@@ -39,7 +39,7 @@ def refuse_shared_addresses(peer_infos: Sequence[Mapping[str, Any]], rails: Sequ
 
 
 def places_text(peers: Sequence[tuple[int, bool, str, list[tuple[str, int]], str]]) -> str:
-    """Return a text with the addresses of the ranks on other hosts; "" if there are none."""
+    """Return a text with the addresses of the ranks on other hosts, or ""."""
     told = [
         f"rank {rank} at {', '.join(f'{address}:{port}' for address, port in ends)}"
         for rank, is_local, _, ends, _ in peers

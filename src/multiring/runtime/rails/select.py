@@ -1,4 +1,7 @@
-"""Rails: choose the interfaces that the tcp engine uses, check that all ranks agree, and watch the rails' speed."""
+"""Rails: the interfaces that the tcp engine uses.
+
+This module chooses them, checks that all ranks agree, and watches the rails' speed.
+"""
 
 import logging
 import threading
@@ -114,7 +117,7 @@ def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[RailEndpoint]]:
 
 
 def topology_with(topology: Topology, places: Sequence[Sequence[RailEndpoint]]) -> Topology:
-    """Return `topology` with the rails that the ranks use, and the rates that the user gave.
+    """Return `topology` with the rails that the ranks use and the user's rates.
 
     Args:
         topology: the job's topology. Its rails are matched by name if all names are known, else by position.
@@ -169,7 +172,7 @@ def traffic_of(context: Context) -> list[Traffic]:
 
 
 def slow_rails(traffic: Sequence[Traffic], weights: Sequence[float]) -> dict[int, tuple[float, float]]:
-    """Return the rails that are much slower, relative to their weights, than the best rail.
+    """Return the rails that are much slower than the best, relative to their weights.
 
     Args:
         traffic: the traffic to any number of peers over a stretch of time.

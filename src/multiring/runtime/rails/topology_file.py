@@ -11,7 +11,9 @@ _WHAT = "a measured topology"
 
 
 def read_topology(path: str | Path) -> Topology:
-    """Return the topology in the file at `path`, with one rank per host. `Topology.placed` inserts a job's ranks.
+    """Return the topology in the file at `path`, with one rank per host.
+
+    `Topology.placed` inserts a job's ranks.
 
     Raises:
         ArgumentError: the file cannot be read, or is not a valid topology.
@@ -27,7 +29,10 @@ def read_topology(path: str | Path) -> Topology:
 
 
 def check_topology(path: str | Path) -> None:
-    """Raise ArgumentError if `write_topology` would refuse `path`, because another file is there."""
+    """Raise ArgumentError if `write_topology` would refuse `path`.
+
+    It refuses if another file is there.
+    """
     try:
         require_replaceable(Path(path), is_ours=_is_measured, what=_WHAT)
     except OSError as error:
@@ -39,7 +44,9 @@ def _is_measured(data: bytes) -> bool:
 
 
 def write_topology(path: str | Path, topology: Topology, heading: str = "") -> None:
-    """Write `topology` to `path`, with `heading` as a comment. An earlier measured topology is replaced.
+    """Write `topology` to `path`, with `heading` as a comment.
+
+    An earlier measured topology is replaced.
 
     Raises:
         ArgumentError: another file is at `path`, such as a topology written by hand; or the file cannot be written.

@@ -1,7 +1,8 @@
-"""Watch: compare the times of large all_reduces between hosts with the predicted times, and plan again if necessary.
+"""Watch: compare the times of large all_reduces between hosts with predictions.
 
-At every CHECK_EVERY-th operation of a group, its ranks start to gather their measurements without waiting for them. At
-the next such operation they have all measurements, make the same decision, and use the new plans from then on.
+If they differ, the ranks plan again. At every CHECK_EVERY-th operation of a group, its ranks start to gather their
+measurements without waiting for them. At the next such operation they have all measurements, make the same decision,
+and use the new plans from then on.
 
 If operations take ten times as long as before, this check may take minutes. So a rank whose own connections have become
 slow logs that at once. It cannot determine which end is slow, and names both ends. If a host is slow, both of its
@@ -51,17 +52,19 @@ class Measured:
 
 
 class Flows:
-    """The rates of this rank's connections to other hosts while they have data to send.
+    """The rates of this rank's connections to other hosts.
 
-    The kernel's own rate (`tcpi_delivery_rate`) is not usable: it keeps its last value on an idle connection, and short
-    pieces of data never lower it.
+    Only the time in which there is data to send counts. The kernel's own rate (`tcpi_delivery_rate`) is not usable: it
+    keeps its last value on an idle connection, and short pieces of data never lower it.
     """
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, int], tuple[int, float]] = {}
 
     def rates(self, flows: Iterable[tuple[int, int, bool, int, float]]) -> dict[int, float]:
-        """Return the bytes per second that each peer received since the last call, without peers that received little.
+        """Return the bytes per second that each peer received since the last call.
+
+        Peers that received little are left out.
 
         Args:
             flows: tuples of `Context.rails`: (peer, rail, is up, bytes, busy seconds). The last two items are totals.
@@ -79,7 +82,10 @@ class Flows:
 
 
 class Watch:
-    """One rank's measurements of one group. It is not thread-safe: the caller must hold the group's lock."""
+    """One rank's measurements of one group.
+
+    The object is not thread-safe: the caller must hold the group's lock.
+    """
 
     def __init__(
         self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology, *, by_mpi: bool = False
@@ -111,7 +117,10 @@ class Watch:
                 self._usual_rates.setdefault(host, deque(maxlen=_MOST_RATES)).append(rate)
 
     def _rates(self, flows: Flows) -> dict[int, float]:
-        """Return the bytes per second that each host received from this rank since the last use of `flows`."""
+        """Return the bytes per second that each host received from this rank.
+
+        The rates cover the time since the last use of `flows`.
+        """
         rates: dict[int, float] = {}
         if self._by_mpi:
             by_rank = {rank: float(rate) for rank, rate in self._context.goodputs() if rank in self._index}
@@ -145,7 +154,10 @@ class Watch:
             )
 
     def row(self) -> NDArray[np.float64]:
-        """Return this rank's row of the table for `Review.check`: the operations that ended since the last call."""
+        """Return this rank's row of the table for `Review.check`.
+
+        It covers the operations that ended since the last call.
+        """
         ended: list[Measured] = []
         kept: list[Measured] = []
         for each in self._posted:
@@ -161,7 +173,10 @@ class Watch:
         return row
 
     def check(self, table: NDArray[np.float64]) -> Finding | None:
-        """Return and log the finding of the review, if any. A finding discards the measurements of the old plans."""
+        """Return and log the finding of the review, if any.
+
+        A finding discards the measurements of the old plans.
+        """
         finding = self._review.check(table)
         if finding is not None:
             self._posted.clear()
@@ -178,7 +193,10 @@ class Watch:
 
 
 class SlowdownDetector:
-    """Detects that operations take many times as long as before, relative to their predicted times."""
+    """Detects that operations take many times as long as before.
+
+    Times are relative to the predicted times.
+    """
 
     def __init__(self) -> None:
         self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
@@ -187,7 +205,10 @@ class SlowdownDetector:
         self._silent_until_s = 0.0
 
     def look(self, context: Context) -> float | None:
-        """Evaluate the operations that have ended. Return the factor of the slowdown if a warning is due, else None."""
+        """Evaluate the operations that have ended.
+
+        Return the factor of the slowdown if a warning is due, else None.
+        """
         while self.posted and context.has_ended(self.posted[0].operation):
             each = self.posted.popleft()
             if each.operation.fault == FaultKind.NONE and each.predicted_s > 0:

@@ -1,1 +1,1 @@
-"""Timelines: the recording of each rank, the ranks' clocks, and the file made of all recordings."""
+"""Timelines: each rank's recording, the ranks' clocks, and the merged file."""

@@ -1,4 +1,7 @@
-"""Clocks of ranks: their identity, their offset from rank 0's clock, and time limits for messages of timelines."""
+"""Clocks of ranks, and time limits for messages of timelines.
+
+A clock has an identity and an offset from rank 0's clock.
+"""
 
 import time
 from collections.abc import Callable
@@ -57,16 +60,19 @@ FOREVER = Patience()
 
 
 def clock_name() -> str:
-    """Return the identity of this process's monotonic clock: the boot and the time namespace.
+    """Return the identity of this process's monotonic clock.
 
-    Two processes have the same clock exactly if the values are equal.
+    It consists of the boot and the time namespace. Two processes have the same clock exactly if the values are equal.
     """
     namespace = Path("/proc/self/ns/time")
     return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()
 
 
 def ask_time(group: Group, patience: Patience) -> Reading:
-    """Measure the offset of rank 0's clock from this rank's clock. Rank 0 must call `tell_time`."""
+    """Measure the offset of rank 0's clock from this rank's clock.
+
+    Rank 0 must call `tell_time`.
+    """
     stamps = []
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):

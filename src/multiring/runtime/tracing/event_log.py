@@ -1,4 +1,7 @@
-"""Distribute the native core's events to several readers, each of which gets all events."""
+"""Distribute the native core's events to several readers.
+
+Each of them gets all events.
+"""
 
 import threading
 import weakref
@@ -10,7 +13,10 @@ _MOST = 1 << 16  # as many as the native core keeps
 
 
 class EventReader:
-    """A reader of this rank's events. It keeps the newest 65,536 events that were recorded since the last `take`."""
+    """A reader of this rank's events.
+
+    It keeps the newest 65,536 events that were recorded since the last `take`.
+    """
 
     def __init__(self, log: "EventLog") -> None:
         self._log = log

@@ -1,7 +1,7 @@
-"""Merge a timeline when the ranks of a job leave one after the other, all on one host: the last rank merges the parts.
+"""Merge a timeline when the ranks of a job leave one after the other.
 
-A rank that leaves cannot ask the other ranks for their parts. They may be waiting for this very rank, and must first
-detect that it has left.
+All ranks are on one host; the last one merges the parts. A rank that leaves cannot ask the other ranks for their parts.
+They may be waiting for this very rank, and must first detect that it has left.
 """
 
 import contextlib
@@ -22,7 +22,9 @@ _PAUSE_S = 0.01
 
 
 def merge_if_last(path: Path, size: int, patience_s: float = 0.0) -> None:
-    """Merge the parts of this host's `size` ranks into the timeline `path`, unless a rank may still write its part.
+    """Merge the parts of this host's `size` ranks into the timeline `path`.
+
+    Nothing is done if a rank may still write its part.
 
     Args:
         path: the timeline file.
@@ -54,7 +56,10 @@ def merge_if_last(path: Path, size: int, patience_s: float = 0.0) -> None:
 
 @contextlib.contextmanager
 def _alone(parts: list[Path]) -> Iterator[bool]:
-    """Lock the first existing part against the other ranks; yield whether there are parts to merge."""
+    """Lock the first existing part; yield whether there are parts to merge.
+
+    The lock keeps other ranks from merging.
+    """
     for part in parts:
         with contextlib.suppress(FileNotFoundError):
             with part.open("rb") as file:
@@ -64,7 +69,10 @@ def _alone(parts: list[Path]) -> Iterator[bool]:
 
 
 def _locks(file: BinaryIO) -> bool:
-    """Lock a file; return False if another process, which may be stopped, does not unlock it in time."""
+    """Lock a file; return False if another process holds the lock for too long.
+
+    That process may be stopped.
+    """
     deadline = time.monotonic() + _LOCK_S
     while time.monotonic() < deadline:
         try:
@@ -77,7 +85,10 @@ def _locks(file: BinaryIO) -> bool:
 
 
 def _is_over(part: Path) -> bool:
-    """Return whether no process writes the part any more: the part is complete, or its process has ended."""
+    """Return whether no process writes the part any more.
+
+    Then the part is complete, or its process has ended.
+    """
     try:
         told = read_part(part.read_bytes())
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""One rank's recording for a timeline: events of the native core and spans of the program, written to a part file.
+"""One rank's recording for a timeline, written to a part file.
 
-A thread writes the part several times a second. If the rank is killed, its part lacks only the last moment.
+It has events of the native core and spans of the program. A thread writes the part several times a second. If the rank
+is killed, its part lacks only the last moment.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ Preview = Callable[[bytes], None]
 
 
 class Recording:
-    """One rank's part of a timeline, to which events are written between `begin` and `end`.
+    """One rank's part of a timeline.
+
+    Events are written to it between `begin` and `end`.
 
     Args:
         claim: the part's file, empty and locked.
@@ -86,7 +89,10 @@ class Recording:
         self._look_at_rails(time.monotonic())
 
     def data(self) -> bytes:
-        """Write the part's end block and return the contents of the part. Call `end` first."""
+        """Write the part's end block and return the contents of the part.
+
+        Call `end` first.
+        """
         end = {"at_ns": time.monotonic_ns(), "dropped": self._context.dropped_from_timeline(), "fault": self._fault}
         self._write(block("end", **end))
         whole = self._so_far()
@@ -151,7 +157,7 @@ class Recording:
             self._write(block("rails", json.dumps(rails).encode(), at_ns=time.monotonic_ns()))
 
     def _words(self, rows: bytes) -> bytes:
-        """Return the titles of the operations and groups that appear in `rows` for the first time, as JSON."""
+        """Return the titles of operations and groups that are new in `rows`, as JSON."""
         table = np.frombuffer(rows, ROW)
         operations = table[table["kind"] == OPERATION]
         digests = set(np.unique(operations["digest"]).tolist()) - self._told
@@ -165,7 +171,10 @@ class Recording:
         return json.dumps(words).encode() if any(words.values()) else b""
 
     def _write(self, data: bytes) -> None:
-        """Write whole blocks to the part. After the first write error nothing more is written."""
+        """Write whole blocks to the part.
+
+        After the first write error nothing more is written.
+        """
         if self._fault:
             return
         left = memoryview(data)

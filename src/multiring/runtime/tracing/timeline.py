@@ -1,4 +1,6 @@
-"""Timelines: the recordings of all ranks between two calls, in one file that rank 0 writes.
+"""Timelines: the recordings of all ranks in one file that rank 0 writes.
+
+A recording lasts from one call to another.
 
     start   the ranks agree on rank 0's path; each rank creates its part next to it and reads rank 0's clock
     stop    each rank reads rank 0's clock again and sends its part to rank 0; rank 0 writes the file and confirms
@@ -76,7 +78,9 @@ class Timelines:
         return None if self._running is None else self._running.path
 
     def start(self, path: str | os.PathLike[str], *, mark_cycles: bool = False, preview: bool = False) -> None:
-        """Start to record. Every rank must call this method; only rank 0's arguments are used.
+        """Start to record.
+
+        Every rank must call this method; only rank 0's arguments are used.
 
         Args:
             path: the timeline file.
@@ -115,7 +119,9 @@ class Timelines:
                 claim.release()
 
     def stop(self, patience: Patience = FOREVER) -> None:
-        """Stop recording and return once the file is written. Every rank must call this method.
+        """Stop recording and return once the file is written.
+
+        Every rank must call this method.
 
         Args:
             patience: the limit of the wait for other ranks.
@@ -143,7 +149,9 @@ class Timelines:
             running.recording.close()
 
     def close(self, patience: Patience, *, is_wanted: bool) -> None:
-        """Stop the timeline in progress, if there is one, at the end of the job. Errors are logged.
+        """Stop the timeline in progress, if any, at the end of the job.
+
+        Errors are logged.
 
         Args:
             patience: as for `stop`.
@@ -165,7 +173,9 @@ class Timelines:
             _log.warning("%s", error)
 
     def leave_part(self, *, is_wanted: bool) -> Callable[[float], None]:
-        """Stop recording and leave this rank's part on the disk, if all ranks are on this host.
+        """Stop recording and leave this rank's part on the disk.
+
+        All ranks of the job are on this host.
 
         Args:
             is_wanted: as for `close`. If it is False, a warning gives the path of the part.
@@ -303,7 +313,10 @@ class Timelines:
 
 
 class _Writing:
-    """The timeline file while rank 0 adds the parts. After a write error it ignores further parts."""
+    """The timeline file while rank 0 adds the parts.
+
+    After a write error it ignores further parts.
+    """
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -335,7 +348,10 @@ class _Writing:
             _log.warning("the timeline lacks %d events of rank %d, which came too fast", end["dropped"], part.rank)
 
     def add_left(self, rank: int, error: Exception) -> None:
-        """Add the part that a missing rank left on this disk, or mark the rank as missing in the file."""
+        """Add the part that a missing rank left on this disk.
+
+        Without such a part, mark the rank as missing in the file.
+        """
         why = str(error)
         path = part_path(self._running.path, rank)
         try:
