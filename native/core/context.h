@@ -125,7 +125,7 @@ class Context final : public OperationHost {
   // that this rank leaves; otherwise they treat its end as a death. Idempotent.
   void close(double grace_s, bool announce);
 
-  // OperationHost
+  // Implementation of OperationHost.
   Link& link(int peer) override { return connector_.link(peer); }
   Segment& segment() override { return *state_.segment; }
   uint64_t& staged_bytes() override { return table_.staged_bytes(); }

@@ -63,7 +63,7 @@ void FailureDetector::on_lost(int peer, const Frame& frame) {
     if (kind == LossKind::cut_off) on_exclusion(peer);
     return;
   }
-  // A report from another rank must not overtake the messages that the rank sent on its own connection before it left.
+  // A report from another rank must not overtake the messages that the lost rank sent on its own connection.
   if (lost != peer && kind == LossKind::left) {
     const TcpLink* own = peers_.connection(lost);
     if (own != nullptr && own->is_open()) return;

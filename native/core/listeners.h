@@ -20,7 +20,7 @@ namespace multiring {
 
 class Listeners {
  public:
-  // `on_proven` is called with each completed handshake; it may take the connection out of it.
+  // `on_proven` is called with each completed handshake, and may take the connection out of the handshake.
   Listeners(RankState& state, std::function<void(Handshake&)> on_proven)
       : state_(state), on_proven_(std::move(on_proven)) {}
 

@@ -52,7 +52,7 @@ class MpiLink final : public Link, private LinkEvents {
     stream.credit = kWindow;
     return stream;
   }
-  // LinkEvents of the TCP connection
+  // Implementation of LinkEvents, for the TCP connection.
   void on_frame(int peer, const Frame& frame, std::span<const std::byte> payload) override;
   bool expects(const OperationKey&) const override { return false; }  // payload never arrives over the connection
   void on_loss(int peer, LossKind kind, const std::string& why) override;

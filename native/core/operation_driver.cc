@@ -30,7 +30,7 @@ bool OperationDriver::drive_each() {
     const OperationKey key = at->first;
     ++at;  // the operation may end and leave the table
     if (operation->state() == Operation::State::in_slots && table_.cause_of(key) != nullptr) {
-      any |= failures_.settle(operation);  // it must not finish in the slots after a member has failed it
+      any |= failures_.settle(operation);  // a failed operation must not finish in the slots
       continue;
     }
     // A group's later operation tells the other ranks that this rank no longer uses the slots.

@@ -202,7 +202,7 @@ bool RequestQueue::pass() {
 void RequestQueue::end(const Request& request, int32_t error, const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
-    if (known_.erase(request.number()) == 0) return;  // it had already ended
+    if (known_.erase(request.number()) == 0) return;  // the request had already ended
   }
   request.end(error, text.c_str());
 }

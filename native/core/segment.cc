@@ -146,7 +146,8 @@ void Segment::keep_warm(size_t start, size_t size) {
   }
 }
 
-// Records that an allocation needs `bytes` of fresh pages. Raises the bound if as many were returned to the kernel.
+// Records that an allocation needs `bytes` of fresh pages. Raises the bound of warm memory by these bytes, as far as
+// the segment has returned as many to the kernel.
 void Segment::regret(size_t bytes) {
   const size_t missed = std::min(bytes, given_back_);
   given_back_ -= missed;

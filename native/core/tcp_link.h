@@ -78,7 +78,7 @@ class TcpLink final : public Link, public RailOwner {
     stream.credit = kWindow;
     return stream;
   }
-  // RailOwner
+  // Implementation of RailOwner.
   void on_up(Rail& rail) override;
   bool place(Rail& rail, const Frame& frame, Place& place) override;
   void on_packet(Rail& rail, const Packet& packet, Place place) override;
