@@ -27,7 +27,7 @@ class OperationDriver {
   // waking another thread. Returns false if the caller must wake the progress thread.
   bool drive_here(const std::shared_ptr<Operation>& operation);
   bool is_tick_due(Clock::time_point now) const { return now >= next_tick_; }
-  bool waits_for_time() const { return !table_.empty() || detector_.waits_for_time(); }  // true if anything has a deadline
+  bool waits_for_time() const { return !table_.empty() || detector_.waits_for_time(); }  // true if there is a deadline
   void tick();  // checks for stalls; call it about once a second while operations are in flight
 
   // Runs `work` that belongs to no particular operation. An exception ends this rank's participation in the job, but
