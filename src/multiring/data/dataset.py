@@ -74,7 +74,7 @@ def generator_for(seed: int, epoch: int, number: int, draw: int = 0) -> np.rando
 
 @dataclass(slots=True)
 class _Hosts:
-    """The block sharing with other hosts.
+    """The state of block sharing with other hosts.
 
     A data set and its `weighted` copies use the same object.
 
@@ -225,9 +225,9 @@ class Dataset:
     def follow_job(self) -> int:
         """Share blocks with the hosts of the current job.
 
-        Every rank calls this at the beginning of an iteration. If the job has ended and there is no new one, this host
-        stops sharing, and caches the blocks that it reads itself. It does the same if the program passed a group to the
-        `BlockCache`.
+        Every rank calls this at the beginning of an iteration. If this process has left the job with which it shared
+        blocks, it shares them with its current job instead. Sharing stops if there is no current job, or if the program
+        passed a group to the `BlockCache`. This process then reads all blocks from the source.
 
         Returns:
             How many times the job has changed. If the number grows, the caller must restart its workers.

@@ -76,9 +76,10 @@ def read_once(site: Site, distinct: float, held: float) -> Forecast:
     """Return the forecast if the hosts read each byte once and pass it on.
 
     The bound is max(D/s, h/min(d, w), H h / (s + H u)). D is `distinct`, h is `held`, H the number of hosts, and s, d,
-    u, w are the rates `source`, `down`, `up`, `write`. The terms say that the source must send every byte once, that a
-    host must receive and write its bytes, and that the source and all hosts together must send all bytes. With racks, a
-    rack's uplink must also carry all bytes that the rack needs and that no host in the rack read from the source.
+    u, w are the rates `source`, `down`, `up`, `write`. The first term is the time in which the source sends every byte
+    once. The second is the time in which a host receives and writes its bytes. The third is the time in which the
+    source and all hosts together send all bytes. With racks, a rack's uplink must also carry all bytes that the rack
+    needs and that no host in the rack reads from the source.
 
     Args:
         site: the hosts and the rates.

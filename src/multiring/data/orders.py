@@ -280,10 +280,10 @@ class MixtureOrder:
 
     Each data set is repeated in its own order, at a rate given by its weight.
 
-    Samples are numbered through the data sets: the numbers of the second follow those of the first. After every 4,096
-    draws of an epoch, and at its end, each data set has contributed its share of all draws since the first epoch,
-    rounded to whole samples. Within each block of 4,096 draws, the data sets come in random order. The samples of each
-    data set still come in that data set's own order.
+    Samples are numbered through the data sets: the numbers of the second follow those of the first. An epoch's draws
+    are divided into blocks of 4,096. After each block, every data set has contributed its share of all draws since the
+    first epoch, rounded to whole samples. Within a block, the data sets come in random order. The samples of each data
+    set still come in that data set's own order.
 
     Args:
         sources: the orders of the data sets.

@@ -30,7 +30,7 @@ class Expected:
         self.deal = deal
 
     def uses(self, epoch: int, samples: int) -> Uses:
-        """Return the uses from the step at sample `samples` of `epoch` on."""
+        """Return the uses of blocks from the step at sample `samples` of `epoch` on."""
         # Each epoch's order must be computed, which for many small epochs would cost much and change little.
         horizon = min(HORIZON, _EPOCHS * max(1, self.deal.epoch_uses))
         return Uses(self.needs, int(self._firsts[-1]), self.deal.use(epoch, samples), horizon)

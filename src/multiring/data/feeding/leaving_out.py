@@ -132,7 +132,7 @@ def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
 
 
 def none_readable(failure: Exception | None) -> DataError:
-    """Return the error to raise if no sample from a batch on can be read."""
+    """Return the error for a batch if neither its samples nor the next ones can be read."""
     if failure is None:
         return DataError("the batch has no samples")
     return DataError(f"not one of the next samples, up to {MOST}, can be read; the first failure: {failure}")

@@ -14,7 +14,7 @@ from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
 class StageClock:
     """Counts seconds by stage, separately for each thread.
 
-    For a stage with requests, `STAGE alone` has the seconds of requests that began while no other request of this
+    For a stage with requests, `STAGE alone` has the seconds of requests that began alone: no other request of this
     process was running in the stage. `STAGE beside` has the seconds of all other requests. `STAGE alone requests` and
     `STAGE beside requests` are the numbers of these requests.
     """

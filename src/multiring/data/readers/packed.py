@@ -98,7 +98,7 @@ class PackedSource:
             return Image(data)
         if field.kind == "array":
             array = array_of(what, data, self._limits)
-            return array if array.ndim else array[()]  # without axes, the value was packed as a NumPy scalar
+            return array if array.ndim else array[()]  # without axes, the value is a number, not an array
         with damage_told(what, ValueError, RecursionError):
             return data.decode() if field.kind == "text" else json.loads(data) if field.kind == "json" else data
 
