@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import commit, machine
 

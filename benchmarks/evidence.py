@@ -1,8 +1,9 @@
-"""The long form of the tests: one line for each claim, with its figure; exits with 1 if any floor is missed.
+"""Measure the reliability claims and print one table row per claim.
 
     python benchmarks/evidence.py [--only deaths,ranks] [--short]
 
-Everything runs under `multiring run` on this machine. The printed text goes into benchmarks/results/.
+Each row holds a claim and its measured figure. The exit code is 1 if any floor is missed. All jobs run under `multiring
+run` on this machine. The printed table is kept in benchmarks/results/.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' oracles and strangers are there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' helpers
 
 from benchmarks.evidence_job import ROOT, Job, Word
 from tests.wire.strangers import visit
@@ -27,13 +28,13 @@ from tests.wire.strangers import visit
 from multiring.collectives import algorithms_of, build
 from multiring.schedule import Collective, Frame, check
 
-DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # floors
+DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # floors in seconds
 STAGES = ("init", "collective", "barrier", "shutdown")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """Something that must show, and whether it did."""
+    """A claim, its measured figure, and whether the claim holds."""
 
     text: str
     figure: str
@@ -41,12 +42,12 @@ class Claim:
 
 
 def main() -> int:
-    """Print every claim as soon as it is known."""
+    """Measure and print all claims; return the exit code."""
     return report(CLAIMS, __doc__ or "")
 
 
 def report(claims: Mapping[str, Callable[[int], Iterator[Claim]]], description: str) -> int:
-    """Print the `claims` that the command line asks for; return 1 where one does not hold."""
+    """Print the claims selected on the command line; return 1 if any claim fails."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--only", default=",".join(claims), help=f"some of {','.join(claims)}")
     parser.add_argument("--short", action="store_true", help="a tenth of everything, to try it out")
@@ -67,7 +68,10 @@ def report(claims: Mapping[str, Callable[[int], Iterator[Claim]]], description: 
 
 
 def deaths(share: int) -> Iterator[Claim]:
-    """Kill ranks in every situation; the launcher must say who it was, in time, and nothing may be left."""
+    """Kill ranks in every situation.
+
+    The launcher must name the dead rank in time. No process, socket or shared memory may remain.
+    """
     choice = random.Random(1)  # noqa: S311 -- which death comes next
     count = 200 // share
     failures, ended_s, left = [], [], []
@@ -94,7 +98,7 @@ def deaths(share: int) -> Iterator[Claim]:
 
 
 def one_death(job: Job, victim: int, delay_s: float) -> tuple[float, str]:
-    """Return how long after the death the launcher ended, and what is wrong with how it did ("" if nothing)."""
+    """Kill a rank; return the launcher's seconds to exit, and its fault or ""."""
     job.wait_for(bool, 60)
     time.sleep(delay_s)
     os.kill(job.heard[0]["pid"], signal.SIGKILL)
@@ -111,7 +115,7 @@ def one_death(job: Job, victim: int, delay_s: float) -> tuple[float, str]:
 
 
 def launchers(share: int) -> Iterator[Claim]:
-    """Kill the launcher itself: no rank may outlive it for long."""
+    """Kill the launcher; its ranks must exit soon afterwards."""
     choice = random.Random(2)  # noqa: S311 -- when the launcher dies
     count = 50 // share
     gone_s, left = [], []
@@ -135,7 +139,7 @@ def launchers(share: int) -> Iterator[Claim]:
 
 
 def strangers(share: int) -> Iterator[Claim]:
-    """Visit the listening ports of a job at work."""
+    """Send random frames to the listening ports of a running job."""
     count = 10_000 // share
     with Job(3, "open", multiring_engine="tcp") as job:
         job.wait_for(lambda heard: len(heard) == 3, 60)
@@ -179,7 +183,10 @@ def ranks(share: int) -> Iterator[Claim]:
 
 
 def sums(share: int) -> Iterator[Claim]:
-    """Sum random arrays within the documented bound, with the same bits everywhere and every time."""
+    """Check that sums of random arrays are within the documented bound.
+
+    All ranks and all runs must get the same bits.
+    """
     count = 1000 // share
     for engine in ("auto", "tcp"):
         digests: list[Word] = []
@@ -196,10 +203,10 @@ def sums(share: int) -> Iterator[Claim]:
 
 
 def proof(_: int) -> Iterator[Claim]:
-    """Build and check a schedule of 1,024 ranks."""
+    """Measure how long the schedule of 1,024 ranks takes to build and to check."""
     frame = Frame(collective=Collective.ALL_REDUCE, grid=(32, 32), order=tuple(range(1024)))
     times = {}
-    for algorithm in algorithms_of(frame.collective):  # each once: proofs are remembered
+    for algorithm in algorithms_of(frame.collective):  # Each algorithm runs once: `check` caches its result.
         start = time.perf_counter()
         check(build(algorithm, frame))
         times[algorithm] = time.perf_counter() - start
@@ -221,18 +228,18 @@ CLAIMS: dict[str, Callable[[int], Iterator[Claim]]] = {
 
 
 def shown(failures: list[str]) -> str:
-    """Return the first of the failures in full, on one line of the table."""
+    """Return the number of failures and the first failure, as one line for the table."""
     return f"{len(failures)} failed; first: {failures[0]}".replace("\n", "<br>") if failures else ""
 
 
 def commit() -> str:
-    """Return the commit, marked if the tree differs from it."""
+    """Return the commit's name, marked if the working tree differs from it."""
     words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"  # noqa: S603
 
 
 def machine() -> str:
-    """Return what this machine is."""
+    """Describe this machine: cores, CPU model, Linux and Python version."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

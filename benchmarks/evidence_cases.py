@@ -1,18 +1,18 @@
-"""Random cases held against an independent truth: what the evidence program of each topic shares.
+"""Run random cases and compare multiring's results with an independent reference.
 
     python benchmarks/evidence_TOPIC.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 
-A topic is a number of families. A family draws a case from a seeded generator, runs it with multiring, computes the
-truth by other means, and yields a `Fault` for each difference. Families take turns; a turn is a process (or a job of
-several ranks) that runs some cases. A turn that crashes or hangs counts as a fault of the case that it was in, and the
-next turn starts with the case after that one.
+The evidence programs of all topics share this module. A topic consists of families. A family draws a case from a seeded
+generator, runs it with multiring, computes the expected result by other means, and yields a `Fault` for each
+difference. Families take turns. A turn is a process, or a job of several ranks, that runs some cases. If a turn crashes
+or hangs, its current case counts as a fault, and the next turn starts with the following case.
 
-Every case is recorded in build/evidence/, and the same command goes on where it was stopped. Exit code 0, or 1 where a
-case showed a fault. Each fault is printed with the command that repeats it.
+Every case is recorded in build/evidence/. The same command, started again, continues from there. Each fault is printed
+with a command that repeats it. The exit code is 1 if a case showed a fault, and 0 otherwise.
 
-`--against CHECKOUT` runs the cases on the multiring of another checkout, whose core is built, and stops as soon as each
-program that benchmarks/evidence_topics.toml lists for the topic is shown by a fault. Exit code 0 where at least 80 % of
-them were.
+`--against CHECKOUT` runs the cases on the multiring of another checkout, whose native core must be built. The file
+benchmarks/evidence_topics.toml lists the topic's faulty programs. The run ends as soon as a case has shown the fault of
+each program. The exit code is 0 if the cases found at least 80 % of these faults.
 """
 
 import argparse
@@ -45,27 +45,29 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# An in-place installation brings an import hook, which finds its own checkout's multiring whatever PYTHONPATH says.
-# Python imports this after such hooks are there: in each process of a turn, and in all that it starts.
+# An in-place installation adds an import hook that finds its own checkout's multiring and ignores PYTHONPATH. Python
+# imports this text as `sitecustomize` after the hook is installed, and the text removes the hook. It applies to each
+# process of a turn and to their child processes.
 WITHOUT_HOOK = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
 """
 TURN_S = 15.0
-AGAINST_TURN_S = 5.0  # with --against: a family that has shown all that it can has no more turns
-START_S = 90.0  # until the first case of a turn begins: imports on a full machine
+AGAINST_TURN_S = 5.0  # with --against; short, because a family that has shown all its faults gets no more turns
+START_S = 90.0  # The time limit for a turn's first case to begin. Imports are slow on a loaded machine.
 MOST_CASES = 200
 MUST_FIND = 0.8
-TOLD = 600  # characters of a fault's text
+TOLD = 600  # the number of characters printed of a fault's text
 
 Random = np.random.Generator
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that differs from the truth.
+    """A difference between multiring's result and the expected result.
 
-    sign: names the kind of fault, the same in every case that shows it.
-    text: what was found and what was expected.
+    Attributes:
+        sign: The kind of fault. All cases that show the same kind have the same sign.
+        text: The result that was found, and the result that was expected.
     """
 
     sign: str
@@ -74,14 +76,17 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Cases of one kind.
+    """A kind of random cases.
 
-    run: called with the case's own generator and an empty folder, which the ranks of a case share; yields the faults.
-    ranks: how many ranks run each case together, under `multiring run`; 0 runs it in a process without a launcher.
-    deadline_s: how long a case may take before it counts as a hang.
-    case_s: about how long a case takes, for the first turn; later ones go by what was seen.
-    aims: the programs of benchmarks/evidence_topics.toml whose faults it can show. With `--against`, it has no more
-        turns once each of them was shown.
+    Attributes:
+        run: Runs one case and yields its faults. It gets the case's generator and an empty folder, which the ranks of
+            the case share.
+        ranks: The number of ranks that run each case together under `multiring run`. 0 runs the case in a process
+            without a launcher.
+        deadline_s: The time after which a case counts as hung.
+        case_s: The expected time of a case. Only the first turn uses it; later turns use the measured time.
+        aims: The programs of benchmarks/evidence_topics.toml whose faults the family can show. With `--against`, the
+            family gets no more turns once all of them were shown.
     """
 
     name: str
@@ -95,10 +100,11 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """What an evidence program tries.
+    """The families of an evidence program, and the faults that they must find.
 
-    shows: for each program of benchmarks/evidence_topics.toml, the signs that only its fault can have. A sign that ends
-        with a colon stands for all signs that begin with it.
+    Attributes:
+        shows: For each program of benchmarks/evidence_topics.toml, the signs that only its fault can cause. A sign that
+            ends with a colon matches all signs that begin with it.
     """
 
     name: str
@@ -133,7 +139,7 @@ def main(topic: Topic) -> int:
 
 
 def run_turn(family: Family, seed: int, cases: int, folder: Path) -> None:
-    """Run cases one after the other, and write a line before and after each."""
+    """Run cases one after the other, and log a line before and after each case."""
     rank = inherited_environment().get("RANK", "0") if family.ranks else "0"
     with (folder / f"answers.{rank}").open("w", encoding="utf-8") as answers:
         for number in range(seed, seed + cases):
@@ -145,7 +151,10 @@ def run_turn(family: Family, seed: int, cases: int, folder: Path) -> None:
 
 
 def faults_of(family: Family, seed: int, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the sign and text of each fault of a case; whatever it raises is one."""
+    """Yield the sign and the text of each fault of a case.
+
+    An exception that the case raises counts as a fault.
+    """
     random = np.random.default_rng((seed, zlib.crc32(family.name.encode())))
     try:
         for fault in family.run(random, folder):
@@ -160,7 +169,7 @@ def faults_of(family: Family, seed: int, folder: Path) -> Iterator[tuple[str, st
 
 @dataclass(slots=True)
 class Tally:
-    """What a family has done so far."""
+    """The progress of a family: its cases and faults so far."""
 
     next_seed: int
     cases: int = 0
@@ -169,7 +178,7 @@ class Tally:
 
 
 class Run:
-    """Turns of families until the time is over."""
+    """The run of a topic: its families take turns until the time is used up."""
 
     def __init__(self, topic: Topic, families: Sequence[Family], arguments: argparse.Namespace) -> None:
         self._topic, self._families, self._arguments = topic, families, arguments
@@ -183,7 +192,7 @@ class Run:
         self._take_back()
 
     def go_on(self) -> int:
-        """Run turns; print the table; return the exit code."""
+        """Run turns, print the table and return the exit code."""
         print(f"# Random cases: {self._topic.name}, {time.strftime('%Y-%m-%d %H:%M')}\n")
         command = shlex.join(["python", *sys.argv])
         print(f"`{command}` at commit {commit()}, cases on {commit_in(self._tree)}, {machine()}\n", flush=True)
@@ -212,10 +221,10 @@ class Run:
         )
 
     def _has_shown_all(self, family: Family) -> bool:
-        """Return whether nothing is left that a family is to show of the other checkout."""
+        """Return whether the family has shown all its faults of the other checkout."""
         if self._arguments.against is None:
             return False
-        if not family.aims:  # unless no family of the topic says so
+        if not family.aims:  # Without aims, a family may show any fault, unless other families of the topic have aims.
             return any(each.aims for each in self._families)
         return not set(family.aims) & set(self._unseen())
 
@@ -243,7 +252,11 @@ class Run:
         tally.case_s = max(seconds / max(len(answers), 1), 1e-3)
 
     def _run_process(self, family: Family, seed: int, cases: int, folder: Path) -> str:
-        """Run a turn's process to its end; return how it ended, for the case that has no answer."""
+        """Run a turn's process to its end.
+
+        Returns:
+            How the process ended. This is the fault's text for a case without an answer.
+        """
         program = [str(ROOT / "benchmarks" / self._topic.program), "--turn", family.name, "--seed", str(seed)]
         program += ["--cases", str(cases), "--folder", str(folder)]
         launcher = ["-m", "multiring", "run", "-n", str(family.ranks), "--", sys.executable] if family.ranks else []
@@ -266,7 +279,7 @@ class Run:
             )
             hung = not waited(process, folder, family.deadline_s)
             if hung:
-                process.terminate()  # a launcher ends its ranks
+                process.terminate()  # the launcher shuts its ranks down
                 try:
                     process.wait(10)
                 except subprocess.TimeoutExpired:
@@ -292,7 +305,7 @@ class Run:
 
     def _tell(self, family: Family, seed: int, sign: str, text: str) -> None:
         if self._tallies[family.name].faults[sign] > 1:
-            return  # one of a kind is enough to repeat it; the table counts all
+            return  # One example of a sign is enough to repeat it. The table counts all.
         program = f"benchmarks/{self._topic.program}"
         again = f"python {program} --only {family.name} --seed {seed} --cases 1 --again"
         print(f"FAULT {sign}; again by: {again}\n    {text[-TOLD:].strip()}", flush=True)
@@ -327,7 +340,7 @@ class Run:
 
 
 def waited(process: "subprocess.Popen[bytes]", folder: Path, deadline_s: float) -> bool:
-    """Wait until a turn's process has ended; return False where no rank wrote a line in time."""
+    """Wait for a turn's process; return False if no rank logged a line in time."""
     lines, since = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(0.05)
@@ -340,7 +353,10 @@ def waited(process: "subprocess.Popen[bytes]", folder: Path, deadline_s: float) 
 
 
 def crowd() -> float:
-    """Return how many processes want each CPU, 1 at least: on a full machine everything takes that much longer."""
+    """Return the number of processes per CPU, at least 1.
+
+    Deadlines are multiplied by it, because work takes longer on a loaded machine.
+    """
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -364,6 +380,6 @@ def commit_in(tree: Path) -> str:
 
 
 def programs_of(topic: str) -> list[str]:
-    """Return the programs whose faults a topic has to find."""
+    """Return the programs whose faults a topic must find."""
     with (ROOT / "benchmarks" / "evidence_topics.toml").open("rb") as file:
         return list(tomllib.load(file)[topic]["programs"])

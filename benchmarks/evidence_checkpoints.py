@@ -1,12 +1,15 @@
-"""Checkpoints held against what was saved: random values, folders of others, kills, second writers, readers beside.
+"""Compare checkpoints with the saved values under kills and concurrent access.
 
     python benchmarks/evidence_checkpoints.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
 
-See benchmarks/evidence_cases.py for the options. The families here draw their moments. Those of
-evidence_checkpoints_crashes.py count them: every crash point of a save, every pair of crash points, a fault of the disk
-at each call, power cuts, a second writer and a reader stopped at each. Those of evidence_checkpoints_states.py hold
-names that meet, states of programs, trainings and ranks against what was saved. What is loaded after a kill has to be a
-save that ended, or the one that was killed; never less than the last that ended.
+See benchmarks/evidence_cases.py for the options. The families in this module save random values, save into folders with
+foreign files, and run writers and readers at the same time. They choose the moments of kills at random.
+
+The families of evidence_checkpoints_crashes.py count instead. They try every crash point of a save, every pair of crash
+points, a disk fault at each call and power cuts. They also stop a second writer and a reader at each call. The families
+of evidence_checkpoints_states.py check colliding names, program states, trainings and several ranks.
+
+After a kill, `load` must return the last completed save, or a later save that was killed.
 """
 
 import io
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_checkpoints_crashes import FAMILIES as CRASHES
@@ -64,7 +67,7 @@ CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
 
 
 def drawn(random: Random, depth: int, kinds: list[tuple[str, str]]) -> Any:
-    """Return a random tree of arrays of these kinds under names that may meet."""
+    """Return a random tree of arrays of these kinds, with keys that may collide."""
     if depth and random.random() < 0.6:
         picks = random.choice(len(KEYS), size=int(random.integers(1, 6)), replace=False)
         return {KEYS[each]: drawn(random, depth - 1, kinds) for each in picks}
@@ -78,7 +81,7 @@ def drawn(random: Random, depth: int, kinds: list[tuple[str, str]]) -> Any:
 
 
 def bits(value: Any) -> tuple[Any, ...]:
-    """Return type, shape and elements of an array."""
+    """Return the framework, type, shape and bytes of an array."""
     if isinstance(value, torch.Tensor):
         memory = value.contiguous().as_strided((value.numel(),), (1,))
         data = memory.view(torch.uint8).numpy().tobytes() if value.numel() else b""
@@ -88,7 +91,7 @@ def bits(value: Any) -> tuple[Any, ...]:
 
 
 def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield what a tree has at its ends, by its keys with their types."""
+    """Yield each leaf of a tree with its path of keys; each key comes with its type."""
     if isinstance(tree, dict):
         for key, each in tree.items():
             yield from leaves(each, (*path, (type(key).__name__, key)))
@@ -97,10 +100,10 @@ def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 
 
 def values(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save and load a random tree: it comes back, or was refused."""
+    """Save and load a random tree: it comes back unchanged, or `save` refuses it."""
     _begin()
     every = [*(("numpy", each) for each in NUMPY_KINDS), *(("torch", each) for each in TORCH_KINDS)]
-    # A few kinds a case: one that is refused would keep the others from being tried.
+    # A case uses only a few kinds, because one refused kind would hide the others.
     kinds = [every[each] for each in random.choice(len(every), size=int(random.integers(1, 4)), replace=False)]
     tree = {name: drawn(random, 3, kinds) for name in "uvwxyz"}
     wanted = {path: bits(each) for path, each in leaves(tree)}
@@ -130,7 +133,7 @@ def values(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def strangers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save to a folder with files of others: they stay, each with its content."""
+    """Save into a folder with foreign files: each file keeps its content."""
     _begin()
     target = folder / "run"
     names = [
@@ -176,7 +179,7 @@ def _begin() -> None:
 
 
 def hook_calls(act: Callable[[str], None]) -> None:
-    """Have `act` called before each call that changes a file."""
+    """Call `act` with a call's name before each call that changes a file."""
 
     def hooked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **options: Any) -> Any:
@@ -198,7 +201,7 @@ def hook_calls(act: Callable[[str], None]) -> None:
 
 
 def in_child(act: Callable[[], str]) -> tuple[int, str]:
-    """Return how a process ended that runs `act`, and what it says."""
+    """Run `act` in a child process; return the exit status and the text of the child."""
     hears, says = os.pipe()
     pid = os.fork()
     if not pid:
@@ -216,7 +219,7 @@ def in_child(act: Callable[[], str]) -> tuple[int, str]:
 
 
 def saving(path: Path, step: int, size: int, act: Callable[[str], None] | None) -> str:
-    """Save a step, whose tensor tells it."""
+    """Save a step, with a tensor filled with the step's number."""
     mt.init()
     if act is not None:
         hook_calls(act)
@@ -225,7 +228,7 @@ def saving(path: Path, step: int, size: int, act: Callable[[str], None] | None) 
 
 
 def looking(path: Path) -> str:
-    """Return which step is loaded."""
+    """Return the step that `load` finds, "nothing", or "torn" for mixed steps."""
     mt.init()
     if not mt.is_saved(path):
         return "nothing"
@@ -236,7 +239,7 @@ def looking(path: Path) -> str:
 
 
 def killer(at: int) -> Callable[[str], None]:
-    """Return what kills its process at the n-th call."""
+    """Return a hook that kills its process at call number `at`."""
     count = 0
 
     def act(_: str) -> None:
@@ -249,7 +252,10 @@ def killer(at: int) -> Callable[[str], None]:
 
 
 def kills(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save, and be killed in the next two saves, or more: the last that ended is there, or a later one."""
+    """Kill some of several consecutive saves.
+
+    Afterwards `load` must find the last completed save, or a later one.
+    """
     path, last, killed = folder / "ck", 0, 0
     for step in range(1, int(random.integers(4, 7))):
         at = int(random.integers(1, 26)) if step > 1 else 0
@@ -267,7 +273,10 @@ def kills(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def writers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Let two jobs save to one path at once, slowly: what is there can be loaded then and afterwards."""
+    """Let two jobs save to the same path at the same time, slowly.
+
+    The checkpoint must load afterwards.
+    """
     path = folder / "ck"
     in_child(lambda: saving(path, 1, 100, None))
     pids = []
@@ -296,7 +305,7 @@ def writers(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def readers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Load beside a job that saves again and again: every load succeeds."""
+    """Load while another job saves repeatedly: every load must succeed."""
     path = folder / "ck"
     size = int(random.integers(1, 200_000))
     in_child(lambda: saving(path, 0, size, None))

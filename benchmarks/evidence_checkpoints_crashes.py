@@ -1,11 +1,11 @@
-"""Every crash point of a save and every pair of them, faults of the disk, power cuts, a second writer, a reader beside.
+"""Inject kills, disk faults and power cuts at every file-system call of a save.
 
     python benchmarks/evidence_checkpoints_crashes.py [--only 'crash points,...'] [--cases 2]
 
-These are families of evidence_checkpoints.py, and a program for themselves that loads no framework. A library that is
-loaded before libc (evidence_data_faults.c) counts the calls that change a file system, and kills, stops or fails a
-process at the n-th one. So the crash points are counted, not drawn: case `number` of a family has the crash point and
-the starting point of that number, and goes through all second ones.
+evidence_checkpoints.py runs these families. This module is also a program of its own, which loads no framework. A
+library (evidence_data_faults.c), loaded before libc, counts the calls that change the file system. At call number n it
+kills the process, stops it, or fails the call. The crash points are enumerated, not drawn: case `number` of a family
+uses the crash point and the starting point of that number, and tries all second crash points.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_data_crashes import Call, Disk, Node
@@ -44,7 +44,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EROFS, errn
 
 
 class Child:
-    """A process that runs an act, and says a text at its end."""
+    """A child process that runs `act` and sends its text to the parent."""
 
     def __init__(self, act: Callable[[], str]) -> None:
         self._hears, says = os.pipe()
@@ -64,18 +64,22 @@ class Child:
         return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED  # type: ignore[union-attr]
 
     def goes_on(self) -> None:
-        """Have a process that has stopped go on."""
+        """Continue the stopped process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def ended(self) -> str:
-        """Return what the process said; "killed" where it was."""
+        """Return the text of the process, or "killed" if a signal ended it."""
         with os.fdopen(self._hears, "rb") as file:
             text = file.read().decode(errors="replace")
         return "killed" if os.waitpid(self.pid, 0)[1] else text
 
 
 def arm(below: Path, call: str, at: int, error: int, *, lasts: bool = False) -> None:
-    """Have this process killed (error 0), stopped (-1) or refused at its n-th call of a kind below a folder."""
+    """Inject a fault at call number `at` of a kind below a folder.
+
+    An `error` of 0 kills this process, -1 stops it, and an errno makes the call fail. With `lasts`, all later calls
+    fail too.
+    """
     library = ctypes.CDLL(None)
     library.fault_arm(str(below).encode(), call.encode(), at, error)
     if lasts:
@@ -83,13 +87,16 @@ def arm(below: Path, call: str, at: int, error: int, *, lasts: bool = False) -> 
 
 
 def save(path: Path, step: int, size: int) -> None:
-    """Save a step, whose tensor tells it."""
+    """Save a step, with an array filled with the step's number."""
     value: Any = np.full(size, float(step)) if size else []
     saving.save(path, saving.Framework(), {"step": step, "value": value}, own={"step": step}, randomness=False)
 
 
 def saver(path: Path, step: int, size: int, call: str = "change", at: int = NEVER, error: int = 0) -> Child:
-    """Start a process that saves a step, and meets a fault at its n-th call; it says "saved", and its calls' number."""
+    """Start a process that saves a step and gets a fault at call number `at`.
+
+    Its text is "saved" and the number of its calls.
+    """
 
     def act() -> str:
         init()
@@ -101,7 +108,7 @@ def saver(path: Path, step: int, size: int, call: str = "change", at: int = NEVE
 
 
 def look(path: Path) -> str:
-    """Return which step is loaded, in a process that has begun; or what is wrong."""
+    """Return the step that `load` finds in this initialized process, or the error."""
     try:
         if not saving.is_saved(path):
             return "nothing"
@@ -114,7 +121,7 @@ def look(path: Path) -> str:
 
 
 def looked(paths: Sequence[Path]) -> list[str]:
-    """Return what a new process loads of each of these."""
+    """Return the result of `look` at each path, from a new process."""
 
     def act() -> str:
         init()
@@ -132,14 +139,18 @@ def looked(paths: Sequence[Path]) -> list[str]:
 
 
 class Start(NamedTuple):
-    """What is there before a save: made below a folder, it returns the step that can be loaded, 0 for none."""
+    """The state of a folder before a save.
+
+    Attributes:
+        make: Creates the state below a folder. It returns the step that can be loaded, or 0 if there is none.
+    """
 
     name: str
     make: Callable[[Path, Random], int]
 
 
 def place_in(folder: Path) -> Path:
-    """Return where the checkpoint of a case is."""
+    """Return the path of a case's checkpoint."""
     return folder / "runs" / "ck"
 
 
@@ -182,7 +193,7 @@ def _killed(folder: Path, random: Random) -> int:
 
 
 def write_02(place: Path, step: int) -> None:
-    """Write what multiring 0.2 wrote."""
+    """Write a checkpoint in the format of multiring 0.2."""
     place.mkdir(parents=True)
     token = f"{step:016x}"
     save_file({"value": np.full(7, float(step))}, place / "shared.safetensors")
@@ -219,7 +230,7 @@ STARTS = [
 
 
 class Ground:
-    """A starting point of which any number of copies can be made."""
+    """A starting point, which can be copied any number of times."""
 
     def __init__(self, number: int, random: Random, top: Path) -> None:
         self._top, self._copies = top, 0
@@ -235,7 +246,7 @@ class Ground:
         self.calls = int(said.removeprefix("saved "))
 
     def copy(self, of: Path | None = None) -> Path:
-        """Return a new folder with the starting point, or of another folder."""
+        """Return a new copy of the starting point, or of the folder `of`."""
         self._copies += 1
         folder = self._top / f"copy-{self._copies}"
         shutil.copytree(of or self._top / "first", folder, symlinks=True)
@@ -245,7 +256,10 @@ class Ground:
         return folder
 
     def right_after(self, folder: Path) -> Iterator[str]:
-        """Yield what is wrong once a save without a fault followed: it counts, nothing of others is lost, nor left."""
+        """Yield the faults found after a save that met no fault.
+
+        The save must be the only one in the folder, and foreign files must keep their content.
+        """
         path = place_in(folder)
         if self.start.make is _noted:
             names = ("metrics.csv", "epoch0/manifest.json", "data-0123456789abcdef/shared.json", "rank-00000.json")
@@ -260,10 +274,10 @@ class Ground:
 def _with_ground(
     case: Callable[[Ground, Random], Iterator[Fault]], sign: str
 ) -> Callable[[Random, Path], Iterator[Fault]]:
-    """Return a family's function; the case's number is the name of its folder."""
+    """Return a family's function. The name of the case's folder is the case's number."""
 
     def run(random: Random, folder: Path) -> Iterator[Fault]:
-        # No fault here needs a disk, and a save on one waits for it a dozen times.
+        # No fault here needs a disk, and a save to a disk waits for the disk a dozen times.
         shared = Path("/dev/shm")  # noqa: S108 -- the folder in it has a name of its own
         with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else folder) as name:
             ground = Ground(int(folder.name), random, Path(name).resolve())
@@ -277,7 +291,7 @@ def _with_ground(
 
 
 def _followed(ground: Ground, folders: Sequence[Path]) -> Iterator[Fault]:
-    """Save once more to each of these: that save counts, and is all that is there."""
+    """Save once more to each folder: only this save may remain, and it must load."""
 
     def act() -> str:
         init()
@@ -297,7 +311,10 @@ def _followed(ground: Ground, folders: Sequence[Path]) -> Iterator[Fault]:
 
 
 def crash_points(ground: Ground, _random: Random) -> Iterator[Fault]:
-    """Kill a save at each of its calls: what counted counts, or the new one; the next save works."""
+    """Kill a save at each of its calls.
+
+    The previous or the new save must load, and the next save must work.
+    """
     folders = [ground.copy() for _ in range(ground.calls + 1)]
     said = [saver(place_in(each), 2, ground.size, at=at).ended() for at, each in enumerate(folders, 1)]
     for at, (text, found) in enumerate(zip(said, looked(list(map(place_in, folders))), strict=True), 1):
@@ -308,7 +325,7 @@ def crash_points(ground: Ground, _random: Random) -> Iterator[Fault]:
 
 
 def crash_pairs(ground: Ground, _random: Random) -> Iterator[Fault]:
-    """Kill a save at one call, and the next one at each of its calls."""
+    """Kill a save at one call, and the next save at each of its calls."""
     at = ground.number % ground.calls + 1
     first = ground.copy()
     saver(place_in(first), 2, ground.size, at=at).ended()
@@ -329,7 +346,10 @@ def crash_pairs(ground: Ground, _random: Random) -> Iterator[Fault]:
 
 
 def disk_faults(ground: Ground, random: Random) -> Iterator[Fault]:
-    """Have each call of a save fail, alone or with all that follow: no success is told that is none."""
+    """Make each call of a save fail, alone or together with all later calls.
+
+    A failed save must not report success.
+    """
     error, lasts = ERRORS[ground.number % len(ERRORS)], bool(random.integers(2))
     folders = [ground.copy() for _ in range(ground.calls)]
     said = []
@@ -357,7 +377,10 @@ def disk_faults(ground: Ground, random: Random) -> Iterator[Fault]:
 
 
 def second_writers(ground: Ground, _random: Random) -> Iterator[Fault]:
-    """Stop a save at one call, have another job's save end or be killed at each call, and let the first one go on."""
+    """Stop a save at one call while another job saves, then continue the first save.
+
+    The other save completes, or it is killed at each of its calls in turn.
+    """
     at = ground.number % ground.calls + 1
     folders = []
     for second in range(1, NEVER):
@@ -391,7 +414,7 @@ def second_writers(ground: Ground, _random: Random) -> Iterator[Fault]:
 
 
 def stopped_readers(ground: Ground, _random: Random) -> Iterator[Fault]:
-    """Stop a load at each file that it opens, have one to three saves end, and let it go on."""
+    """Stop a load at each file that it opens, run one to three saves, and continue it."""
     first = ground.copy()
     saver(place_in(first), 2, ground.size).ended()
     for at in range(1, NEVER):
@@ -418,8 +441,11 @@ def stopped_readers(ground: Ground, _random: Random) -> Iterator[Fault]:
 
 
 def power_cuts(ground: Ground, random: Random) -> Iterator[Fault]:
-    """Have the machine go down after each call of two saves, and keep what it must, or more of it, or all."""
-    if ground.start.make is _linked:  # the disk that is played here has no links
+    """Simulate a power cut after each call of two saves.
+
+    The disk keeps only the synced data, all data, or a random part of the unsynced data.
+    """
+    if ground.start.make is _linked:  # the simulated disk has no links
         return
     folder = ground.copy()
     path = place_in(folder)
@@ -430,7 +456,7 @@ def power_cuts(ground: Ground, random: Random) -> Iterator[Fault]:
         with log.open("wb") as file:
             ctypes.CDLL(None).record_below(str(folder).encode(), file.fileno())
             save(path, 2, ground.size)
-            os.fsync(os.open(folder, os.O_RDONLY))  # by which the end of the first is known
+            os.fsync(os.open(folder, os.O_RDONLY))  # This call marks the end of the first save in the log.
             save(path, 3, ground.size)
             ctypes.CDLL(None).record_below(b"\0", -1)
         return "saved"
@@ -470,7 +496,7 @@ def _calls_in(log: bytes, folder: Path) -> Iterator[Call]:
 
 
 def _node_of(place: Path) -> Node:
-    """Return what is on a disk, all of it synced."""
+    """Return a path's content as a node of the simulated disk, all of it synced."""
     if place.is_dir():
         entries = {each.name: _node_of(each) for each in place.iterdir()}
         return Node(is_folder=True, entries=entries, synced_entries=dict(entries))
@@ -478,7 +504,10 @@ def _node_of(place: Path) -> Node:
 
 
 def _leave(node: Node, place: Path, way: str, random: Random) -> None:
-    """Write what a power cut leaves: all, what was synced, or for each file and folder either."""
+    """Write the files that a power cut leaves.
+
+    The way "all" keeps everything, "synced" keeps only synced content, and "any" chooses for each file and folder.
+    """
 
     def is_all() -> bool:
         return way == "all" or (way == "any" and bool(random.integers(2)))

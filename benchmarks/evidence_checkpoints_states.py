@@ -1,8 +1,9 @@
-"""States of programs in checkpoints, held against the states: names that meet, values, optimizers, ranks.
+"""Compare the states of programs before a save and after a load.
 
-Families for evidence_checkpoints.py. What is saved comes back equal in values and types, or is refused by name when it
-is saved, with what was there before still there. torch.save is no truth here: it gives an array of a foreign byte order
-that does not lie row by row back in this machine's.
+These families of evidence_checkpoints.py save colliding names, values, optimizers and the states of several ranks. A
+loaded value must be equal in value and type. If `save` refuses a value, the error must name the value, and the previous
+checkpoint must stay. `torch.save` is no reference here: it returns a non-contiguous array of a foreign byte order in
+this machine's byte order.
 """
 
 import copy
@@ -25,7 +26,8 @@ from torch.optim import lr_scheduler
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError
 
-# Names of which at least two meet where keys are joined, turned into text, folded, normalized, cut or made paths.
+# In each group, at least two names collide after joining, conversion to text, case folding, Unicode normalization,
+# truncation, or use as a path.
 MEETING: list[list[Any]] = [
     [1, "1", 1.5, "1.5", (1,), "(1,)", b"1", "b'1'"],
     [True, "True", None, "None", 0, "0", -1, "-1"],
@@ -40,7 +42,7 @@ PARTS = ["a", "A", "\u00e9", "e\u0301", "\ufb01", "fi", "_", "a_b", "beside", "p
 
 
 def bits(value: Any) -> Any:
-    """Return what a value is, to compare it with another one: types, shapes and bits, in order, at every depth."""
+    """Return a comparable form of a value: all its types, shapes and bits, in order."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().resolve_conj().resolve_neg().contiguous()
         memory = plain.as_strided((plain.numel(),), (1,))
@@ -85,7 +87,7 @@ def _tree_of(random: Random, names: list[Any], depth: int, counter: Iterator[int
 
 
 def names(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save values under names that meet: each comes back under its own."""
+    """Save values under colliding names: each comes back under its own name."""
     _begin()
     group = MEETING[int(random.integers(len(MEETING)))]
     if random.random() < 0.3:
@@ -134,13 +136,13 @@ Point = namedtuple("Point", "x y")  # noqa: PYI024 -- what programs have
 
 @dataclass
 class Record:
-    """What a program may have as its state."""
+    """A dataclass, as programs have it in their state."""
 
     step: int
 
 
 class Strange(torch.Tensor):
-    """A kind of tensor of a program's own."""
+    """A program's own subclass of Tensor."""
 
 
 def _tensor(random: Random) -> torch.Tensor:
@@ -199,7 +201,7 @@ def _plain(random: Random) -> Any:
 
 
 def _refused(random: Random) -> Any:
-    """Return something of which some cannot be kept."""
+    """Return a random value; `save` refuses some of them."""
     values: list[Callable[[], Any]] = [
         lambda: {1, 2},
         lambda: Point(1, 2),
@@ -243,7 +245,10 @@ def _state(random: Random, depth: int, *, odd: float) -> Any:
 
 
 def states(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save a random state of a program: it comes back to the bit, or is refused and the last checkpoint is there."""
+    """Save a random state: it comes back bit for bit, or `save` refuses it.
+
+    If `save` refuses the state, the previous checkpoint must still load.
+    """
     _begin()
     path = folder / "c"
     mt.save(path, good=torch.ones(3))
@@ -273,7 +278,10 @@ def states(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 class Model(nn.Module):
-    """Tied weights, buffers of both kinds, a frozen parameter, extra state, and odd layouts."""
+    """A model with tied weights, a frozen parameter, buffers and extra state.
+
+    One buffer is persistent and one is not. One parameter is not contiguous, and one is a scalar.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -290,7 +298,7 @@ class Model(nn.Module):
         self.seen = 0
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a row for each."""
+        """Return one output row for each input row."""
         self.seen += 1
         found: torch.Tensor = (
             self.third(torch.tanh(self.second(self.norm(self.first(rows))))) @ self.turned * self.scalar
@@ -298,11 +306,11 @@ class Model(nn.Module):
         return found
 
     def get_extra_state(self) -> Any:
-        """Return how many batches were seen."""
+        """Return the number of forward calls so far."""
         return {"seen": self.seen, "by": torch.tensor(self.seen)}
 
     def set_extra_state(self, state: Any) -> None:
-        """Set how many batches were seen."""
+        """Restore the number of forward calls."""
         self.seen = int(state["by"])
 
 
@@ -321,7 +329,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Rprop": torch.optim.Rprop,
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "plain SGD": lambda groups: torch.optim.SGD(groups, lr=0.1),
-    "LBFGS": lambda groups: torch.optim.LBFGS(  # which takes gradients that lie row by row alone
+    "LBFGS": lambda groups: torch.optim.LBFGS(  # LBFGS takes only contiguous gradients
         [each for group in groups for each in group["params"] if each.is_contiguous()], max_iter=2
     ),
     "LARS": lambda groups: mt.LARS(groups, lr=0.1),
@@ -341,7 +349,7 @@ SCHEDULERS: list[Callable[[Any], Any]] = [
 
 
 class Training:
-    """A model with an optimizer, a scheduler and a loss scale, which goes on for some steps."""
+    """A model with an optimizer, a scheduler, a loss scale and an averaged model."""
 
     def __init__(self, seed: int, name: str, scheduler: int, *, doubles: bool) -> None:
         torch.manual_seed(seed)
@@ -353,11 +361,11 @@ class Training:
         self.scale = torch.amp.GradScaler("cpu")
 
     def parts(self) -> dict[str, Any]:
-        """Return what has a state."""
+        """Return the parts that have a state, by name."""
         return vars(self)
 
     def steps(self, count: int, seed: int) -> None:
-        """Go on."""
+        """Train for `count` steps on batches drawn from `seed`."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count):
             rows = torch.randn(6, 5, generator=generator).to(self.model.first.weight.dtype)
@@ -375,7 +383,10 @@ class Training:
 
 
 def trainings(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save a training, load it into another one, and let both go on: they stay equal to the bit."""
+    """Save a training and load it into another one.
+
+    After further steps, both trainings must still be equal bit for bit.
+    """
     _begin()
     name = list(OPTIMIZERS)[int(random.integers(len(OPTIMIZERS)))]
     scheduler, doubles = int(random.integers(len(SCHEDULERS))), bool(random.integers(2))
@@ -402,7 +413,7 @@ def trainings(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def bits_of_part(part: Any) -> Any:
-    """Return what a part's state is; of a scheduler, without what it was built of."""
+    """Return the comparable form of a part's `state_dict`."""
     state = part.state_dict()
     return bits(dict(sorted(state.items(), key=lambda each: str(each[0]))))
 
@@ -411,7 +422,10 @@ def bits_of_part(part: Any) -> Any:
 
 
 def ranks(random: Random, folder: Path) -> Iterator[Fault]:
-    """Save on all ranks: what is shared is rank 0's, what is own is each rank's, also where a rank cannot save."""
+    """Save on all ranks: shared values come from rank 0, own values from each rank.
+
+    If one rank cannot save, all ranks must raise.
+    """
     _begin()
     path = folder / "c"
     rank, size = mt.rank(), mt.size()

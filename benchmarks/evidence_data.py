@@ -1,12 +1,13 @@
-"""Each byte leaves the source once, whatever the number of hosts: staging in the lab, beside every host for itself.
+"""Check that each byte leaves the source once, for any number of hosts.
 
     sudo .venv/bin/python benchmarks/evidence_data.py [--megabytes 200] [--hosts 4,8] [--runs 3]
 
-The last host of a lab is the source, an HTTP server whose link is slowed; the others stage a pack from it, each into
-memory of its own (/dev/shm is a host's). What the server sent is counted by it, in payload bytes and requests, and what
-passed its interface by the kernel. The bound is max(D/s, D/min d, H D/(s + sum u)), by rates that sockets alone reach
-in the same lab, measured before. Exits with 1 where the source sent more than 1.005 of the data, or where it took more
-than 1 / 0.9 of the bound.
+The test stages a pack on the hosts of a lab. For comparison, each host also stages the pack for itself (mode `each`).
+The last host of the lab is the source, an HTTP server with a slowed link. The other hosts stage the pack from it, each
+into its own memory (every host has its own /dev/shm). The server counts the payload bytes and requests; the kernel
+counts the bytes of the server's interface. The bound is max(D/s, D/min d, H D/(s + sum u)). Its rates are measured
+beforehand with plain sockets in the same lab. The exit code is 1 if the source sent more than 1.005 times the data, or
+if staging took more than 1 / 0.9 of the bound.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import commit, machine
 
@@ -39,7 +40,7 @@ SAMPLE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A lab: links of hosts, the source's, and perhaps one slow host's."""
+    """A lab: the links of the hosts, of the source and, if any, of a slow host."""
 
     link: str
     source: str
@@ -50,7 +51,7 @@ CASES = (Case("1gbit", "200mbit"), Case("250mbit", "1gbit", "100mbit"))
 
 
 def main() -> int:
-    """Print a table for each case; return 1 where a floor was missed."""
+    """Print a table for each case; return 1 if a floor was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=200, help="of the data set (200)")
     parser.add_argument("--hosts", default="4,8", help="how many, with commas between (4,8)")
@@ -73,7 +74,7 @@ def main() -> int:
 
 
 def made(folder: Path, megabytes: int) -> int:
-    """Make a pack of samples of 1 MiB, and return its bytes."""
+    """Create a pack of samples of 1 MiB; return its size in bytes."""
     (folder / "d").mkdir()
     for number in range(megabytes * 10**6 // SAMPLE_BYTES + 1):
         array = np.random.default_rng(number).integers(0, 255, SAMPLE_BYTES, dtype=np.uint8)
@@ -83,13 +84,13 @@ def made(folder: Path, megabytes: int) -> int:
 
 
 def measured(case: Case, hosts: int, folder: Path, size: int, runs: int) -> bool:
-    """Print the rows of so many hosts; return whether the floors hold."""
+    """Print the rows for a number of hosts; return whether the floors hold."""
     holds = True
     for mode in ("once", "each"):
         found = [job(case, hosts, folder, mode) for _ in range(runs)]
         seconds = statistics.median(each["seconds"] for each in found)
         sent, requests, passed = (max(each[name] for each in found) for name in ("sent", "requests", "interface"))
-        up = found[0]["rates"]  # the source's, then the hosts': sockets alone
+        up = found[0]["rates"]  # the rate of the source, then of each host; measured with plain sockets
         bound = max(size / up[0], size / min(up[1:]), hosts * size / sum(up))
         share = bound / seconds
         row = (hosts, mode, f"{sent / size:.4f}", requests, f"{passed / size:.3f}", f"{seconds:.2f}", f"{bound:.2f}")
@@ -100,7 +101,7 @@ def measured(case: Case, hosts: int, folder: Path, size: int, runs: int) -> bool
 
 
 def job(case: Case, hosts: int, folder: Path, mode: str) -> dict[str, Any]:
-    """Run one lab, and return what its source tells."""
+    """Run one lab; return the result of its source."""
     faults = [("0.1", f"slow host{hosts} {case.source}")]
     faults += [("0.1", f"slow host0 {case.slow}")] if case.slow else []
     lab = [sys.executable, "-m", "multiring", "lab", "--hosts", str(hosts + 1), "--link", case.link]

@@ -1,12 +1,17 @@
-"""What a machine that goes down at any moment may leave of a pack or a cache: never anything corrupt that is served.
+"""Check that a pack or a cache never serves corrupt data after a machine crash.
 
     .venv/bin/python benchmarks/evidence_data_crashes.py [--only packing,staging,caching]
 
-An act is run once, and its calls that change files are recorded (by a library that is loaded before libc). After each
-call the machine goes down, in four ways: all that was called is on the disk; names are, but of files' contents only
-what was synced; neither names nor contents are but what was synced; and all is, but the newest write, of which half is
-missing. Each of these folders is made, and read again by whoever comes next. A pack that was reported as made has to be
-there, whole, in each of them.
+The program runs an act once and records the calls that change files. A library loaded before libc records them. Then it
+simulates a crash after each call, in four ways:
+
+- The disk holds everything that was called.
+- The disk holds all names, but of the files' contents only the synced parts.
+- The disk holds only synced names and synced contents.
+- The disk holds everything except half of the newest write.
+
+The program writes each resulting folder and reads it again as the next process would. A pack that was reported as
+complete must be there, whole, in all of these folders.
 """
 
 import contextlib
@@ -22,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import Claim, report
 from benchmarks.evidence_data_faults import ACTS, QUOTA, Ground, ground_and_folder, loaded
@@ -39,7 +44,7 @@ WAYS = ("all", "contents as synced", "only what was synced", "half of a write")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One that changed something; paths are relative to the folder."""
+    """A call that changed the file system. Its paths are relative to the folder."""
 
     kind: str
     path: str
@@ -50,7 +55,7 @@ class Call:
 
 @dataclass(slots=True)
 class Node:
-    """A file, or a folder with its entries; and what of it was synced."""
+    """A file, or a folder with its entries, and the part of it that was synced."""
 
     is_folder: bool
     content: bytearray = field(default_factory=bytearray)
@@ -60,7 +65,7 @@ class Node:
 
 
 def recorded(act: str, ground: Ground, folder: Path) -> list[Call]:
-    """Run an act, and return its calls."""
+    """Run an act and return its calls."""
     with tempfile.TemporaryFile() as log:
         pid = os.fork()
         if not pid:
@@ -81,7 +86,7 @@ def recorded(act: str, ground: Ground, folder: Path) -> list[Call]:
 
 
 class Disk:
-    """A folder as a file system has it that has been asked for these calls, and what of it would outlive a crash."""
+    """A simulated file system: its content after some calls, and the synced part."""
 
     def __init__(self) -> None:
         self.root = Node(is_folder=True)
@@ -100,7 +105,7 @@ class Disk:
         return entries[name]
 
     def do(self, call: Call) -> None:
-        """Do what a call does."""
+        """Apply a call to the file system."""
         if call.kind == "write":
             content = self._node(call.path).content
             content.extend(bytes(max(0, call.offset + len(call.data) - len(content))))
@@ -126,7 +131,7 @@ class Disk:
                     node.content.clear()
 
     def leave(self, folder: Path, way: str) -> None:
-        """Write what a crash leaves."""
+        """Write the files that a crash leaves."""
         _leave(self.root, folder, way)
 
 
@@ -141,7 +146,11 @@ def _leave(node: Node, place: Path, way: str) -> None:
 
 
 def outcome(act: str, ground: Ground, folder: Path, *, is_over: bool) -> str:
-    """Return what whoever comes next finds: whole, told (of damage), nothing; "WRONG" where it is served damage."""
+    """Return what the next process finds in the folder.
+
+    The outcomes in capitals are faults, such as "WRONG" if the cache serves damaged data. A cache that reports the
+    damage and fetches the block again is right.
+    """
     if act == "packing":
         target = folder / "made"
         if not target.exists():
@@ -159,7 +168,7 @@ def outcome(act: str, ground: Ground, folder: Path, *, is_over: bool) -> str:
 
 
 def crashes(act: str) -> Iterator[Claim]:
-    """Try every moment of an act, in every way."""
+    """Simulate a crash after each call of an act, in every way."""
     with ground_and_folder() as (ground, folder):
         calls = recorded(act, ground, folder)
         shutil.rmtree(folder)

@@ -1,10 +1,11 @@
-"""Nothing corrupt is served, nothing hangs, nothing stays locked: caches, packs and peers under faults.
+"""Inject faults into caches, packs and peers, and check that no data gets corrupt.
 
     .venv/bin/python benchmarks/evidence_data_faults.py [--only kills,calls,bits,disk,source,peers] [--short]
 
-Each trial is a process that stages, caches, packs or serves, and is killed at a random moment, or fails or is killed at
-its n-th open, write, rename, link, unlink, fsync or mkdir below the folder in question (by a library that is loaded
-before libc). After each, everything is read again by others and held against what it must be.
+Each trial is a process that stages, caches, packs or serves. It is killed at a random moment. Or it fails, or is
+killed, at its n-th open, write, rename, link, unlink, fsync or mkdir below the trial's folder. A library loaded before
+libc injects these faults. After each trial, other processes read everything again and compare it with the expected
+data. Nothing may hang or stay locked.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import Claim, report
 
@@ -56,7 +57,7 @@ SAMPLES = 28
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The data set that is handled, and what its shards hold."""
+    """The data set of a trial, and the content of its shards."""
 
     files: Path
     pack: Path
@@ -64,7 +65,7 @@ class Ground:
 
     @classmethod
     def made(cls, folder: Path) -> "Ground":
-        """Make a data set of 7 MiB, and a pack of it."""
+        """Create a data set of 7 MiB and a pack of it."""
         (folder / "d").mkdir()
         for number in range(SAMPLES):
             array = np.random.default_rng(number).integers(0, 255, 1 << 18, dtype=np.uint8)
@@ -73,12 +74,12 @@ class Ground:
         return cls(folder / "d", folder / "pack", [each.read_bytes() for each in sorted(folder.glob("pack/*.tar"))])
 
     def right(self, shard: int, block: int) -> bytes:
-        """Return a block as it must be."""
+        """Return the expected content of a block."""
         return self.shards[shard][block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
 
 
 def packing(files: Path, target: Path) -> None:
-    """Make a pack."""
+    """Create a pack of the files."""
     source = Dataset(str(files), format="npy-files").source
     pack(source, SAMPLES, target, PackOptions(shard_bytes=3 << 20), lambda *_: None)
 
@@ -93,7 +94,7 @@ def stages(ground: Ground, folder: Path) -> None:
 
 
 def caches(ground: Ground, folder: Path) -> None:
-    """Read three epochs by a cache that holds half of the pack, so that blocks come and go."""
+    """Read three epochs through a cache for half of the pack, so it evicts blocks."""
     storage = CachedStorage(LocalStorage(ground.pack), BlockCache(folder, 4 << 20, quiet), memory_bytes=0)
     loader = Loader(Dataset(storage), 4)
     for _ in range(3):
@@ -101,7 +102,7 @@ def caches(ground: Ground, folder: Path) -> None:
             for row, name in enumerate(batch["name"]):
                 want = np.load(ground.files / f"{name.removesuffix('.npy')}.npy", mmap_mode="r")
                 if batch["array"][row].tobytes() != want.tobytes():
-                    os._exit(77)  # served damaged
+                    os._exit(77)  # a damaged block was served
     loader.close()
 
 
@@ -111,7 +112,7 @@ def packs(ground: Ground, folder: Path) -> None:
 
 
 def serves(ground: Ground, folder: Path) -> None:
-    """Serve blocks to a client, which is this process too, through sockets."""
+    """Serve blocks through sockets to a client in the same process."""
     storage = CachedStorage(LocalStorage(ground.pack), BlockCache(folder, QUOTA, quiet), memory_bytes=0)
     exchange = Exchange(storage, Owners([1.0]), 0, [None], quiet)
     server = BlockServer(SECRET, "127.0.0.1", exchange.give, quiet)
@@ -133,12 +134,12 @@ ACTS: dict[str, Callable[[Ground, Path], None]] = {
 
 
 def quiet(_: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a call; `error` 0: the process is killed."""
+    """A fault at a call. With the `error` 0, the process is killed."""
 
     call: str
     at: int
@@ -146,7 +147,11 @@ class Fault:
 
 
 def trial(act: str, ground: Ground, folder: Path, *, fault: Fault | None = None, kill_after_s: float = -1) -> str:
-    """Run an act in a process; return how it ended: done, told, killed, hung or wrong, after a fault that fired-."""
+    """Run an act in a process; return how the process ended.
+
+    The outcomes are "done", "told" (it raised an error), "killed", "hung" and "wrong". The prefix "fired-" says that
+    the fault occurred.
+    """
     ready, went = os.pipe()
     pid = os.fork()
     if not pid:
@@ -187,7 +192,7 @@ def trial(act: str, ground: Ground, folder: Path, *, fault: Fault | None = None,
 
 
 def is_right(act: str, ground: Ground, folder: Path) -> bool:
-    """Return whether what was left is whole, and of use at once to whoever comes next."""
+    """Return whether the files that a trial left are whole and usable at once."""
     if act == "packing":
         target = folder / "made"
         if target.exists() and list(damages(Dataset(str(target)), lambda *_: None)):
@@ -198,17 +203,17 @@ def is_right(act: str, ground: Ground, folder: Path) -> bool:
     told: list[str] = []
     storage = CachedStorage(LocalStorage(ground.pack), BlockCache(folder, QUOTA, told.append), memory_bytes=0)
     same = all(storage.block(*each) == ground.right(*each) for each in storage.each_block())
-    return same and not told  # what was published was whole, without being looked at twice
+    return same and not told  # The published blocks must be whole without a second fetch.
 
 
 def kills(share: int) -> Iterator[Claim]:
-    """Kill at random moments, until so many were killed at work."""
+    """Kill each act at random moments until `count` running processes were killed."""
     for act in ACTS:
         ends, bad, count = Counter[str](), 0, max(2, 200 // share)
         with ground_and_folder() as (ground, root):
             usual_s = usual(act, ground, root)
             for number in range(5 * count):
-                folder = root / str(number % 4)  # what one left, another finds
+                folder = root / str(number % 4)  # Some trials start with the files that an earlier trial left.
                 folder.mkdir(exist_ok=True)
                 moment = float(np.random.default_rng(number).random()) * usual_s
                 ends[trial(act, ground, folder, kill_after_s=moment)] += 1
@@ -226,7 +231,7 @@ def kills(share: int) -> Iterator[Claim]:
 
 
 def usual(act: str, ground: Ground, root: Path) -> float:
-    """Return the seconds that an act takes undisturbed, the least of three."""
+    """Return the shortest time of three undisturbed runs of an act, in seconds."""
     found = []
     for number in range(3):
         folder = root / f"usual{number}"
@@ -239,7 +244,7 @@ def usual(act: str, ground: Ground, root: Path) -> float:
 
 
 def calls(share: int) -> Iterator[Claim]:
-    """Fail, or be killed, at every n-th call of each kind."""
+    """Fail or kill each act at every n-th call of each kind."""
     for act in ACTS:
         ends, bad, fired = Counter[str](), 0, Counter[str]()
         with ground_and_folder() as (ground, root):
@@ -254,7 +259,7 @@ def calls(share: int) -> Iterator[Claim]:
                         bad += not is_right(act, ground, folder)
                         shutil.rmtree(folder)
                         if not did:
-                            break  # there are no more such calls
+                            break  # the act makes no more such calls
                         fired[call] += 1
         holds = (
             not bad
@@ -271,7 +276,7 @@ def calls(share: int) -> Iterator[Claim]:
 
 
 def bits(share: int) -> Iterator[Claim]:
-    """Flip bits in cached blocks, and in what goes through a socket."""
+    """Flip bits in cached blocks and in data on a socket."""
     count = max(10, 200 // share)
     with ground_and_folder() as (ground, root):
         stages(ground, root)
@@ -302,7 +307,7 @@ def bits(share: int) -> Iterator[Claim]:
 
 
 def flipped(address: TcpAddress, key: str, ground: Ground, seed: int) -> str:
-    """Ask for a block through a relay that flips one bit of all that the server says."""
+    """Fetch a block through a relay that flips one bit of the server's data."""
     relay = socket.create_server(("127.0.0.1", 0))
     place = int(np.random.default_rng(seed).integers(600, BLOCK_BYTES))
     threading.Thread(target=_relay, args=(relay, address, place, 1 << seed % 8), daemon=True).start()
@@ -335,7 +340,7 @@ def _relay(listener: socket.socket, address: TcpAddress, place: int, mask: int) 
 
 
 def disk(share: int) -> Iterator[Claim]:
-    """Have a disk that is full."""
+    """Cache a pack on a full disk."""
     del share
     if os.getuid():
         yield Claim(text="a full disk: training goes on", figure="not tried: needs root", holds=False)
@@ -356,7 +361,7 @@ def disk(share: int) -> Iterator[Claim]:
 
 
 def source(share: int) -> Iterator[Claim]:
-    """Have a source that is gone, or says nothing."""
+    """Read from a source that is gone, and from a source that does not answer."""
     del share
     with ground_and_folder() as (ground, root):
         storage = CachedStorage(LocalStorage(ground.pack), BlockCache(root, QUOTA, quiet), memory_bytes=0)
@@ -390,7 +395,7 @@ def source(share: int) -> Iterator[Claim]:
 
 
 def peers(share: int) -> Iterator[Claim]:
-    """Kill, or stop, a host of three while the others stage."""
+    """Kill or stop another host while this host stages from it."""
     for name, sent in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
         right, told, longest, count = 0, 0, 0.0, max(2, 20 // share)
         for seed in range(count):
@@ -407,7 +412,11 @@ def peers(share: int) -> Iterator[Claim]:
 
 
 def chain(ground: Ground, root: Path, sent: signal.Signals, after_s: float) -> tuple[bool, bool]:
-    """Stage from another process that has a fault meanwhile; return whether all is right, and whether it was told."""
+    """Stage from another process, which gets a signal during the transfer.
+
+    Returns:
+        Whether all blocks are right, and whether the cache or the peer reported the failure.
+    """
     ready, went = os.pipe()
     pid = os.fork()
     if not pid:
@@ -438,7 +447,7 @@ def chain(ground: Ground, root: Path, sent: signal.Signals, after_s: float) -> t
 
 @contextlib.contextmanager
 def ground_and_folder() -> Iterator[tuple[Ground, Path]]:
-    """Give a data set and an empty folder."""
+    """Yield a data set and an empty folder."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "ground").mkdir()
         (Path(name) / "work").mkdir(mode=0o700)
@@ -450,7 +459,7 @@ CLAIMS = {"kills": kills, "calls": calls, "bits": bits, "disk": disk, "source": 
 
 @contextlib.contextmanager
 def loaded() -> Iterator[dict[str, str] | None]:
-    """Give the environment in which the library is loaded before libc; None: it is."""
+    """Yield an environment that loads the library before libc, or None if loaded."""
     if hasattr(ctypes.CDLL(None), "fault_arm"):
         yield None
         return
@@ -462,7 +471,7 @@ def loaded() -> Iterator[dict[str, str] | None]:
 
 
 def main() -> int:
-    """Have the library loaded, and print every claim."""
+    """Load the library and print all claims."""
     with loaded() as environment:
         if environment is not None:
             return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode  # noqa: S603

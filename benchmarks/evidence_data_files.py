@@ -1,4 +1,4 @@
-"""Random data sets, read by multiring and by the libraries that wrote them.
+"""Compare multiring's reading of random data sets with the libraries that wrote them.
 
 See benchmarks/evidence_cases.py for the options.
 """
@@ -6,7 +6,7 @@ See benchmarks/evidence_cases.py for the options.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence_cases import Topic, main
 from benchmarks.evidence_data_files_content import CONTENT, SHOWS_CONTENT

@@ -1,4 +1,4 @@
-"""Random folders that `clean` is given, and packs that are staged where there is not room for all of them."""
+"""Test `clean` on random folders, and `stage` with too little room for the pack."""
 
 import contextlib
 import io
@@ -22,7 +22,10 @@ _CONTENTS = (b"years of work", b"", b"MRB", b"\x93NUMPY", b"MRU1 or not")
 
 
 def cleaning(random: Random, folder: Path) -> Iterator[Fault]:
-    """Clean a folder that has files of others, with or without a cache's blocks; those of others have to stay."""
+    """Clean a folder that holds foreign files, with or without a cache's blocks.
+
+    The foreign files must stay unchanged.
+    """
     root = folder / "cache"
     root.mkdir(mode=0o700)
     if random.random() < 0.5:
@@ -49,7 +52,10 @@ def cleaning(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def staging(random: Random, folder: Path) -> Iterator[Fault]:
-    """Stage a pack into a cache that may be too small; the exit code is 0 if and only if all of it is kept."""
+    """Stage a pack into a cache that may be too small.
+
+    The exit code must be 0 if and only if the cache keeps the whole pack.
+    """
     command = [sys.executable, "-m", "multiring", "data"]
     (folder / "source").mkdir()
     for number in range(int(random.integers(3, 12))):
@@ -60,7 +66,7 @@ def staging(random: Random, folder: Path) -> Iterator[Fault]:
     quota, most = 1 << 36, resource.RLIM_INFINITY
     if random.random() < 0.5:
         quota = int(random.integers(2 << 20, max(3 << 20, int(1.3 * size))))
-    elif random.random() < 0.6:  # a disk on which larger files cannot be written
+    elif random.random() < 0.6:  # a disk that cannot take larger files
         most = int(random.integers(100_000, 2 << 20))
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
     stage = [*command, "stage", str(folder / "pack"), "--folder", str(folder / "cache"), "--quota", str(quota)]

@@ -1,4 +1,4 @@
-"""Random cases about what batches, caches, orders, packs and sources hand on."""
+"""Run random cases on the data from batches, caches, orders, packs and sources."""
 
 import contextlib
 import io
@@ -61,7 +61,10 @@ def _files_of(random: Random, folder: Path, kind: str) -> tuple[list[str], list[
 
 
 def batches(random: Random, folder: Path) -> Iterator[Fault]:
-    """Feed samples of several types: what comes is what is stored, or an error where no type holds it."""
+    """Read batches of samples of several types.
+
+    The values must be equal to the stored values. If no type can hold all values, an error is right.
+    """
     kind = chosen(random, ("npy-files", "hdf5"))
     types, values = _files_of(random, folder, kind)
     size, workers = int(random.integers(1, len(values) + 1)), int(random.integers(1, 3))
@@ -76,7 +79,7 @@ def batches(random: Random, folder: Path) -> Iterator[Fault]:
                 yield Fault("batch: a value was changed", text)
                 return
     except DataError as error:
-        # Of numbers NumPy widens to float64 only whole ones of 64 bits may not fit.
+        # NumPy widens these types to float64, which cannot hold some 64-bit integers.
         if np.result_type(*types) != "f8" or not {"i8", "u8"} & set(types):
             yield Fault("batch: values that one type holds were refused", f"{types}: {error}")
         return
@@ -90,7 +93,7 @@ def batches(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 class Listed:
-    """A map-style data set of values."""
+    """A map-style data set over a list of values."""
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
@@ -103,7 +106,7 @@ class Listed:
 
 
 def tensor_of(random: Random) -> Any:
-    """Return a tensor of a random type."""
+    """Return a tensor of a random type, shape and content."""
     import torch  # noqa: PLC0415 -- few families need it
 
     names = (
@@ -117,7 +120,7 @@ def tensor_of(random: Random) -> Any:
 
 
 def leaf_of(random: Random) -> Any:
-    """Return a random value that a sample may have."""
+    """Return a random value of a kind that a sample can hold."""
     draws: tuple[Callable[[], Any], ...] = (
         lambda: tensor_of(random),
         lambda: tensor_of(random),
@@ -138,7 +141,7 @@ def leaf_of(random: Random) -> Any:
 
 
 def sample_of(random: Random) -> Any:
-    """Return a random sample."""
+    """Return a random sample: a tuple, a dict or a nested list."""
     parts = [leaf_of(random) for _ in range(int(random.integers(1, 4)))]
     sort = int(random.integers(4))
     if sort == 0:
@@ -149,14 +152,14 @@ def sample_of(random: Random) -> Any:
 
 
 def kept(random: Random, folder: Path) -> Iterator[Fault]:
-    """Keep samples, change some, and keep them again."""
+    """Read samples through `cached`, change some of them, and read them again."""
     values = [sample_of(random) for _ in range(int(random.integers(1, 12)))]
     for turn in range(int(random.integers(2, 4))):
         try:
             data = cached(Listed(values), folder / "cache")
             found = [[data[number] for number in range(len(values))] for _ in range(2)]
         except DataError:
-            return  # refused by name, when it was written
+            return  # `cached` refused the sample by name
         for number, value in enumerate(values):
             for each in (found[0][number], found[1][number]):
                 if not same(each, value):
@@ -181,13 +184,13 @@ def _arrays(random: Random, folder: Path, count: int, shards: int, first: int = 
 
 
 def shuffle_of(random: Random) -> Shuffle:
-    """Return a random way of shuffling."""
+    """Return a random shuffle setting."""
     kind = chosen(random, ("exact", "windowed", "none"))
     return Shuffle(kind, window=int(random.integers(1, 5))) if kind == "windowed" else Shuffle(kind)
 
 
 def mixture(random: Random, folder: Path) -> Iterator[Fault]:
-    """Feed a mixture: each of its data sets comes in its own order, one epoch after the other."""
+    """Read a mixture: each of its data sets must come in its own order."""
     sizes = random.integers(20, 1500, size=int(random.integers(1, 4))).tolist()
     weights = sizes if random.random() < 0.5 else random.integers(1, 9, size=len(sizes)).tolist()
     parts, firsts = [], np.cumsum([0, *sizes])
@@ -215,7 +218,10 @@ def mixture(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def states(random: Random, folder: Path) -> Iterator[Fault]:
-    """Load the state of one order in another."""
+    """Load the state of one order into a loader with another order.
+
+    The loader must refuse the state if and only if the orders differ.
+    """
     count = int(random.integers(8, 60))
     where = _arrays(random, folder / "d", count, int(random.integers(1, 9)))
     seed = int(random.integers(9))
@@ -248,7 +254,7 @@ def states(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def urls(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read files by multiring:: while they change."""
+    """Read files by `multiring::` URLs while the files change."""
     import fsspec  # noqa: PLC0415 -- few families need it
 
     root = folder / "served"
@@ -280,7 +286,10 @@ def urls(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def sources(random: Random, folder: Path) -> Iterator[Fault]:
-    """Ask sources that fail, for a moment or for good, at URLs with secrets in them."""
+    """Read from a source that fails once or permanently; its URL contains a secret.
+
+    No error may contain the secret.
+    """
     root = folder / "served"
     root.mkdir()
     content = random.integers(256, size=int(random.integers(1, 5000)), dtype=np.uint8).tobytes()
@@ -297,7 +306,7 @@ def sources(random: Random, folder: Path) -> Iterator[Fault]:
         storage = storage_of(chosen(random, forms), timeout_s=20)
         passing = random.random() < 0.5
         server.fails = int(random.integers(1, 4)) if passing else 1 << 30
-        # For good a server error takes as long as it is asked again.
+        # A storage retries server errors for a long time, so permanent failures use client errors.
         server.status = int(chosen(random, (500, 502, 503, 429) if passing else (403, 404, 410, 401)))
         out = bytearray(len(content))
         try:
@@ -352,7 +361,7 @@ def packs(random: Random, folder: Path) -> Iterator[Fault]:
             yield Fault("pack: a sample came back as another", f"{again[number]}, want {data[number]}")
             return
     loader = Loader(Dataset(folder / "p", shuffle="none"), count)
-    with contextlib.suppress(DataError):  # of unlike shapes
+    with contextlib.suppress(DataError):  # samples of different shapes
         for name, rows in next(iter(loader)).items():
             for number in range(count):
                 if not same(rows[number], data[number][name], types=False):
@@ -371,7 +380,7 @@ def packs(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def broken_images(random: Random, folder: Path) -> Iterator[Fault]:
-    """Pack images of which some are broken, by the command."""
+    """Run `multiring data pack --skip-bad` on images of which some are broken."""
     count = int(random.integers(2, 7))
     broken = set(random.integers(count, size=int(random.integers(1, 3))).tolist())
     (folder / "d" / "class").mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""Random files of every format, written by other libraries or as the formats' specifications say, and read back."""
+"""Read random files of every format.
+
+Other libraries wrote the files, or this module wrote them by the format's specification.
+"""
 
 import bz2
 import gzip
@@ -47,7 +50,7 @@ _ARROW |= {"f2": "halffloat", "f4": "float", "f8": "double"}
 
 
 def column_of(random: Random, rows: int) -> tuple[str, Any]:
-    """Return what sort of column it is, and a random Arrow array."""
+    """Return the kind of a random column, and the column as an Arrow array."""
     kind = chosen(random, NUMBERS)
     arrow = pa.type_for_alias(_ARROW[kind])
     lengths = random.integers(0, 4, size=rows).tolist()
@@ -81,7 +84,10 @@ def column_of(random: Random, rows: int) -> tuple[str, Any]:
 
 
 def wanted_of(kind: Any, value: Any) -> Any:
-    """Return a value of pyarrow's as a field of its column's type: numbers as NumPy's, lists of numbers as arrays."""
+    """Return a pyarrow value as multiring should return it.
+
+    Numbers become NumPy scalars, and lists of numbers become arrays.
+    """
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype()).type(value)
     leaf, depth = kind, 0
@@ -97,7 +103,7 @@ def wanted_of(kind: Any, value: Any) -> Any:
 
 
 def parquet(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read tables that pyarrow wrote."""
+    """Read Parquet tables that pyarrow wrote."""
     rows = int(random.integers(1, 9))
     drawn = [column_of(random, rows) for _ in range(int(random.integers(1, 4)))]
     table = pa.table({f"c{number}": array for number, (_, array) in enumerate(drawn)})
@@ -132,7 +138,7 @@ if sys.argv[3] == "close":
 
 
 def hdf5(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read data sets that h5py wrote, and end a program that fed them."""
+    """Read HDF5 data sets that h5py wrote, also in a program that must exit well."""
     rows = int(random.integers(2, 9))
     path = folder / "a.h5"
     bad: set[int] = set()
@@ -201,7 +207,7 @@ _TAR_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's base_plus
 
 
 def member_of(random: Random, ending: str) -> tuple[bytes, Any]:
-    """Return a file's bytes, and the value that is in it."""
+    """Return the bytes of a file with this ending, and the value that they encode."""
     last = ending.lower().rpartition(".")[2]
     if last == "npy":
         dtype = np.dtype(chosen(random, ("c8", "c16", *NUMBERS))).newbyteorder(chosen(random, "<>"))
@@ -222,7 +228,10 @@ def member_of(random: Random, ending: str) -> tuple[bytes, Any]:
 
 
 def tar_of(random: Random, path: Path, count: int) -> list[dict[str, Any]]:
-    """Write a shard by `tarfile`, perhaps compressed as a whole; return its samples by WebDataset's rules."""
+    """Write a random shard with `tarfile`; return its samples by WebDataset's rules.
+
+    The whole shard may be compressed.
+    """
     plain = io.BytesIO()
     samples: list[dict[str, Any]] = []
     endings = list(random.choice(_ENDINGS, size=int(random.integers(1, 4)), replace=False))
@@ -243,7 +252,7 @@ def tar_of(random: Random, path: Path, count: int) -> list[dict[str, Any]]:
                 samples[-1][found[2].lower()] = value
     packers: Mapping[str, Any] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
     how = chosen(random, ("", "", *packers))
-    # Many are compressed without a word in their names.
+    # The name of a compressed shard often has no ending for the compression.
     Path(f"{path}{how if random.random() < 0.7 else ''}").write_bytes(packers[how](plain.getvalue()))
     return samples
 
@@ -278,7 +287,7 @@ def _message(field: int, data: bytes) -> bytes:
 
 
 def feature_of(random: Random) -> tuple[bytes, Any]:
-    """Return a Feature's bytes, packed or not, and its value."""
+    """Return the bytes of a random Feature, packed or not, and its value."""
     count = int(random.integers(0, 5))
     sort, is_packed = int(random.integers(1, 4)), random.random() < 0.6
     if sort == 1:
@@ -294,7 +303,7 @@ def feature_of(random: Random) -> tuple[bytes, Any]:
 
 
 def tfrecords(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read examples written as TensorFlow's and protobuf's specifications say."""
+    """Read examples written by the specifications of TensorFlow and protobuf."""
     wanted, records = [], b""
     for _ in range(int(random.integers(1, 6))):
         names = [f"f{number}" for number in range(int(random.integers(1, 4)))]
@@ -315,7 +324,7 @@ def tfrecords(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def png_of(array: Any) -> bytes:
-    """Return a PNG of 16 bits a channel, as the specification says, since Pillow writes none in colour."""
+    """Return a PNG with 16 bits per channel, which Pillow cannot write in colour."""
     height, width, channels = array.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
 
@@ -327,7 +336,7 @@ def png_of(array: Any) -> bytes:
 
 
 def tiff_of(array: Any) -> bytes:
-    """Return a grey TIFF, not compressed, as the specification says: Pillow writes few types."""
+    """Return an uncompressed grey TIFF. Pillow can write only few element types."""
     height, width = array.shape
     data: bytes = array.tobytes() + b"\0" * (array.nbytes % 2)
     bits, kind = 8 * array.itemsize, {"u": 1, "i": 2, "f": 3}[array.dtype.kind]
@@ -339,7 +348,10 @@ def tiff_of(array: Any) -> bytes:
 
 
 def plain_image_of(random: Random, height: int, width: int) -> tuple[str, bytes, Any]:
-    """Return a grey image of any type that its format has, with its exact values; a library may not take it."""
+    """Return a random grey image: its format, its bytes and its exact pixels.
+
+    The element type may be one that the library refuses.
+    """
     if random.random() < 0.6:
         kind = chosen(random, ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "f8"))
         array = array_of(random, f"<{kind}", (height, width))
@@ -351,7 +363,10 @@ def plain_image_of(random: Random, height: int, width: int) -> tuple[str, bytes,
 
 
 def image_of(random: Random) -> tuple[str, bytes, Any]:
-    """Return an image's ending and bytes, and its pixels (height, width, 3): exact ones."""
+    """Return a random image: its ending, its bytes and its exact pixels.
+
+    The pixels have the shape (height, width, 3).
+    """
     height, width = random.integers(1, 9, size=2).tolist()
     if random.random() < 0.3:
         return plain_image_of(random, height, width)
@@ -375,7 +390,7 @@ def image_of(random: Random) -> tuple[str, bytes, Any]:
 
 
 def images(random: Random, folder: Path) -> Iterator[Fault]:
-    """Decode images that Pillow wrote, and ones of 16 bits in colour."""
+    """Decode images that Pillow wrote, and colour images of 16 bits."""
     (folder / "class").mkdir()
     wanted = []
     for number in range(3):

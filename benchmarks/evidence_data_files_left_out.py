@@ -1,4 +1,4 @@
-"""Random damages: what skip_bad leaves out, what it hands on, and what that counts for."""
+"""Check which damaged samples `skip_bad` leaves out, and how batches weigh the rest."""
 
 import os
 import struct
@@ -16,7 +16,11 @@ from multiring.data import Dataset, Loader
 
 
 def damaged_set(random: Random, folder: Path, count: int, bad: set[int]) -> tuple[Path, str | None]:
-    """Write samples with the field "number", of which some cannot be read; return where, and their format."""
+    """Write samples with one number each, some of them unreadable.
+
+    Returns:
+        The folder, and the format for `Dataset` or None.
+    """
     where = folder / "d"
     where.mkdir()
     sort = chosen(random, ("npy-files", "tar", "tfrecord"))
@@ -56,7 +60,7 @@ def numbers_in(batch: dict[str, Any]) -> list[int]:
 
 
 def left_out(random: Random, folder: Path) -> Iterator[Fault]:
-    """Feed a damaged data set to some ranks, one after the other."""
+    """Read a damaged data set on several ranks, one after the other."""
     count = int(random.integers(1, 20))
     bad = set(random.integers(count, size=int(random.integers(1, 1 + count))).tolist())
     if len(bad) == count:
@@ -103,7 +107,10 @@ def _torch() -> Any:
 
 
 def gradients(random: Random, folder: Path) -> Iterator[Fault]:
-    """Train a line on a damaged data set, on two ranks: each gradient is the mean over what is left of a batch."""
+    """Train a linear model on a damaged data set on two ranks.
+
+    Each gradient must be the mean over the readable samples of the batch.
+    """
     import torch  # noqa: PLC0415 -- as above
 
     mt = _torch()
@@ -115,7 +122,7 @@ def gradients(random: Random, folder: Path) -> Iterator[Fault]:
     if mt.rank() == 0:
         damaged_set(random, folder, count, bad)
     mt.barrier()
-    # Whatever the format is, its name says it, but for files of one array each.
+    # `Dataset` detects the format by the files' names, except for .npy files of one sample each.
     kind = "npy-files" if list((folder / "d").glob("*.npy")) else None
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)

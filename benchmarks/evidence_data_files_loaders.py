@@ -1,8 +1,8 @@
-"""Random programs that use a Loader with process workers, held against a count of samples by hand.
+"""Compare random programs that use a Loader with a simple model of the loader.
 
-A program opens iterations, takes batches from several of them by turns, lets some go, changes the loader's place,
-closes the loader, and meets samples that fail. What each batch must hold follows from the documented rule: rank r of p
-has samples r, r + p, ... of each piece of the order that is one batch long.
+A program opens iterators, takes batches from several of them alternately, drops some and changes the loader's place. It
+also closes the loader and meets failing samples. The loader uses process workers. The expected batches follow from the
+documented rule: rank r of p gets the samples r, r + p, ... of each batch-sized piece of the order.
 """
 
 import faulthandler
@@ -21,7 +21,9 @@ from multiring.data import Dataset, Loader, Workers
 from multiring.errors import MultiringError
 
 KINDS = ("errors", "iterators", "place", "close")
-HANG_S = 12.0  # without a step of the program, for each process that wants the same core: workers have to be started
+# The time without a step after which a program counts as hung, per process on a core. Workers must start in this
+# time.
+HANG_S = 12.0
 
 
 class Failing:
@@ -31,7 +33,7 @@ class Failing:
         self._bad, self._how = bad, how
 
     def __call__(self, record: dict[str, Any], generator: Random) -> Any:
-        """Return the record, or fail."""
+        """Return the record, or fail if its sample is bad."""
         del generator
         if int(np.ravel(record["array"])[0]) not in self._bad:
             return record
@@ -41,12 +43,13 @@ class Failing:
             return None
         if self._how == "dies":
             os._exit(3)
-        return {"array": record["array"], "more": threading.Lock()}  # cannot be pickled, and is no field of the others
+        # a field that cannot be pickled and that other samples do not have
+        return {"array": record["array"], "more": threading.Lock()}
 
 
 @dataclass(slots=True)
 class Opened:
-    """An iteration of the loader, and what it has to give."""
+    """An iterator of the loader, and the position of its next batch."""
 
     batches: Iterator[dict[str, Any]]
     begin: int
@@ -55,7 +58,7 @@ class Opened:
     is_over: bool = False
 
     def rows(self, length: int) -> list[int]:
-        """Return the samples of the next batch; none at the epoch's end."""
+        """Return the samples of the next batch, or an empty list at the epoch's end."""
         end = min(self.begin + self.batch, length)
         rank, ranks = self.place
         return list(range(self.begin + rank, end, ranks)) or [self.begin] if self.begin < length else []
@@ -63,7 +66,7 @@ class Opened:
 
 @dataclass(slots=True)
 class Program:
-    """A random program, and what it has found."""
+    """A random program and the faults that it found."""
 
     random: Random
     kinds: set[str]
@@ -81,15 +84,15 @@ class Program:
 
     @property
     def named(self) -> str:
-        """What is done to the loader, for signs."""
+        """Return the kinds of actions of the program, for the signs of faults."""
         return ", ".join(sorted(self.kinds)) or "nothing"
 
     def note(self, what: str, text: str) -> None:
-        """Take down a fault."""
+        """Record a fault."""
         self.faults.append(Fault(f"loader: {what} with {self.named}", f"{text}\nafter {' '.join(self.log[-30:])}"))
 
     def run(self) -> None:
-        """Do some random steps, then go through what is left."""
+        """Do some random steps, then finish all open iterators."""
         self.open()
         for _ in range(int(self.random.integers(5, 40))):
             self.step()
@@ -102,7 +105,7 @@ class Program:
         self.loader.close()
 
     def step(self) -> None:
-        """Do one thing."""
+        """Do one random action."""
         choice = self.random.random()
         if "place" in self.kinds and choice < 0.08:
             ranks = int(self.random.integers(1, 6))
@@ -126,7 +129,7 @@ class Program:
             self.take(self.opened[int(self.random.integers(len(self.opened)))])
 
     def open(self) -> None:
-        """Begin an iteration, where the newest batch of any has ended."""
+        """Open an iterator at the end of the newest batch of any iterator."""
         if self.done >= self.length:
             self.done = 0
         if len(self.opened) >= 4:
@@ -135,7 +138,7 @@ class Program:
         self.opened.append(Opened(iter(self.loader), self.done, self.batch, self.place))
 
     def take(self, one: Opened) -> None:
-        """Take the next batch of an iteration, and compare it."""
+        """Take the next batch of an iterator and compare it with the expected samples."""
         wanted = [] if one.is_over else one.rows(self.length)
         self.log.append(f"next[{self.opened.index(one)}]")
         try:
@@ -150,7 +153,8 @@ class Program:
             if not self.bad & set(wanted):
                 self.note("an error", f"{type(error).__name__}: {error}; samples {wanted[:8]} have none that fails")
             else:
-                self.done = min(one.begin + one.batch, self.length)  # go past it, as a program that resumes would
+                # go past the failing batch, as a resuming program would
+                self.done = min(one.begin + one.batch, self.length)
                 self.loader.load_state_dict(
                     {**self.loader.state_dict(), "epoch": 0, "samples": self.done % self.length}
                 )
@@ -169,25 +173,25 @@ class Program:
                 self.held.pop(0)
 
     def same(self, batch: Any, wanted: list[int]) -> bool:
-        """Return whether a batch is that of some samples."""
+        """Return whether a batch holds exactly the wanted samples."""
         whole = np.repeat(np.asarray(wanted, np.float64)[:, None], self.width, 1)
         return bool(np.array_equal(batch["array"], whole))
 
     def compare_held(self) -> None:
-        """See that batches that the program kept still hold what they held."""
+        """Check that the batches that the program kept are unchanged."""
         for batch, wanted in self.held:
             if not self.same(batch, wanted):
                 self.note("rows of other samples", f"a batch that was kept has changed: {batch['array'][:4, 0]}")
 
 
 def loaders(random: Random, folder: Path) -> Iterator[Fault]:
-    """Run a random program that does some kinds of things; a program that does not end is a fault."""
+    """Run a random program with some kinds of actions; a hang counts as a fault."""
     count = int(random.choice([0, 1, 1, 1, 1, 1, 2, 3]))
     yield from _ran(random, folder, set(random.choice(KINDS, count, replace=False).tolist()))
 
 
 def places(random: Random, folder: Path) -> Iterator[Fault]:
-    """Run a random program whose loader changes its place, and nothing else."""
+    """Run a random program whose only kind of action is to change the loader's place."""
     yield from _ran(random, folder, {"place"})
 
 
@@ -196,7 +200,7 @@ def _ran(random: Random, folder: Path, kinds: set[str]) -> Iterator[Fault]:
     batch = int(random.integers(1, min(length, 80) + 1))
     np.save(folder / "a.npy", np.repeat(np.arange(length, dtype=np.float64)[:, None], width, 1))
     bad = set(random.choice(length - 1, 3, replace=False).tolist()) if "errors" in kinds else set()
-    bad = {each + 1 for each in bad}  # the first sample says how batches lie
+    bad = {each + 1 for each in bad}  # the first sample defines the layout of the batches, so it must be good
     how = str(random.choice(["raises", "none", "strange"] + ["dies"] * (random.random() < 0.1)))
     context = str(random.choice(["fork", "fork", "fork", "forkserver", "spawn"]))
     ranks = int(random.integers(1, 5))

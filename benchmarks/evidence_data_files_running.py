@@ -1,6 +1,7 @@
-"""Random cases about data sets that are being fed: places and memberships, workers, caches, commands and peers.
+"""Collect the random cases on data sets in use, from loaders to staging.
 
-`RUNNING` holds the families, `SHOWS_RUNNING` the signs of known programs. benchmarks/evidence_data_files.py runs them.
+`RUNNING` holds the families, and `SHOWS_RUNNING` the signs of known faulty programs. The program
+benchmarks/evidence_data_files.py runs the families.
 """
 
 from collections.abc import Mapping, Sequence

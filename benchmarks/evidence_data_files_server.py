@@ -1,4 +1,4 @@
-"""A small HTTP server for evidence about data sets: with ranges, validators as they are wanted, and failures."""
+"""A small HTTP server with ranges, selectable validators and failures."""
 
 import re
 import threading
@@ -11,13 +11,14 @@ from typing import Any
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a folder's files.
+    """Serves the files of a folder.
 
     Attributes:
-        validators: "etag", "time", "both" or "none": by what files are told apart.
-        fails: how many of the next requests for bytes fail.
-        status: with which they do.
-        has_ranges: whether it sends pieces of files; without, whole ones, whatever it is asked for.
+        validators: The headers that identify a file's version: "etag", "time", "both" or "none".
+        fails: The number of next GET requests that fail.
+        status: The status code of failing requests.
+        has_ranges: Whether the server sends ranges of files. Without ranges, it ignores the Range header and sends
+            whole files.
     """
 
     daemon_threads = True
@@ -37,14 +38,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Drop the log message."""
 
     def do_HEAD(self) -> None:
-        """Describe a file."""
+        """Send the headers of a file."""
         self._answer(has_body=False)
 
     def do_GET(self) -> None:
-        """Send a file's bytes."""
+        """Send a file, or one range of it."""
         if self.server.fails > 0:
             self.server.fails -= 1
             self.send_response(self.server.status)

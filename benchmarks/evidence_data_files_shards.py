@@ -1,4 +1,4 @@
-"""Random shards of MosaicML Streaming, written as its format says, and of NumPy's own files."""
+"""Read random shards in MosaicML Streaming's format, and random .npy files."""
 
 import json
 import struct
@@ -18,7 +18,10 @@ Column = tuple[str, int | None, Callable[[], tuple[bytes, Any]]]
 
 
 def column_of(random: Random) -> Column:
-    """Return a column's encoding, its size where that is fixed, and what draws a value and its bytes."""
+    """Return a random column.
+
+    A column has an encoding, a size (None if the size varies), and a function that draws a value and its bytes.
+    """
     sort = chosen(random, ("number", "number", "int", "str", "bytes", "json", "array", "str_int", "str_float"))
     if sort == "number":
         kind = np.dtype(chosen(random, [each for each in NUMBERS if each != "?"]))
@@ -48,7 +51,7 @@ def column_of(random: Random) -> Column:
 
 
 def mds(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read shards that are written as streaming/base/format/mds says."""
+    """Read shards in the format of streaming/base/format/mds."""
     columns = [column_of(random) for _ in range(int(random.integers(1, 4)))]
     names = [f"c{number}" for number in range(len(columns))]
     is_packed = random.random() < 0.4
@@ -91,7 +94,7 @@ def mds(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def npy(random: Random, folder: Path) -> Iterator[Fault]:
-    """Feed arrays of any type that NumPy wrote, in a random order, to some ranks."""
+    """Read arrays of any type that NumPy wrote, in a random order, on several ranks."""
     dtype: Any = chosen(random, ("c8", "c16", "M8[s]", "m8[ns]", "S5", "U3", *NUMBERS))
     if random.random() < 0.1:
         dtype = [("a", "<i2"), ("b", ">f8")]

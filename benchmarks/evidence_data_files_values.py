@@ -1,4 +1,4 @@
-"""Random values, types and records for evidence about data sets, and how two values are compared."""
+"""Draw random values, types and records for the data evidence, and compare values."""
 
 import io
 import struct
@@ -17,13 +17,13 @@ WORDS = ("", "a", "zero\0end\0", "caf\u00e9", "\u4e2d\u6587", "\U0001f642", "lin
 
 
 def chosen(random: Random, values: Any) -> Any:
-    """Return one of some values, as it is."""
+    """Return a random element of `values`, unconverted."""
     return values[int(random.integers(len(values)))]
 
 
 def array_of(random: Random, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array whose values reach to the ends of its type."""
-    # Of no axes NumPy makes scalars, which lose the order of bytes.
+    """Return a random array whose integers span the whole range of their type."""
+    # For the empty shape, NumPy draws scalars, which lose the byte order.
     return np.asarray(_drawn(random, np.dtype(dtype), shape)).astype(dtype).reshape(shape)
 
 
@@ -48,12 +48,12 @@ def _drawn(random: Random, kind: np.dtype[Any], shape: tuple[int, ...]) -> Any:
 
 
 def shape_of(random: Random, most: int = 3, longest: int = 4) -> tuple[int, ...]:
-    """Return a random shape."""
+    """Return a random shape with fewer than `most` axes."""
     return tuple(random.integers(1, longest + 1, size=int(random.integers(most))).tolist())
 
 
 def text_of(random: Random) -> str:
-    """Return a random text."""
+    """Return a random text, often with zeros and characters beyond ASCII."""
     return "".join(chosen(random, WORDS) for _ in range(int(random.integers(3))))
 
 
@@ -64,21 +64,24 @@ def bytes_of(random: Random, most: int = 9) -> bytes:
 
 
 def npy_of(array: Any) -> bytes:
-    """Return the file that NumPy writes of an array."""
+    """Return the content of the .npy file of an array."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a plain file to a tar."""
+    """Add a regular file to a tar archive."""
     told_ = tarfile.TarInfo(name)
     told_.size = len(data)
     tar.addfile(told_, io.BytesIO(data))
 
 
 def framed(data: bytes) -> bytes:
-    """Return a record of a TFRecord file, as TensorFlow's specification says: its length, the data, and check sums."""
+    """Return a TFRecord record by TensorFlow's specification.
+
+    It consists of the length, the data and their check sums.
+    """
 
     def crc(of: bytes) -> bytes:
         value = google_crc32c.value(of)
@@ -89,7 +92,10 @@ def framed(data: bytes) -> bytes:
 
 
 def same(found: Any, wanted: Any, *, types: bool = True) -> bool:
-    """Return whether two values are equal, and of equal types; numbers that are not a number equal each other."""
+    """Return whether two values, and by default their types, are equal.
+
+    NaN equals NaN.
+    """
     if types and type(found) is not type(wanted):
         return False
     if hasattr(wanted, "new_tensor"):
@@ -115,7 +121,10 @@ def _same_parts(found: Any, wanted: Any, *, types: bool) -> bool:
 
 
 def same_numbers(first: Any, second: Any) -> bool:
-    """Return whether arrays have equal values, compared as Python's objects: exactly, whatever their types are."""
+    """Return whether two arrays have exactly equal values.
+
+    The values are compared as Python objects, so the arrays' types may differ.
+    """
     ones, others = first.reshape(-1).tolist(), second.reshape(-1).tolist()
     return all(
         one == other or (one != one and other != other)  # noqa: PLR0124 -- as above
@@ -136,7 +145,7 @@ def same_tensors(found: Any, wanted: Any) -> bool:
 
 
 def told(value: Any) -> str:
-    """Return a value, short, with its type."""
+    """Return a short text with a value and its type."""
     kind = f"{value.dtype} " if hasattr(value, "dtype") else ""
     return f"{type(value).__name__} {kind}{value!r}"[:160]
 

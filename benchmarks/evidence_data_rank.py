@@ -1,4 +1,7 @@
-"""A host of evidence_data.py's lab: the last serves a pack by HTTP, the others stage it."""
+"""Run one host of evidence_data.py's lab.
+
+The last host serves a pack by HTTP, and the other hosts stage it.
+"""
 
 import json
 import re
@@ -28,12 +31,12 @@ from multiring.runtime.bootstrap.addresses import own_address
 
 CACHE = Path("/dev/shm/multiring-evidence")  # noqa: S108 -- a lab host's own
 INTERFACE = Path("/sys/class/net/rail0/statistics/tx_bytes")
-SETTLED_S = 1.0  # links are slowed a moment after the ranks have started
+SETTLED_S = 1.0  # The lab slows its links down a moment after the ranks have started.
 MEASURED_S, DRAIN_S = 2.0, 1.0
 
 
 class Source(BaseHTTPRequestHandler):
-    """A file server that reads ranges, and counts."""
+    """A file server with ranges. It counts the requests and the bytes sent."""
 
     protocol_version = "HTTP/1.1"
     root = Path()
@@ -42,11 +45,11 @@ class Source(BaseHTTPRequestHandler):
     lock = threading.Lock()
 
     def do_HEAD(self) -> None:
-        """Describe a file."""
+        """Send the headers of a file."""
         self._answer(with_body=False)
 
     def do_GET(self) -> None:
-        """Give a file, or a range of it."""
+        """Send a file, or a range of it."""
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
@@ -74,11 +77,14 @@ class Source(BaseHTTPRequestHandler):
             Source.requests += 1
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 -- http.server's signature
-        """Say nothing."""
+        """Drop the log message."""
 
 
 def main(folder: str, mode: str) -> None:
-    """Serve, or stage, and print on the source what it sent and how long the others took."""
+    """Serve or stage the pack.
+
+    The source prints the bytes that it sent and the time that the other hosts took.
+    """
     group = multiring.init()
     is_source = group.rank == group.size - 1
     time.sleep(SETTLED_S)
@@ -91,7 +97,7 @@ def main(folder: str, mode: str) -> None:
         text = f"http://{own_address(None)}:{server.server_address[1]}".encode()
         where[0, : len(text)] = np.frombuffer(text, np.uint8)
     url = bytes(np.asarray(group.all_gather(where))[-1]).rstrip(b"\0").decode()
-    remote = storage_of(url)  # imports what reads it, and asks nothing yet
+    remote = storage_of(url)  # this loads the HTTP reader but sends no request
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()
@@ -112,12 +118,16 @@ def main(folder: str, mode: str) -> None:
 
 
 def alone(storage: CachedStorage | None) -> Exchange | None:
-    """Return the part of a host that reads all of it from the source."""
+    """Return an exchange that reads all blocks from the source, or None on the source."""
     return None if storage is None else Exchange(storage, Owners([1.0]), 0, [None], tell)
 
 
 def goodputs(group: Group) -> list[float]:
-    """Return bytes a second that a socket sends out of the source, then out of each host, one after the other."""
+    """Measure the rate of a plain socket, from the source and then from each host.
+
+    Returns:
+        Bytes per second, the source's rate first. Only one sender is active at a time.
+    """
     rates = np.zeros((1, 1))
     last = group.size - 1
     for sender in (last, *range(last)):
@@ -138,7 +148,7 @@ def goodputs(group: Group) -> list[float]:
 
 
 def sending(address: str) -> float:
-    """Send for some seconds; return bytes a second, without the burst that a link gives for free."""
+    """Send for some seconds; return bytes per second without the link's initial burst."""
     host, _, port = address.rpartition(":")
     data = bytes(1 << 16)
     with socket.create_connection((host, int(port))) as sock:
@@ -153,7 +163,7 @@ def sending(address: str) -> float:
 
 
 def drained(listener: socket.socket) -> None:
-    """Receive until the other end has sent all."""
+    """Receive until the sender closes the connection."""
     with listener, listener.accept()[0] as sock:
         while sock.recv(1 << 18):
             pass

@@ -1,4 +1,7 @@
-"""Hosts of a lab that are killed, frozen, unplugged or slowed down, on both engines: who says what, and when."""
+"""Kill, freeze, unplug or slow down hosts of a lab, on both engines.
+
+The claims state which ranks report the failure, and when.
+"""
 
 import random
 import re
@@ -20,17 +23,22 @@ TIMES = 50
 HOSTS, SLOTS = 3, 2
 LAB = f"--hosts {HOSTS} --slots {SLOTS}"
 KILLED_S = 5.0
-# Of those that wait for a time-out most have a short one, every tenth the one that is promised for.
+# Waiting for a time-out takes most of the time. Most cases use a short time-out; every tenth uses the documented one.
 SHORT_S, LONG_S = 4.0, 20.0
-EARLY_S, LATE_S = 1.0, 5.0  # a silent peer may have been heard from last before the fault; and what telling takes
-AT_ONCE = {"kill": 4, "freeze": 12, "cut": 12}  # jobs; most of the time they wait
+# A silent peer's last message may come before the fault (early). Reporting takes time (late).
+EARLY_S, LATE_S = 1.0, 5.0
+# the number of jobs that run at the same time; most of their time is waiting
+AT_ONCE = {"kill": 4, "freeze": 12, "cut": 12}
 SLOWED_S, SLOWED_AT_ONCE = 60.0, 3
 START_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A fault of `host` while the job is at `stage`; `timeout_s` is how long a silent peer is waited for."""
+    """A fault of `host` while the job is at `stage`.
+
+    A rank waits `timeout_s` for a silent peer.
+    """
 
     engine: str
     stage: str
@@ -44,14 +52,22 @@ class Failure:
 
     @property
     def late_host(self) -> str:
-        """Who comes to init late: somebody has to be missing, or nobody would be in it any more when a host dies."""
+        """The host that joins init late, or "nobody".
+
+        A missing host keeps the others in init until the fault.
+        """
         others = [host for host in range(1, HOSTS) if host != self.host]
         return f"host{others[0]}" if self.stage == "init" and self.fault == "kill" else "nobody"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of it: seconds until each survivor raised; `by_launcher`: it ended them before all could."""
+    """The result of a fault.
+
+    Attributes:
+        seconds: The time until each survivor raised.
+        by_launcher: Whether the launcher ended survivors before all of them raised.
+    """
 
     seconds: tuple[float, ...] = ()
     by_launcher: bool = False
@@ -59,7 +75,7 @@ class Outcome:
 
 
 def failures(fault: str, engine: str, share: int) -> Iterator[Claim]:
-    """Yield what must show of hosts that are killed ("kill"), frozen ("freeze") or unplugged ("cut")."""
+    """Yield the claims about hosts with the fault "kill", "freeze" or "cut" (unplugged)."""
     choice = random.Random(f"4 {fault} {engine}")  # noqa: S311 -- which host, and when
     for stage in STAGES:
         cases = [
@@ -67,9 +83,9 @@ def failures(fault: str, engine: str, share: int) -> Iterator[Claim]:
                 engine=engine,
                 stage=stage,
                 fault=fault,
-                # mpiexec runs on host0: without it there is no job.
+                # mpiexec runs on host0, so the job cannot survive the death of host0.
                 host=choice.randrange(1 if engine == "mpi" else 0, HOSTS),
-                # Time to get from the last word into init; frozen hosts may be anywhere around it.
+                # A killed host needs time to enter init. A frozen or unplugged host may be anywhere near init.
                 delay_s=choice.uniform(1.0, 1.5) if stage == "init" and fault == "kill" else choice.random(),
                 timeout_s=60.0 if fault == "kill" else LONG_S if number % 10 == 0 else SHORT_S,
             )
@@ -80,7 +96,7 @@ def failures(fault: str, engine: str, share: int) -> Iterator[Claim]:
 
 
 def judged(cases: list[Failure], outcomes: list[Outcome]) -> Claim:
-    """Return whether all of one kind went as they must."""
+    """Return the claim that all cases of one kind ended as they must."""
     first = cases[0]
     wrong = [f"{case}: {outcome.wrong}" for case, outcome in zip(cases, outcomes, strict=True) if outcome.wrong]
     seconds = [
@@ -111,7 +127,7 @@ def judged(cases: list[Failure], outcomes: list[Outcome]) -> Claim:
 
 
 def outcome_of(case: Failure) -> Outcome:
-    """Run one job, let the fault happen, and hear the survivors."""
+    """Run one job, inject the fault and collect the survivors' reports."""
     settings = {
         "multiring_stall_warn_s": case.timeout_s / 2,
         "multiring_stall_timeout_s": case.timeout_s,
@@ -138,12 +154,15 @@ def outcome_of(case: Failure) -> Outcome:
 
 
 def told(heard: list[Word], hosts: set[str]) -> list[Word]:
-    """Return the errors that ranks of `hosts` reported."""
+    """Return the errors that the ranks of `hosts` reported."""
     return [word for word in heard if "raised" in word and word["host"] in hosts]
 
 
 def assessed(case: Failure, words: list[Word], begin: float, output: str) -> Outcome:
-    """Return what a job's `words` amount to; `output` is its whole output where not all survivors spoke."""
+    """Return the outcome of a job from its survivors' reports.
+
+    The `output` is the job's whole output if some survivors did not report, and empty otherwise.
+    """
     names = naming(case.host)
     seconds = tuple(word["at_s"] - begin for word in words)
     unnamed = [word["text"] for word in words if not names.search(word["text"])]
@@ -158,13 +177,16 @@ def assessed(case: Failure, words: list[Word], begin: float, output: str) -> Out
 
 
 def naming(host: int) -> re.Pattern[str]:
-    """Return what matches the name of a host or of a rank of it, which may be one of several: "ranks 1, 2, 3"."""
+    """Return a pattern that matches the name of a host or of one of its ranks.
+
+    The rank may be part of a list, such as "ranks 1, 2, 3".
+    """
     ranks = "|".join(map(str, ranks_of(host)))
     return re.compile(rf"\bhost{host}\b|\branks? (\d+, )*({ranks})\b")
 
 
 def ranks_of(host: int) -> range:
-    """Return the ranks of a host; all launchers here deal them host by host."""
+    """Return the ranks of a host. All launchers here place ranks host by host."""
     return range(host * SLOTS, (host + 1) * SLOTS)
 
 
@@ -172,7 +194,7 @@ def ranks_of(host: int) -> range:
 
 
 def slowed(engine: str, share: int) -> Iterator[Claim]:
-    """Yield what must show of hosts whose link becomes a hundred times slower."""
+    """Yield the claim about hosts whose links become a hundred times slower."""
     choice = random.Random(f"5 {engine}")  # noqa: S311 -- which host
     cases = [choice.randrange(HOSTS) for _ in range(max(TIMES // share, 1))]
     with ThreadPoolExecutor(SLOWED_AT_ONCE) as pool:
@@ -187,7 +209,7 @@ def slowed(engine: str, share: int) -> Iterator[Claim]:
 
 
 def slowed_once(engine: str, host: int) -> tuple[float, str]:
-    """Return how long after the link became slow somebody named it, and what was wrong ("" if nothing)."""
+    """Slow one host down; return the seconds until a rank named it, and any fault."""
     names = naming(host)
 
     def is_named(heard: list[Word]) -> bool:
@@ -210,5 +232,5 @@ def slowed_once(engine: str, host: int) -> tuple[float, str]:
 
 
 def last_turns(heard: list[Word]) -> int:
-    """Return how many sums rank 0 last told of."""
+    """Return the number of sums in rank 0's last report."""
     return max((word["turns"] for word in heard if "turns" in word), default=0)

@@ -1,7 +1,8 @@
-"""How soon ranks are told of a failure inside Keras' `fit` and tf.function, and how soon all have ended.
+"""Measure when ranks get a failure inside Keras' `fit` and tf.function, and exit.
 
-`python benchmarks/evidence_fit.py [--repeats 3]`: scripts of their own, without a launcher that would end the others;
-exits with 1 where a rank is told after TOLD_S (of Ctrl-C after INTERRUPTED_S), or has not ended ENDED_S later.
+`python benchmarks/evidence_fit.py [--repeats 3]` starts the ranks itself, because a launcher would end the other ranks.
+The exit code is 1 if a rank gets the failure later than TOLD_S (for Ctrl-C: INTERRUPTED_S). It is also 1 if a rank
+still runs ENDED_S after that.
 """
 
 import argparse
@@ -16,30 +17,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the programs are the tests'
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' programs
 
 TOLD_S, INTERRUPTED_S, ENDED_S = 5.0, 1.0, 5.0
 PATIENCE_S = 120.0
 KINDS = ("with_an_exception", "with_a_lost_rank", "interrupted", "in_a_function")
-_READY = ".ready"  # behind the file of a job that is at work
+_READY = ".ready"  # the ending of the file that shows that a job trains
 
 
 class Here:
-    """What the tests' rig would tell a program."""
+    """A stand-in for the tests' rig, as the test programs need it."""
 
     def __init__(self, rank: int, at_work: str) -> None:
         self.rank = rank
         self._at_work = at_work
 
     def reach(self, stage: str) -> None:
-        """Tell whoever is to kill a rank."""
+        """Create the file that lets the parent kill a rank."""
         del stage
         if self.rank == 1:
             Path(self._at_work).touch()
 
 
 def worker(kind: str, over: str) -> None:
-    """Be a rank, and print after how many seconds it was told, and when."""
+    """Run one rank; print the seconds until it got the failure, and the time of that."""
     programs = importlib.import_module("tests.frameworks.conforming.in_fit")
     rank = int(os.environ["MULTIRING_RANK"])  # noqa: TID251 -- set by main
     told_s = programs.KINDS[kind](Here(rank, over + _READY), over)
@@ -47,7 +48,10 @@ def worker(kind: str, over: str) -> None:
 
 
 def ran(backend: str, kind: str, ranks: int, number: int) -> tuple[float, float]:
-    """Return after how many seconds the last rank was told, and how much later all processes had ended."""
+    """Run a job; return two times in seconds.
+
+    The first is the time until the last rank got the failure, the second the time from there until all processes ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
         over = f"{folder}/over"
         place = f"@multiring-fit-{os.getpid()}-{number}"
@@ -79,7 +83,7 @@ def ran(backend: str, kind: str, ranks: int, number: int) -> tuple[float, float]
 
 
 def main() -> None:
-    """Run each, and exit with 1 where somebody was told late or hung."""
+    """Run all kinds; exit with 1 if a rank got the failure late or hung."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--worker")
     parser.add_argument("--over", default="")

@@ -1,9 +1,10 @@
-"""Ten kinds of hang and disagreement at random places of a stream of named operations: how many were named right.
+"""Cause ten kinds of hangs and mismatches in a stream of named operations.
 
     python benchmarks/evidence_hangs.py [--seeds 20] [--kinds order,skipped]
 
-Every rank has to be told the culprit and the operation: within MULTIRING_STALL_WARN_S and a little where the ranks wait
-for each other, MULTIRING_STALL_TIMEOUT_S and a little where one is silent, at once where it is gone or disagrees.
+Every rank must name the culprit and the operation. The time limit depends on the kind. It is MULTIRING_STALL_WARN_S
+plus a margin if the ranks wait for each other. It is MULTIRING_STALL_TIMEOUT_S plus a margin if one rank is silent. A
+rank that exits or disagrees must be named at once.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' cases are there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' cases
 
 from benchmarks.evidence import commit, machine
 from tests.wire.hangs import DEADLOCKS, DISAGREEMENTS, KINDS, TIMEOUT_S, WARN_S, Case, check
@@ -20,7 +21,7 @@ A_LITTLE_S = 1.5
 
 
 def main() -> int:
-    """Print a line for each kind; return 1 where a case was named wrong, or too late."""
+    """Print a line for each kind; return 1 if a culprit was named wrong or too late."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20, help="cases of each kind")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def allowed(kind: str) -> float:
-    """Return within how many seconds every rank is to be told."""
+    """Return the time limit in seconds for every rank to name the culprit."""
     if kind in DISAGREEMENTS or kind in ("killed", "ended"):
         return A_LITTLE_S
     return (WARN_S if kind in DEADLOCKS else TIMEOUT_S) + A_LITTLE_S

@@ -1,11 +1,11 @@
-"""What must show of the two headline programs beside their accuracy: killed, resumed, at full size; and their reports.
+"""Test the two headline programs beyond their accuracy.
 
     python benchmarks/evidence_headline.py [--only kills,many,others,precision,pages,...] [--divide N]
 
-Everything runs under `multiring run` on this machine, on generated data. `pages` looks at the reports of the runs in
-build/headline, in chromium. The networks of full size want it quiet, and some minutes a step. Exits with 1 if any floor
-is missed. The names are kills, many, others, precision, pages, resnets, tiramisu, deeplab. `precision` goes on where it
-was broken off, with what is in build/headline_precision.
+The claims are kills, many, others, precision, pages, resnets, tiramisu and deeplab. All jobs run under `multiring run`
+on this machine, on generated data. `pages` checks the reports of the runs in build/headline in Chromium. The networks
+of full size need a quiet machine and some minutes per step. `precision` resumes from build/headline_precision. The exit
+code is 1 if any floor is missed.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 import numpy as np
 from benchmarks.evidence import Claim, report, shown
@@ -36,11 +36,11 @@ from safetensors.torch import load_file
 RUNS = ROOT / "build" / "headline"
 PRECISION_RUNS = ROOT / "build" / "headline_precision"
 KILLS, SAVE_EVERY = 10, 4
-IN_SAVE, IN_ACCUMULATION = 3, 6  # which of the kills are there
+IN_SAVE, IN_ACCUMULATION = 3, 6  # the numbers of the kills that occur in a save and in an accumulation
 SMALL_OPTIONS = ROOT / "examples" / "imagenet" / "small.toml"
 CLASSES, BATCH, SIDE = 22_000, 65_536, 32
 SEEDS, POINTS = 5, 3.0
-STUDENT_90 = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}  # two-sided 90 %, by number of seeds
+STUDENT_90 = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}  # the two-sided 90 % quantile of Student's t, by number of seeds
 
 SMALL = ("--model=resnet26", "--size=32", "--small", "--least-area=0.5", "--no-peak", "--no-noise", "--deterministic")
 KILLED: tuple[str, ...] = (
@@ -56,7 +56,10 @@ KILLED += ("--rate=0.05", "--lag=1", f"--save-every={SAVE_EVERY}", "--log-every=
 
 
 def weights_of(run: Path) -> str:
-    """Return a digest of the weights, and all else that is saved of all ranks, in the last checkpoint of a run."""
+    """Return a digest of the last checkpoint of a run.
+
+    It covers the weights and everything else that the ranks share.
+    """
     last = max((run / "checkpoints").glob("step-????????"))
     digest = hashlib.sha256(last.name.encode())
     for name, value in sorted(load_file(next(last.rglob("shared.safetensors"))).items()):
@@ -65,7 +68,7 @@ def weights_of(run: Path) -> str:
 
 
 def kills(share: int) -> Iterator[Claim]:
-    """Kill a whole job ten times, and compare its last weights with an undisturbed one's."""
+    """Kill a whole job ten times; compare its final weights with an undisturbed run."""
     choice = random.Random(22)  # noqa: S311 -- when to kill
     count = max(KILLS // share, 2)
     with tempfile.TemporaryDirectory() as home:
@@ -109,7 +112,7 @@ def kills(share: int) -> Iterator[Claim]:
 
 
 def many(share: int) -> Iterator[Claim]:
-    """Take two steps with very many samples and classes, once stopped within the second."""
+    """Train two steps with very many samples and classes, and kill the second step."""
     classes, batch = CLASSES // share, BATCH // share
     words: tuple[str, ...] = (
         *SMALL,
@@ -127,7 +130,7 @@ def many(share: int) -> Iterator[Claim]:
         with ProgramJob(2, "imagenet", "never", data, whole, words) as job:
             job.end()
         seconds = time.monotonic() - began
-        # As if killed within step 2: the run as it was after step 1, and then one that is.
+        # Imitate a kill in step 2: take the run as it was after step 1. Then kill a real second step.
         shutil.copytree(whole, killed)
         shutil.rmtree(killed / "checkpoints" / "step-00000002")
         with ProgramJob(2, "imagenet", "accumulation:1", data, killed, words) as job:
@@ -151,7 +154,7 @@ def many(share: int) -> Iterator[Claim]:
 
 
 def write_many(folder: Path, classes: int, count: int) -> None:
-    """Write `count` images of noise into folders of classes, in turn."""
+    """Write `count` images of noise, spread evenly over the folders of the classes."""
     noise = np.random.default_rng(0)
     encoded = []
     for _ in range(512):
@@ -166,7 +169,7 @@ def write_many(folder: Path, classes: int, count: int) -> None:
 
 
 def others(share: int) -> Iterator[Claim]:
-    """Train on two ranks, and from the middle on three; compare accuracies."""
+    """Train on two ranks, then from the middle on three, and compare the accuracies."""
     seeds = max(SEEDS // share, 2)
     classes, images, batch, epochs = 10, 400, 32, 6
     words: tuple[str, ...] = (*SMALL, "--width=16", f"--batch={batch}", f"--epochs={epochs}", "--optimizer=sgd")
@@ -194,7 +197,7 @@ def others(share: int) -> Iterator[Claim]:
 
 
 def precision(share: int) -> Iterator[Claim]:
-    """Train what docs/imagenet.md begins with in bf16 and in float32; compare accuracies."""
+    """Compare the accuracies of bf16 and float32 on the first example of docs/imagenet.md."""
     data = PRECISION_RUNS / "images"
     if not (data / "classes.txt").exists():
         image_generator.generate(data, 40, {"train": 400, "val": 100, "shifted": 0})
@@ -219,7 +222,7 @@ def precision(share: int) -> Iterator[Claim]:
 
 
 def compared(what: str, one: list[float], other: list[float]) -> Claim:
-    """Return the claim that accuracies of the same seeds are alike."""
+    """Return the claim that two settings reach the same accuracy with the same seeds."""
     apart = [each - base for each, base in zip(one, other, strict=True)]
     mean, half = statistics.mean(apart), STUDENT_90[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
     return Claim(
@@ -230,17 +233,17 @@ def compared(what: str, one: list[float], other: list[float]) -> Claim:
 
 
 def top_1(run: Path) -> float:
-    """Return a run's accuracy, in per cent."""
+    """Return the top-1 accuracy of a run in per cent."""
     return float(result_of(run)["headline"]["val, top-1, %"])
 
 
 def listed(values: list[float]) -> str:
-    """Return numbers in a row."""
+    """Return the numbers as a text, separated by commas."""
     return ", ".join(f"{each:.1f}" for each in values)
 
 
 def pages(share: int) -> Iterator[Claim]:  # noqa: ARG001 -- as the others
-    """Look at reports in a browser, at the widths of a phone and a desktop."""
+    """Check reports in a browser, at the widths of a phone and of a desktop."""
     runs = sorted(each for each in RUNS.glob("*") if (each / PAGE).exists())
     if not runs:
         sys.exit(f"no runs in {RUNS}: train with --run {RUNS}/NAME, as docs/imagenet.md and docs/climate.md say")

@@ -1,4 +1,7 @@
-"""The headline networks at their full size, a few steps each: memory, and speed beside torch's autocast without us."""
+"""Train the headline networks at full size for a few steps each.
+
+The claims cover the memory, and the speed compared with torch's autocast without multiring.
+"""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +15,7 @@ from examples.imagenet import generate as image_generator
 STEPS = 5
 PEAK_GIB = 10.0
 HEIGHT, WIDTH = 768, 1152
-IMAGES, CLASSES = 32, 8  # a step; of the data
+IMAGES, CLASSES = 32, 8  # images per step; classes of the data
 RESNETS = {
     "ResNet-50, 224 x 224": ("--model=resnet50", f"--batch={IMAGES}"),
     "ResNet-101, 224 x 224": ("--model=resnet101", f"--batch={IMAGES}"),
@@ -21,7 +24,10 @@ WORDS = ("--precision=bf16", "--log-every=1", "--rate=1e-3", "--warmup=0", "--no
 
 
 def resnets(share: int) -> Iterator[Claim]:
-    """Train ResNets on two ranks, and then in one process without multiring on as many samples a step."""
+    """Train ResNets on two ranks, and in one process without multiring.
+
+    Both use the same number of samples per step.
+    """
     with tempfile.TemporaryDirectory() as home:
         data = Path(home) / "images"
         image_generator.generate(data, CLASSES, {"train": IMAGES // CLASSES}, size=224)
@@ -30,17 +36,20 @@ def resnets(share: int) -> Iterator[Claim]:
 
 
 def deeplab(share: int) -> Iterator[Claim]:
-    """Train DeepLabv3+ likewise."""
+    """Train DeepLabv3+ on two ranks, and in one process without multiring."""
     yield from segmenting("DeepLabv3+", "deeplabv3+", share)
 
 
 def tiramisu(share: int) -> Iterator[Claim]:
-    """Train Tiramisu likewise."""
+    """Train Tiramisu on two ranks, and in one process without multiring."""
     yield from segmenting("Tiramisu", "tiramisu", share)
 
 
 def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
-    """Yield what one of the climate program's networks shows, with a sample a rank; they are the same field twice."""
+    """Yield the claim about one network of the climate program.
+
+    Each rank has one sample. Both samples are the same field.
+    """
     with tempfile.TemporaryDirectory() as home:
         data = Path(home) / "fields"
         climate_generator.generate(data, {"train": 1}, HEIGHT, WIDTH)
@@ -51,8 +60,8 @@ def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
 
 
 def one(name: str, program: str, data: Path, home: Path, words: Sequence[str], steps: int) -> Claim:
-    """Return what a network shows."""
-    words = (*words, f"--epochs={steps}")  # each of one step
+    """Return the claim about the memory and the speed of one network."""
+    words = (*words, f"--epochs={steps}")  # each epoch is one step
     ours, plain = home / "ours", home / "plain"
     with ProgramJob(2, program, "never", data, ours, words) as job:
         job.end()
@@ -73,6 +82,6 @@ def one(name: str, program: str, data: Path, home: Path, words: Sequence[str], s
 
 
 def rate_of(run: Path) -> float:
-    """Return the samples a second of a run."""
+    """Return the samples per second of a run."""
     headline = result_of(run)["headline"]
     return float(next(value for name, value in headline.items() if name.endswith(" a second")))

@@ -1,4 +1,4 @@
-"""A headline program as a job: started, waited for, killed as a whole; and what its folder says then."""
+"""Run a headline program as a job, kill the whole job, and read its run folder."""
 
 import json
 import os
@@ -13,38 +13,41 @@ from benchmarks.evidence_job import ROOT, Job
 from examples.training.report import METRICS, RESULT
 
 RANK = ROOT / "benchmarks" / "evidence_headline_rank.py"
-STEPS = "steps"  # which that writes
+STEPS = "steps"  # the file that evidence_headline_rank.py writes
 PATIENCE_S = 1800.0
 _GOING_ON = re.compile(r"going on from \S*step-(\d+)")
 
 
 class ProgramJob(Job):
-    """`multiring run -n ranks` of a program, that waits to be killed at a moment; see evidence_headline_rank.py."""
+    """A program under `multiring run -n ranks` that waits at a moment to be killed.
+
+    See evidence_headline_rank.py for the moments.
+    """
 
     def __init__(self, ranks: int, program: str, moment: str, data: Path, run: Path, words: Sequence[str]) -> None:
         self._start(["run", "-n", str(ranks)], RANK, program, moment, f"--data={data}", f"--run={run}", *words)
 
     @property
     def resumed_from(self) -> int:
-        """The step of the checkpoint that it went on from; 0 if from none."""
+        """The step of the checkpoint that the job resumed from, or 0 without a checkpoint."""
         found = _GOING_ON.search(self.output)
         return int(found[1]) if found else 0
 
     def end(self) -> None:
-        """Wait until it has ended well.
+        """Wait until the job has ended successfully.
 
         Raises:
-            RuntimeError: it has not.
+            RuntimeError: The exit code is not 0.
         """
         code = self.launcher.wait(PATIENCE_S)
         if code:
             raise RuntimeError(f"exit code {code}:\n{self.output[-4000:]}")
 
     def wait_until_step(self, run: Path, steps: int) -> None:
-        """Wait until it has logged so many steps more than were there when it began.
+        """Wait until the job has logged `steps` more steps than it resumed from.
 
         Raises:
-            RuntimeError: it ended before, or there was no end of waiting.
+            RuntimeError: The job ended earlier, or the wait took longer than PATIENCE_S.
         """
         deadline = time.monotonic() + PATIENCE_S
         while not (self.is_training and last_step(run) >= self.resumed_from + steps):
@@ -54,15 +57,15 @@ class ProgramJob(Job):
 
     @property
     def is_training(self) -> bool:
-        """Whether it has logged a step by itself."""
+        """Whether this job has logged a step of its own."""
         return "step at step" in self.output
 
     def kill(self) -> None:
-        """Kill launcher and ranks, all at once, and wait until they are gone."""
+        """Kill the launcher and all ranks at once, and wait until they are gone."""
         for pid in [self.launcher.pid, *self.processes()]:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # with the launcher
+            except ProcessLookupError:  # the process died with the launcher
                 continue
         self.launcher.wait()
         while self.processes():
@@ -70,29 +73,29 @@ class ProgramJob(Job):
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run's metrics."""
+    """Return the complete lines of a run's metrics."""
     path = run / METRICS
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def last_step(run: Path) -> int:
-    """Return the last step that a run has logged."""
+    """Return the last step that a run has logged, or 0."""
     return max((line["step"] for line in lines_of(run) if line["kind"] == "step"), default=0)
 
 
 def steps_done(run: Path) -> list[int]:
-    """Return the steps that ended, in their order, those that were done again too."""
+    """Return the steps that a run completed, in order, including repeated steps."""
     text = (run / STEPS).read_text(encoding="utf-8")
     return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def losses_of(run: Path) -> list[float]:
-    """Return the losses that a run has logged, by step."""
+    """Return the losses that a run has logged, step by step."""
     return [line["loss"] for line in lines_of(run) if line["kind"] == "step"]
 
 
 def result_of(run: Path) -> dict[str, Any]:
-    """Return what a run ended with."""
+    """Return the result file of a run."""
     found: dict[str, Any] = json.loads((run / RESULT).read_text(encoding="utf-8"))
     return found

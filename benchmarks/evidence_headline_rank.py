@@ -1,10 +1,11 @@
-"""A rank of evidence_headline.py: one of the headline programs, with a moment at which it waits to be killed.
+"""Run a rank of evidence_headline.py: a headline program that waits to be killed.
 
     python evidence_headline_rank.py FOLDER PROGRAM MOMENT WORDS...
 
-MOMENT is `never`; `save:N`, within the N-th checkpoint, when its parts are written and not yet in their place; or
-`accumulation:N`, within the N-th step, when half of its micro-batches went backward. There, and at its end with what
-memory it took at the most, it leaves a word in FOLDER.
+MOMENT says where the program waits. `never` does not wait. `save:N` waits in the N-th checkpoint, after its parts were
+written and before they are moved to their place. `accumulation:N` waits in the N-th step, after half of its
+micro-batches ran backward. The rank sends a word to the socket in FOLDER when it waits. It sends another word with its
+peak memory at its end.
 """
 
 import functools
@@ -27,25 +28,25 @@ from multiring.frontend.checkpoint import saving
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0
-STEPS = "steps"  # a file
+STEPS = "steps"  # the name of a file
 
 
 def tell(folder: Path, **word: Any) -> None:
-    """Say a word to who started this."""
+    """Send a word to the parent process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.connect(str(folder / "words"))
         line.send(json.dumps({"pid": os.getpid(), **word}).encode())
 
 
 def wait_to_be_killed(folder: Path, moment: str) -> None:
-    """Say that the moment has come, and wait."""
+    """Report that the moment has come, and wait for the kill."""
     tell(folder, at=moment)
     time.sleep(PATIENCE_S)
     raise TimeoutError(f"{moment}: nobody killed this rank within {PATIENCE_S:g} s")
 
 
 def wait_in_save(folder: Path, chosen: int) -> None:
-    """Wait within the save of that number, on the rank that puts it in its place."""
+    """Wait in save number `chosen`, on the rank that moves the save to its place."""
     finish, count = vars(saving)["finish"], itertools.count(1)
 
     @functools.wraps(finish)
@@ -58,7 +59,7 @@ def wait_in_save(folder: Path, chosen: int) -> None:
 
 
 def wait_in_accumulation(folder: Path, chosen: int) -> None:
-    """Wait within the step of that number, half-way."""
+    """Wait half-way through the micro-batches of step number `chosen`."""
     parts, count = loop._parts, itertools.count(1)  # noqa: SLF001 -- there is no other place between two backwards
 
     def waiting(batch: loop.Batch, samples: int, passes: int) -> Iterator[loop.Batch]:
@@ -72,7 +73,10 @@ def wait_in_accumulation(folder: Path, chosen: int) -> None:
 
 
 def note_steps() -> None:
-    """Have rank 0 write down each step that ended, in the run's folder, at once: metrics come a step later."""
+    """Make rank 0 log each completed step at once in the run's folder.
+
+    The metrics log a step one step later.
+    """
     step = loop.Run._step  # noqa: SLF001 -- what is counted is the work itself
 
     @functools.wraps(step)
@@ -87,7 +91,7 @@ def note_steps() -> None:
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the program with its moment, and report its peak memory."""
     folder, program, moment, *words = sys.argv[1:]
     note_steps()
     kind, _, number = moment.partition(":")

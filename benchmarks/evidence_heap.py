@@ -1,9 +1,10 @@
-"""Random programs of reductions in torch's own memory, with several allocators that look after their heaps.
+"""Run random programs of reductions in torch's own memory, with several allocators.
 
     python benchmarks/evidence_heap.py [--seconds 120] [--allocators glibc,jemalloc] [--first-seed 1]
 
-Two ranks each. A program that finds a wrong byte, dies or hangs is printed with its seed, and is a miss. jemalloc and
-tcmalloc are Debian's libjemalloc2 and libtcmalloc-minimal4; what is not installed is said to be.
+The allocators check their heaps. Each program has two ranks. A program that finds a wrong byte, dies or hangs counts as
+a miss, and is printed with its seed. jemalloc and tcmalloc come from Debian's libjemalloc2 and libtcmalloc-minimal4.
+The output says which allocators are not installed.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' programs are there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' programs
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from multiring.settings import Settings
 
 TURNS = 600
 HANGS_S = 300.0
-# By name: what is preloaded, and what else is in the environment.
+# Each allocator has a library to preload and additional environment variables.
 ALLOCATORS: dict[str, tuple[str | None, dict[str, str]]] = {
     "glibc": (None, {}),
     "glibc, freed memory overwritten": (None, {"MALLOC_PERTURB_": "165"}),
@@ -39,7 +40,7 @@ ALLOCATORS: dict[str, tuple[str | None, dict[str, str]]] = {
 
 
 def main() -> int:
-    """Print a line for each allocator; return 1 where a program did not run clean."""
+    """Print a line for each allocator; return 1 if a program failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="how long each allocator is tried")
     parser.add_argument("--allocators", default="", help="those whose names begin so, with commas between; or all")
@@ -66,7 +67,10 @@ def main() -> int:
 
 
 def try_allocator(name: str, first: int, seconds: float) -> tuple[int | None, list[int]]:
-    """Return how many programs ran clean, and the seeds of those that did not; None where it is not installed."""
+    """Return the number of programs that ran clean, and the seeds of the others.
+
+    The number is None if the allocator is not installed.
+    """
     library, environment = ALLOCATORS[name]
     variables = [f"{key}={value}" for key, value in environment.items()]
     if library is not None:
@@ -90,7 +94,7 @@ def try_allocator(name: str, first: int, seconds: float) -> tuple[int | None, li
 
 
 def _unlinked(library: str) -> str | None:
-    """Return the name of a library that programs preload only, of which there is no link to link with."""
+    """Return the file name of a preload library that has no link for the linker."""
     for folder in (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu"), Path("/usr/lib64")):
         for path in sorted(folder.glob(f"lib{library}.so.*")):
             return str(path)
@@ -98,7 +102,7 @@ def _unlinked(library: str) -> str | None:
 
 
 def _told_by(command: list[str]) -> str | None:
-    """Return the last words of a program that did not run clean; of others None."""
+    """Return the end of a failed program's output, or None if the program ran clean."""
     try:
         ended = subprocess.run(  # noqa: S603 -- our own
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANGS_S, check=False
@@ -109,7 +113,7 @@ def _told_by(command: list[str]) -> str | None:
 
 
 def play(seed: int, folder: Path) -> int:
-    """Be one rank of the program of `seed`, which as a whole is two jobs or more, one after the other."""
+    """Run one rank of the program of `seed`: two or more jobs, one after the other."""
     torch.set_num_threads(1)
     settings = Settings.from_environment()
     rank, ranks = settings.rank or 0, settings.size or 1

@@ -1,6 +1,8 @@
-"""The whole tables of cells of the Horovod interface, torch's and TensorFlow's; exits with 1 where a cell fails.
+"""Run all cells of the Horovod tables of torch and TensorFlow.
 
-python benchmarks/evidence_horovod.py [--adapters torch,tensorflow] [--ranks 1,2,3,4] [--only PATTERN]
+    python benchmarks/evidence_horovod.py [--adapters torch,tensorflow] [--ranks 1,2,3,4] [--only PATTERN]
+
+The exit code is 1 if a cell fails.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the table is one of the tests'
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' tables
 
 from tests.wire.ranks import run_ranks
 
@@ -20,11 +22,11 @@ DEADLINE_S = 900.0
 IMPATIENT: dict[str, Any] = {
     "stall_warn_s": 10.0,
     "stall_timeout_s": 20.0,
-}  # a cell that hangs is to be named, and not to hold up the rest
+}  # short time-outs, so a hanging cell is named and does not delay the others
 
 
 def main() -> int:
-    """Print N of N for each number of ranks, and what is wrong with cells that fail."""
+    """For each number of ranks, print the passed cells and the faults of the others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--adapters", default=",".join(TABLES), help="which, with commas between")
     parser.add_argument("--ranks", default="1,2,3,4", help="how many, with commas between")
@@ -47,7 +49,7 @@ def main() -> int:
 
 
 def failures(table: Any, ranks: int, chosen: list[Any]) -> dict[str, str]:
-    """Return what is wrong, by cell, on the first rank that saw it."""
+    """Return the fault of each failed cell, from the lowest rank that saw it."""
     found: dict[str, str] = {}
     for rank, wrong in enumerate(run_ranks(table.run_cells, ranks, chosen, deadline_s=DEADLINE_S, **IMPATIENT)):
         for text in wrong:

@@ -1,9 +1,9 @@
-"""The long form of the tests between hosts, in labs on this machine: one line for each claim, with its figure.
+"""Measure the claims about several hosts, in labs on this machine.
 
     sudo .venv/bin/python benchmarks/evidence_hosts.py [--only ranks,rail] [--short | --divide N]
 
-Exits with 1 if any floor is missed. The printed text goes into benchmarks/results/. With all of its failures it takes
-hours; most of that is waiting for time-outs.
+Each printed row holds a claim and its measured figure. The exit code is 1 if any floor is missed. The printed table is
+kept in benchmarks/results/. All failures together take hours, most of them waiting for time-outs.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import Claim, report, shown
 from benchmarks.evidence_failures import ENGINES, RANK, failures, slowed
@@ -26,7 +26,7 @@ RAIL_S = 8.0  # before and after a rail is cut
 
 
 def ranks(share: int) -> Iterator[Claim]:
-    """Yield how 256 ranks, and fewer, join on eight hosts."""
+    """Measure how 256 ranks, and smaller numbers of ranks, join on eight hosts."""
     hosts = 8
     opened = {}
     for slots in (2, 8, 32) if share == 1 else (2, 4):
@@ -47,7 +47,8 @@ def ranks(share: int) -> Iterator[Claim]:
             figure=f"{seconds:.1f} s, exit code {code}, sums {'right' if all_right(job.heard) else 'WRONG'}",
             holds=seconds <= JOIN_S and code == 0 and all_right(job.heard),
         )
-    # Neighbours on a grid are as many as its sides are long together; a few more are for the process itself.
+    # A rank has as many neighbours as the sides of the grid minus one, summed. The other descriptors are the
+    # process's own.
     extra = {count: most - sum(side - 1 for side in grid) for count, (most, grid) in opened.items()}
     yield Claim(
         text="open descriptors a rank grow with the sides of the grid, not with the ranks",
@@ -57,18 +58,21 @@ def ranks(share: int) -> Iterator[Claim]:
 
 
 def all_right(heard: list[Word]) -> bool:
-    """Return whether every sum was right."""
+    """Return whether every reported sum was right."""
     return all(word.get("right", True) for word in heard)
 
 
 def rail(share: int) -> Iterator[Claim]:
-    """Yield what a job does when one of its two rails is cut."""
+    """Cut one of a job's two rails."""
     for cut in ("rail1", "rail0")[: 1 if share > 1 else 2]:
         yield rail_cut(cut, RAIL_S / min(share, 4))
 
 
 def rail_cut(cut: str, seconds: float) -> Claim:
-    """Return whether a job on rails of 1 Gbit/s and 250 Mbit/s goes on when host1 loses `cut`, and who said so."""
+    """Return the claim that a job continues and warns when host1 loses the rail `cut`.
+
+    The rails have 1 Gbit/s and 250 Mbit/s.
+    """
     text = f"{cut} of host1 cut in mid-run (4 hosts, rails of 1 Gbit/s and 250 Mbit/s): the job goes on, and says so"
     size_bytes = 8 << 20
     with LabJob("--hosts 4 --link 1gbit --rail 250mbit", RANK, "work", size_bytes) as job:
@@ -88,13 +92,16 @@ def rail_cut(cut: str, seconds: float) -> Claim:
 
 
 def spans(heard: list[Word], begin: float, seconds: float) -> bool:
-    """Return whether rank 0 told of its turns for so long after `begin`."""
+    """Return whether rank 0's reports after `begin` span at least `seconds`."""
     at = [word["at_s"] for word in heard if "turns" in word and word["at_s"] > begin]
     return bool(at) and at[-1] - at[0] >= seconds
 
 
 def pace(heard: list[Word], begin: float, end: float) -> float:
-    """Return the turns a second that rank 0 told of between `begin` and `end`: the median of its pauses."""
+    """Return rank 0's turns per second between `begin` and `end`.
+
+    It is the median over the intervals between reports.
+    """
     told = [(float(word["at_s"]), int(word["turns"])) for word in heard if "turns" in word]
     points = [point for point in told if begin < point[0] < end]
     return statistics.median((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points))

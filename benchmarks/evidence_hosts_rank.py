@@ -1,6 +1,8 @@
-"""What one rank of a job in a lab does for the evidence: python evidence_hosts_rank.py FOLDER TASK ...
+"""Run one rank of a lab job for the evidence.
 
-As evidence_rank.py, whose words it speaks. Needs NumPy only.
+    python evidence_hosts_rank.py FOLDER TASK ...
+
+The rank reports in the words of evidence_rank.py. It needs only NumPy.
 """
 
 import logging
@@ -16,7 +18,7 @@ from benchmarks.evidence_rank import join, tell
 
 import multiring
 
-_FAILING_COUNT = 1 << 18  # of float32: several moves are under way when something fails
+_FAILING_COUNT = 1 << 18  # in float32 elements; large enough to have several transfers in flight at a failure
 _TELL_S = 0.25
 _POLL_S = 0.02
 
@@ -29,9 +31,9 @@ def main() -> None:
 
 
 def fail(folder: Path, stage: str, late_host: str) -> None:
-    """Be at `stage` until an operation raises, and report what it raised.
+    """Stay at `stage` until an operation raises, and report the error.
 
-    Ranks of `late_host` come to init only when told, so that the others are in it until then.
+    The ranks of `late_host` enter init only after a word, so the others wait in init until then.
     """
     here = {"host": socket.gethostname(), "pid": os.getpid()}
     tell(folder, **here, at="start")
@@ -53,7 +55,7 @@ def fail(folder: Path, stage: str, late_host: str) -> None:
 
 
 class Teller(logging.Handler):
-    """Reports what multiring warns of."""
+    """Reports multiring's warnings to the parent process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(logging.WARNING)
@@ -65,7 +67,10 @@ class Teller(logging.Handler):
 
 
 def work(folder: Path, size_bytes: str) -> None:
-    """Sum buffers of a size until told to stop; rank 0 reports how many so far, and whether all were right."""
+    """Sum buffers of a size until the parent stops the job.
+
+    Rank 0 reports the number of sums so far, and whether all were right.
+    """
     logging.getLogger("multiring").addHandler(Teller(folder))
     group = multiring.init()
     array = group.allocate(int(size_bytes) // 4, "float32")

@@ -1,4 +1,4 @@
-"""A job under `multiring run`, as the evidence needs it: watched from outside, harmed, and searched for leftovers."""
+"""Run a job under `multiring run`, watch it from outside, and search for its remains."""
 
 import contextlib
 import json
@@ -27,13 +27,19 @@ _Job = TypeVar("_Job", bound="Job")
 
 
 class Job:
-    """`multiring run -n ranks -- python evidence_rank.py task ...`, whose ranks report in JSON words."""
+    """A job of `multiring run -n ranks -- python evidence_rank.py task ...`.
+
+    The ranks report in JSON words.
+    """
 
     def __init__(self, ranks: int, task: str, *arguments: object, **settings: object) -> None:
         self._start(["run", "-n", str(ranks)], RANK, task, *arguments, **settings)
 
     def _start(self, starter: Sequence[str], rank: Path, task: str, *arguments: object, **settings: object) -> None:
-        """Start `task` of the script `rank`, by `multiring STARTER...`, with `settings` in the environment."""
+        """Start `task` of the script `rank` with `multiring STARTER...`.
+
+        The `settings` become environment variables.
+        """
         self._mark = secrets.token_hex(8)
         self._folder = tempfile.TemporaryDirectory(prefix="evidence-")
         self.words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -71,18 +77,18 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the launcher and its ranks wrote so far."""
+        """The output of the launcher and its ranks so far."""
         return self._output.read_text(errors="replace")
 
     def tell(self, word: str) -> None:
-        """Leave a word that ranks look for."""
+        """Create the file `word`, which ranks look for."""
         (Path(self._folder.name) / word).touch()
 
     def wait_for(self, enough: Callable[[list[Word]], bool], timeout_s: float) -> None:
-        """Listen until `enough(heard)`.
+        """Collect reports until `enough(heard)` is true.
 
         Raises:
-            TimeoutError: it is not enough after `timeout_s`, or the job ended before.
+            TimeoutError: It is still false after `timeout_s`, or the job ended before.
         """
         deadline = time.monotonic() + timeout_s
         while not enough(self.heard):
@@ -94,7 +100,7 @@ class Job:
                     raise TimeoutError(f"heard {self.heard[-4:]} only; output:\n{self.output[-4000:]}") from None
 
     def processes(self) -> list[int]:
-        """Return the processes of this job that are still there."""
+        """Return the ids of this job's running processes, without the launcher."""
         mark = f"{MARK}={self._mark}".encode()
         return [
             int(entry.name)
@@ -103,7 +109,10 @@ class Job:
         ]
 
     def leftovers(self, within_s: float) -> list[str]:
-        """Return what is left of the job after `within_s` at most: processes, sockets, files of shared memory."""
+        """Wait up to `within_s` for the job to vanish; return what remains.
+
+        The remains are processes, sockets and files of shared memory.
+        """
         deadline = time.monotonic() + within_s
         while True:
             left = [f"process {pid}" for pid in self.processes()] + sorted(traces() - self.before)
@@ -113,15 +122,15 @@ class Job:
 
 
 class LabJob(Job):
-    """The same in a lab, and what is done to that lab meanwhile.
+    """A job in a lab of simulated hosts, into which faults can be injected.
 
     Args:
-        lab: what it is, as options of `multiring lab`.
-        rank: the script of a rank.
-        task: what it does, with `arguments`.
-        arguments: see there.
-        engine: "tcp", or "mpi": over the mpich wheel and under its mpiexec.
-        settings: variables of the environment.
+        lab: The options of `multiring lab`.
+        rank: The script of a rank.
+        task: The task of the script.
+        arguments: The arguments of the task.
+        engine: "tcp" or "mpi". "mpi" uses the mpich wheel and its mpiexec.
+        settings: Environment variables for the ranks.
     """
 
     def __init__(
@@ -133,14 +142,21 @@ class LabJob(Job):
         self._start(starter, rank, task, *arguments, **{**settings, **variant.variables()})
 
     def fault(self, words: str) -> float:
-        """Do to the lab what `words`, like "kill host1", say; return when it was asked to, by the monotonic clock."""
+        """Inject the fault `words` into the lab, for example "kill host1".
+
+        Returns:
+            The monotonic time of the request.
+        """
         now = time.monotonic()
         ask_lab(self.lab, fault=words.split())
         return now
 
 
 def traces() -> set[str]:
-    """Return multiring's abstract Unix sockets, TCP sockets but in TIME_WAIT, and files of shared memory."""
+    """Return multiring's abstract Unix sockets, all TCP sockets and all shared memory files.
+
+    TCP sockets in TIME_WAIT are left out.
+    """
     unix = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@multiring" in line}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     time_wait = "06"
@@ -152,4 +168,4 @@ def _environment(process: Path) -> bytes:
     try:
         return (process / "environ").read_bytes()
     except OSError:
-        return b""  # it ended, or it is another user's
+        return b""  # The process has ended, or it belongs to another user.

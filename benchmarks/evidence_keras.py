@@ -1,10 +1,10 @@
-"""Random Keras programs on several ranks against the same program in one process without multiring.
+"""Compare random Keras programs on several ranks with one process without multiring.
 
     python benchmarks/evidence_keras.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 
-A family is a kind of program on one of Keras' backends. Rank 0 asks a process without multiring what is right. A
-fault's sign names what differs, and which features of the program are out of the ordinary: so a fault of one feature
-alone can be told from others. The families of the other frameworks' adapters are in
+A family is a kind of program on one of Keras' backends. Rank 0 gets the expected result from a process without
+multiring. The sign of a fault names the differing result and the unusual features of the program. This tells the fault
+of a single feature from others. The families of the other frameworks' adapters are in
 benchmarks/evidence_keras_frameworks.py.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_job import ROOT
@@ -28,13 +28,13 @@ from benchmarks.evidence_keras_frameworks import FRAMEWORKS, SHOWS_FRAMEWORKS
 
 from multiring.settings import inherited_environment
 
-TOLERANCE = 2e-4  # of float32, after some steps
+TOLERANCE = 2e-4  # for float32 after some steps
 LAUNCHERS = ("MULTIRING_", "OMPI_", "PMI", "SLURM_")
 
 
 @cache
 def ready() -> Any:
-    """Join the job; return multiring.keras."""
+    """Join the job and return multiring.keras."""
     import multiring.keras as mk  # noqa: PLC0415 -- slow, and for ranks alone
 
     mk.init()
@@ -44,12 +44,12 @@ def ready() -> Any:
 
 @dataclass
 class Truth:
-    """The process that runs cases without multiring."""
+    """The process that runs the cases without multiring."""
 
     process: "subprocess.Popen[str]"
 
     def of(self, kind: str, entropy: list[int]) -> dict[str, Any]:
-        """Return what a case gives in one process."""
+        """Return the result of a case in one process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps([kind, entropy]), file=self.process.stdin, flush=True)
@@ -59,7 +59,7 @@ class Truth:
 
 @cache
 def truth() -> Truth:
-    """Return the process, started where this is called first."""
+    """Return the reference process. The first call starts it."""
     kept = {name: each for name, each in inherited_environment().items() if not name.startswith(LAUNCHERS)}
     command = [sys.executable, str(ROOT / "benchmarks" / "evidence_keras_truth.py")]
     process = subprocess.Popen(  # noqa: S603 -- our own
@@ -70,7 +70,10 @@ def truth() -> Truth:
 
 @cache
 def written() -> list[str]:
-    """Return the paths that this process has opened to write; more are added as it does."""
+    """Return the list of the paths that this process opens for writing.
+
+    Later opens extend the list.
+    """
     paths: list[str] = []
 
     def hook(event: str, arguments: Any) -> None:
@@ -82,7 +85,7 @@ def written() -> list[str]:
 
 
 def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
-    """Run a case on this rank, and compare it with one process's."""
+    """Run a case on this rank and compare the result with that of one process."""
     mk = ready()
     import keras  # noqa: PLC0415 -- slow, and for ranks alone
     from benchmarks.evidence_keras_programs import Api  # noqa: PLC0415 -- as above
@@ -90,7 +93,7 @@ def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
 
     entropy = random.integers(1 << 30, size=4).tolist()
     if mk.rank() == 0:
-        truth()  # it starts meanwhile
+        truth()  # start the process early; it imports Keras
     draws, features = drawn(kind, entropy)
     api = Api(mk.distribute, mk.allgather_object, mk.rank())
     written().clear()
@@ -108,7 +111,7 @@ def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
 def faults(
     kind: str, features: Sequence[str], everybodys: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
 ) -> Iterator[Fault]:
-    """Yield how the ranks' results differ from one another, and from one process's."""
+    """Yield the ranks' differences from each other and from a single process."""
     name = "+".join(features) or "plain"
     raised = [each["raised"] for each in everybodys if "raised" in each]
     if "raised" in wanted:
@@ -126,13 +129,13 @@ def faults(
     for what, value in wanted.items():
         if not alike(everybodys[0][what], value):
             sign = "unreadable" if "unreadable" in json.dumps(everybodys[0][what]) else what
-            trains = [each for each in features if each != "validation"]  # which looks at weights, and changes none
+            trains = [each for each in features if each != "validation"]  # validation does not change the weights
             shown = ("+".join(trains) or "plain") if what == "weights" else name
             yield Fault(f"{kind}: {sign}: {shown}", f"{short(everybodys[0][what])}, in one process {short(value)}")
 
 
 def alike(one: Any, other: Any, *, exact: bool = False) -> bool:
-    """Return whether two results are the same, numbers up to rounding."""
+    """Return whether two results are equal, up to rounding unless `exact`."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[name], other[name], exact=exact) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -143,7 +146,7 @@ def alike(one: Any, other: Any, *, exact: bool = False) -> bool:
 
 
 def short(value: Any) -> str:
-    """Return a result as text that is not too long."""
+    """Return a result as a text of limited length."""
     text = json.dumps(value)
     return text if len(text) < 250 else text[:250] + "..."
 

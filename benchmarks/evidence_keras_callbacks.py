@@ -1,4 +1,4 @@
-"""Random callbacks that write, of Keras and of a user, for benchmarks/evidence_keras_programs.py."""
+"""Draw random callbacks that write files, for benchmarks/evidence_keras_programs.py."""
 
 import csv
 import json
@@ -14,7 +14,10 @@ CALLBACKS = ("keras", "h5", "weights", "best", "epochs", "batches", "csv", "back
 
 
 class Saves(keras.callbacks.Callback):  # type: ignore[misc]
-    """A user's own: saves through the model, and may read it back on every rank at once."""
+    """A user-defined callback that saves the model.
+
+    With `reads`, it also loads the file at once on every rank.
+    """
 
     def __init__(self, folder: Path, *, reads: bool) -> None:
         super().__init__()
@@ -22,7 +25,7 @@ class Saves(keras.callbacks.Callback):  # type: ignore[misc]
         self.differences: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save."""
+        """Save the model or its weights, and possibly load them again."""
         del logs
         path = self.folder / f"own-{epoch}.{'weights.h5' if self.reads else 'keras'}"
         if not self.reads:
@@ -36,7 +39,7 @@ class Saves(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def callbacks(random: Random, api: Api, features: Sequence[str], folder: Path) -> Result:
-    """Train with random callbacks; return what is in the folder, and what the files say."""
+    """Train with random callbacks; return the weights and the written files' contents."""
     keras.utils.set_random_seed(int(random.integers(1 << 30)))
     width, rows, batch = int(random.integers(2, 6)), int(random.integers(20, 60)), int(random.integers(6, 15))
     units = int(random.choice([4, 64, 256]))
@@ -83,7 +86,7 @@ def _listed(features: Sequence[str], folder: Path, random: Random) -> list[Any]:
 
 
 def _content(path: Path, model: Any) -> Any:
-    """Return the numbers of a file, without times; raises what reading it raises."""
+    """Return the numbers in a file without times, or the error of reading it."""
     if path.suffix == ".csv":
         with path.open() as file:
             return [

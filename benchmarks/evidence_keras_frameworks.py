@@ -1,7 +1,8 @@
-"""Random cases of the adapters apart from Keras' `fit`: families that benchmarks/evidence_keras.py adds.
+"""Run random cases of the adapters, apart from Keras' `fit`.
 
-The truth is NumPy's, or the same function without a transformation, or what Horovod 0.28.1 has. All ranks draw the same
-case, and each knows what the others bring.
+benchmarks/evidence_keras.py adds these families. The expected result comes from NumPy, from the same function without a
+transformation, or from the names in Horovod 0.28.1. All ranks draw the same case, so each rank can compute the
+contributions of the others.
 """
 
 import importlib
@@ -19,11 +20,14 @@ from benchmarks.evidence_job import ROOT
 
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 TYPES = (*WHOLE, "float16", "float32", "float64", "complex64", "complex128")
-IN_TIME_S = 15.0  # of standoffs that are told after half a second on a quiet machine
+IN_TIME_S = 15.0  # the limit for standoffs; on a quiet machine the error comes after half a second
 
 
 def brought(random: Random, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return what a rank brings: integers of all sizes, other numbers that every type adds exactly."""
+    """Return a random contribution of a rank.
+
+    Integers span the whole range of their type. Other numbers are small integers, which every type adds exactly.
+    """
     if dtype in WHOLE:
         limits = np.iinfo(dtype)
         small = random.integers(0 if dtype.startswith("u") else -40, 40, shape).astype(dtype)
@@ -34,7 +38,7 @@ def brought(random: Random, dtype: str, shape: Sequence[int]) -> np.ndarray[Any,
 
 
 def combined(every: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, Any]:
-    """Return the sum, which wraps, or the average, which is truncated."""
+    """Return the wrapping sum, or the average rounded toward zero for integers."""
     dtype = every[0].dtype
     if dtype.kind not in "iu":
         total = np.sum([each.astype(np.complex128 if dtype.kind == "c" else np.float64) for each in every], 0)
@@ -47,7 +51,7 @@ def combined(every: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, 
 
 
 def unlike(found: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> bool:
-    """Return whether a result is not what is right."""
+    """Return whether a result differs from the expected result."""
     if found.shape != want.shape or found.dtype != want.dtype:
         return True
     exact = want.dtype.kind in "iu"
@@ -67,7 +71,7 @@ def tensorflow() -> tuple[Any, Any]:
 
 
 def tensorflow_values(random: Random, _folder: Path) -> Iterator[Fault]:
-    """A collective of a random type, operation and shape, at once or in a graph."""
+    """Run a random collective on a tensor of random type and shape, eagerly or in a graph."""
     tf, mt = tensorflow()
     call = str(random.choice(["allreduce", "reducescatter", "allgather", "grouped_allreduce"]))
     dtype, op = str(random.choice(TYPES)), str(random.choice(["Sum", "Average"]))
@@ -100,7 +104,10 @@ def tensorflow_values(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def array_values(random: Random, _folder: Path) -> Iterator[Fault]:
-    """The collectives of NumPy's arrays, which Chainer, Caffe and Keras use, in any byte order and with any strides."""
+    """Run the collectives for NumPy arrays, in any byte order and with any strides.
+
+    The adapters of Chainer, Caffe and Keras use these collectives.
+    """
     arrays, lifecycle = joined_arrays()
     dtype, op = str(random.choice(TYPES)), str(random.choice(["Sum", "Average"]))
     shape = tuple(int(each) for each in random.integers(0, 5, random.integers(0, 4)))
@@ -117,7 +124,7 @@ def array_values(random: Random, _folder: Path) -> Iterator[Fault]:
 
 @cache
 def joined_arrays() -> tuple[Any, Any]:
-    """Join the job; return the collectives, and who takes part."""
+    """Join the job; return the array collectives and the module with rank and size."""
     lifecycle: Any = importlib.import_module("multiring.frontend.lifecycle")
     lifecycle.init()
     return importlib.import_module("multiring.frontend.array_collectives"), lifecycle
@@ -136,7 +143,7 @@ def jax() -> tuple[Any, Any]:
 
 
 def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
-    """A function with collectives, under a chain of transformations, against itself without them."""
+    """Compare a function with collectives under a chain of transformations with itself."""
     library, mj = jax()
     jnp, lax = library.numpy, library.lax
     op = str(random.choice(["average", "sum"]))
@@ -177,7 +184,7 @@ def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Calls with names of several threads, which come in other orders on each rank."""
+    """Run named calls in several threads, which start in a different order on each rank."""
     library, mj = jax()
     threads, calls = int(random.integers(2, 9)), int(random.integers(1, 4))
     orders = [random.permutation(threads) for _ in range(mj.size())]
@@ -208,7 +215,10 @@ def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def apart(random: Random, adapter: Any, call: Callable[[str], object]) -> Iterator[Fault]:
-    """Have each rank wait for a name of its own, or of its half; it is to be told in time, and of all ranks."""
+    """Make the ranks wait for different names.
+
+    Each rank must get an error in time, and the error must list all the names.
+    """
     names = [str(each) for each in random.choice(["left", "right", "third"], adapter.size())]
     if len(set(names)) == 1:
         names[0] = "alone"
@@ -231,7 +241,7 @@ def apart(random: Random, adapter: Any, call: Callable[[str], object]) -> Iterat
 
 
 def tensorflow_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
-    """The same in TensorFlow, at once and in a graph."""
+    """Make ranks wait for different names in TensorFlow, eagerly or in a graph."""
     tf, mt = tensorflow()
     mt.allreduce(tf.constant(1.0), name=f"together {random.integers(1 << 30)}")
     in_graph = random.random() < 0.5
@@ -244,7 +254,7 @@ def tensorflow_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
-    """The same in JAX, at once and compiled."""
+    """Make ranks wait for different names in JAX, eagerly or compiled."""
     library, mj = jax()
     mj.all_reduce(library.numpy.ones(2), name=f"together {random.integers(1 << 30)}").block_until_ready()
     compiled = random.random() < 0.5
@@ -258,7 +268,7 @@ def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
 
 # ---- programs for Horovod ----
 
-# Names of Horovod 0.28.1's modules for TensorFlow, by module.
+# The names that Horovod 0.28.1's TensorFlow modules offer.
 HOROVOD = {
     "horovod.tensorflow": (
         *("allreduce", "allgather", "broadcast", "alltoall", "join", "Compression", "DistributedGradientTape"),
@@ -283,7 +293,7 @@ def horovod() -> tuple[Any, Any]:
 
 
 def horovod_names(random: Random, _folder: Path) -> Iterator[Fault]:
-    """A few of the names that Horovod's own programs take."""
+    """Check that some names exist which Horovod's own programs use."""
     horovod()
     module = str(random.choice(list(HOROVOD)))
     names = [str(each) for each in random.choice(HOROVOD[module], min(4, len(HOROVOD[module])), replace=False)]
@@ -298,7 +308,7 @@ def horovod_names(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def horovod_keras(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Functions of horovod.tensorflow.keras: values, and tensors as results."""
+    """Check the values of horovod.tensorflow.keras functions, and that they are tensors."""
     tf, hvd = horovod()
     dtype = str(random.choice(["int32", "int64", "float32", "float64"]))
     shape = tuple(int(each) for each in random.integers(1, 4, random.integers(1, 3)))
@@ -330,7 +340,7 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "scores" bottom: "label" t
 
 @cache
 def caffe() -> tuple[Any, Any]:
-    """Join the job; return the stand-in and the adapter."""
+    """Join the job; return the stand-in for Caffe and the adapter."""
     sys.path.insert(0, str(ROOT / "tests" / "frameworks" / "caffe_standin"))
     found: Any = importlib.import_module("caffe")
     adapter: Any = importlib.import_module("multiring.caffe")
@@ -339,7 +349,10 @@ def caffe() -> tuple[Any, Any]:
 
 
 def caffe_solvers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Steps, `solve` and snapshots in random order; each rank has its own records, and rank 0 alone writes."""
+    """Run steps, `solve` and snapshots in random order.
+
+    Each rank has its own records. Only rank 0 may write.
+    """
     library, mc = caffe()
     count, batch, last = (int(each) for each in random.integers((8, 1, 2), (20, 4, 6)))
     kind = str(random.choice(["Data", "HDF5Data"]))
@@ -367,7 +380,7 @@ def caffe_solvers(random: Random, folder: Path) -> Iterator[Fault]:
                 solver.solve()
         except AssertionError as error:
             yield Fault(f"caffe: {act} aborts", f"rank {mc.rank()}: {error}")
-            if act == "solve":  # so that the others go on
+            if act == "solve":  # keeps the other ranks running
                 solver.step(max(0, last - solver.iter))
     weights = mc.allgather(solver.net.params["last"][0].data[None])
     if (weights != weights[:1]).any():
@@ -377,7 +390,8 @@ def caffe_solvers(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 CPU = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-IMPATIENT = {**CPU, "MULTIRING_STALL_WARN_S": "3"}  # what takes 10 s by default takes half a second
+# with this setting, a report that takes 10 s by default takes half a second
+IMPATIENT = {**CPU, "MULTIRING_STALL_WARN_S": "3"}
 FRAMEWORKS: list[Family] = [
     Family(name="tensorflow_values", run=tensorflow_values, ranks=3, variables=CPU),
     Family(name="array_values", run=array_values, ranks=3),
@@ -389,7 +403,7 @@ FRAMEWORKS: list[Family] = [
     Family(name="horovod_keras", run=horovod_keras, ranks=2, variables={**CPU, "KERAS_BACKEND": "tensorflow"}),
     Family(name="caffe_solvers", run=caffe_solvers, ranks=2),
 ]
-# For each program of the topic, the signs that only its fault can have.
+# For each program of the topic, the signs that only its fault can cause.
 SHOWS_FRAMEWORKS: dict[str, Sequence[str]] = {
     "fw_01_hvd_keras_numpy.py": ["horovod keras: no tensor"],
     "fw_02_zero_complex.py": ["tensorflow: complex without elements refused"],

@@ -1,8 +1,7 @@
-"""Random programs of Keras, which benchmarks/evidence_keras.py runs on several ranks and in one process.
+"""Define random Keras programs for benchmarks/evidence_keras.py.
 
-Nothing here imports multiring: a program gets what makes a model distributed as an argument, and in one process it gets
-nothing.
-Its results are plain values, so that those of two processes can be compared.
+The same program runs on several ranks and in one process. This module does not import multiring; the caller passes the
+function that makes a model distributed. Results are plain values, so the results of two processes can be compared.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ OTHERS = ("sum", "state-metrics", "clip", "accumulate", "ema", "l2", "validation
 
 @dataclass
 class Api:
-    """What a program needs of its surroundings; these are of one process."""
+    """The functions that a program takes from its caller; the defaults fit one process."""
 
     distribute: Callable[[Any], Any] = lambda model: model
     gather: Callable[[Any], list[Any]] = lambda value: [value]
@@ -44,7 +43,7 @@ class Data:
     options: dict[str, Any] = field(default_factory=dict)
 
     def given(self, *, endless: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of `fit`, or of `evaluate`."""
+        """Return the arguments for `fit` or `evaluate`."""
         parts = tuple(each for each in (self.x, self.y, self.weights) if each is not None)
         if self.source == "arrays":
             return (self.x, self.y), {"batch_size": self.batch, "sample_weight": self.weights}
@@ -94,7 +93,7 @@ def _loader(parts: Any, batch: int) -> Any:
 
 
 def drawn_features(random: Random, backend: str) -> list[str]:
-    """Return what is out of the ordinary in a program: nothing, or one to three features that go together."""
+    """Return the unusual features of a random program: at most three that fit together."""
     sources = {"tensorflow": ("dataset", "pydataset", "generator"), "torch": ("pydataset", "generator", "loader")}
     groups = [
         WEIGHTS,
@@ -116,7 +115,11 @@ def drawn_features(random: Random, backend: str) -> list[str]:
 
 
 def train(random: Random, api: Api, features: Sequence[str]) -> Result:
-    """Make a model, fit it, and evaluate it; return histories, weights and what evaluation gives."""
+    """Create a model, train it and evaluate it.
+
+    Returns:
+        Histories, weights, and the results of evaluation and prediction.
+    """
     keras.utils.set_random_seed(int(random.integers(1 << 30)))
     model, data, loss, metrics = _model_and_data(random, features)
     _set_weights(random, model)
@@ -146,7 +149,10 @@ def train(random: Random, api: Api, features: Sequence[str]) -> Result:
 
 
 def structures(random: Random, api: Api, features: Sequence[str]) -> Result:
-    """Fit a model whose own step notes what it is given: structure, types and shapes but for rows."""
+    """Train a model whose `train_step` records its input.
+
+    It records the structure, the types, and the shapes without the rows.
+    """
     del features
     rows, batch = int(random.integers(5, 30)), int(random.integers(2, 9))
     nested = int(random.integers(0, 4))
@@ -171,7 +177,10 @@ def structures(random: Random, api: Api, features: Sequence[str]) -> Result:
 
 
 def gans(random: Random, api: Api, features: Sequence[str]) -> Result:
-    """Train two networks by two optimizers, which the step, the model, or a list holds."""
+    """Train two networks with two optimizers.
+
+    The optimizers are attributes of the model, in a list, or hidden in a function.
+    """
     del features
     keras.utils.set_random_seed(int(random.integers(1 << 30)))
     rows, batch = int(random.integers(9, 40)), int(random.integers(3, 9))
@@ -189,7 +198,7 @@ def gans(random: Random, api: Api, features: Sequence[str]) -> Result:
 
 
 def digest(path: Path) -> str:
-    """Return the digest of a file."""
+    """Return the SHA-256 digest of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -220,10 +229,10 @@ def _optimizer(random: Random, features: Sequence[str]) -> Any:
 
 
 class Penalty(keras.layers.Layer):  # type: ignore[misc]
-    """Adds the mean of the squares to the loss."""
+    """A layer that adds the mean of its squared inputs to the loss."""
 
     def call(self, inputs: Any) -> Any:
-        """Return the inputs."""
+        """Return the inputs unchanged."""
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
         return inputs
 

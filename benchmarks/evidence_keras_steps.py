@@ -1,4 +1,7 @@
-"""Models with a train_step of their own, on each of Keras' backends, for benchmarks/evidence_keras_programs.py."""
+"""Define models with a `train_step` of their own, on each Keras backend.
+
+benchmarks/evidence_keras_programs.py uses them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +11,7 @@ from keras import ops
 
 
 def stepped(model: Any, optimizer: Any, weights: Sequence[Any], loss_of: Callable[[], Any]) -> Any:
-    """Take a step of an optimizer by the gradients of a loss; on TensorFlow and torch."""
+    """Take an optimizer step along the gradients of a loss, on TensorFlow or torch."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf  # noqa: PLC0415 -- slow
 
@@ -27,10 +30,10 @@ def stepped(model: Any, optimizer: Any, weights: Sequence[Any], loss_of: Callabl
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]
-    """As Keras' guide "Customizing what happens in fit()" has it."""
+    """A model with the train_step of Keras' guide "Customizing what happens in fit()"."""
 
     def train_step(self, *arguments: Any) -> Any:
-        """Take a step."""
+        """Take a training step."""
         if keras.backend.backend() == "jax":
             return self._stateless(*arguments)
         (data,) = arguments
@@ -70,7 +73,7 @@ class OwnStep(keras.Model):  # type: ignore[misc]
 
 
 def recording(noted: list[str]) -> Any:
-    """Return a model that notes what its step is given."""
+    """Return a model that records the input of its `train_step` in `noted`."""
 
     class Recorder(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -111,7 +114,7 @@ def _described(data: Any) -> str:
 
 
 class GAN(keras.Model):  # type: ignore[misc]
-    """Two networks and two optimizers."""
+    """A model with two networks and two optimizers."""
 
     def __init__(self, width: int, place: str) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class GAN(keras.Model):  # type: ignore[misc]
         self.built = True
 
     def compile_two(self, judge: Any, maker: Any) -> None:
-        """Compile; the optimizers are attributes, in a list, or hidden in a function."""
+        """Store the optimizers as attributes, in a list, or hidden in a function."""
         super().compile(loss=None)
         self.crossed = keras.losses.BinaryCrossentropy(from_logits=True)
         if self.place == "attributes":
@@ -133,7 +136,7 @@ class GAN(keras.Model):  # type: ignore[misc]
         self.optimizers_of: Any = lambda: hidden
 
     def train_step(self, real: Any) -> Any:
-        """Train the judge, and then the maker."""
+        """Train the judge and then the maker."""
         judge, maker = self.optimizers_of()
         noise = real[:, ::-1] if keras.backend.backend() == "tensorflow" else real.flip(1)
         ones = ops.ones_like(real[:, :1])

@@ -1,4 +1,7 @@
-"""One process that runs the cases of benchmarks/evidence_keras.py without multiring, as it is asked to on stdin."""
+"""Run the cases of benchmarks/evidence_keras.py in one process without multiring.
+
+The process reads cases from stdin and writes their results to stdout.
+"""
 
 import json
 import os
@@ -27,7 +30,7 @@ def features_of(kind: str, random: Random) -> list[str]:
 
 
 def result_of(kind: str, random: Random, features: list[str], api: Api, folder: Path) -> dict[str, Any]:
-    """Return what a case gives; {"raised": ...} where it raises."""
+    """Return the result of a case, or {"raised": ...} if the case raises."""
     runs: dict[str, Any] = {
         "training": lambda: train(random, api, features),
         "structures": lambda: structures(random, api, features),
@@ -43,15 +46,15 @@ def result_of(kind: str, random: Random, features: list[str], api: Api, folder: 
 
 
 def drawn(kind: str, entropy: list[int]) -> tuple[Random, list[str]]:
-    """Return the generator of a case, and its features, the same in every process."""
+    """Return the generator and the features of a case, the same in every process."""
     random = np.random.default_rng(entropy)
     return random, features_of(kind, random)
 
 
 def main() -> None:
-    """Answer each line of stdin by one of stdout."""
+    """Answer each line of stdin with a line on stdout."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # sends the libraries' output to stderr, away from the answers
     for line in sys.stdin:
         kind, entropy = json.loads(line)
         random, features = drawn(kind, entropy)

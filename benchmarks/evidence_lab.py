@@ -1,9 +1,10 @@
-"""The long form of the lab's promise: labs ended in every way, at every moment, and what is left of each.
+"""End labs in every way at every moment, and check that nothing remains.
 
     sudo .venv/bin/python benchmarks/evidence_lab.py [--endings 50] [--starts 10]
 
-Prints a line for each kind of ending: how often, how soon nothing was left, and anything that was. Then how soon
-eight hosts are up. Exit code 1 where anything was left, or eight hosts took more than 5 seconds.
+For each way to end a lab, the program prints the number of labs, the time until nothing remained, and the remains. Then
+it prints the time to start eight hosts. The exit code is 1 if anything remained, or if eight hosts took more than 5
+seconds.
 """
 
 import argparse
@@ -29,7 +30,8 @@ UP_S = 5.0
 
 def main() -> int:
     """Run the endings, then the starts."""
-    # Started in the background (nohup, a shell's &) it ignores these, and so would the labs, which are to end by them.
+    # A background process (nohup, a shell's &) ignores these signals, and its children inherit that. The labs need
+    # them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,7 +45,7 @@ def main() -> int:
 
 
 def end_labs(count: int) -> int:
-    """Return how many of `count` labs left something."""
+    """End `count` labs; return the number of labs that left something."""
     moments = random.Random(1)  # noqa: S311 -- the same moments in every run
     gone_s: dict[str, list[float]] = {ending: [] for ending in ENDINGS}
     bad = 0
@@ -65,7 +67,7 @@ def end_labs(count: int) -> int:
 
 
 def start_labs(count: int) -> float:
-    """Return the longest time that eight hosts on two rails and two racks took, of `count`."""
+    """Start a lab of eight hosts `count` times; return the longest start in seconds."""
     rails = (parse_rate("1gbit"), parse_rate("250mbit"))
     plan = Plan(hosts=8, rails=rails, racks=2, uplink=parse_rate("500mbit"))
     up_s, down_s = [], []

@@ -1,15 +1,16 @@
-"""Evidence of launching: random endings, outputs, surroundings and workers, against the bare program's code and bytes.
+"""Compare random launches with the same programs run without a launcher.
 
     python benchmarks/evidence_launching.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
 
-evidence_cases.py says what the options are and what is recorded. Jobs run on this machine; `addresses` needs root, and
-`host_lines` MPICH's mpiexec, which `multiring bench --install mpich` brings: without them these two try nothing.
+The families vary endings, outputs, environments and workers. They compare exit codes and output bytes.
+evidence_cases.py explains the options and the records. All jobs run on this machine. The family `addresses` needs root,
+and `host_lines` needs MPICH's mpiexec (`multiring bench --install mpich`). Without these, the two families do nothing.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks import evidence_launching_input as given
 from benchmarks import evidence_launching_jobs as jobs

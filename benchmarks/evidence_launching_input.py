@@ -1,4 +1,7 @@
-"""Random input to launching: scripts, options, variables, settings, limits, closed streams, files of plans, devices."""
+"""Launch with random input.
+
+The input is scripts, options, variables, settings, limits, closed streams, plan files and devices.
+"""
 
 import os
 import socket
@@ -23,7 +26,10 @@ print("sum", int(x[0]))
 
 
 def streams(random: Random, folder: Path) -> Iterator[Fault]:
-    """A launcher whose standard streams are closed, or lead to odd places: the code is the bare program's."""
+    """Close the launcher's standard streams or redirect them.
+
+    The exit code must be that of the program without a launcher.
+    """
     closed = [each for each in ("<&-", ">&-", "2>&-") if random.random() < 0.5] or [">&-"]
     odd = str(random.choice(["", "", "< /dev/null", "2> /dev/full", "> /dev/null"]))
     code, ranks = int(random.choice([0, 0, int(random.integers(1, 100))])), int(random.integers(1, 4))
@@ -45,7 +51,10 @@ def streams(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def scripts(random: Random, folder: Path) -> Iterator[Fault]:
-    """Python files of random names and kinds, named in random ways: each runs as `python FILE` does, or is missed."""
+    """Launch Python files with random names and forms of the path.
+
+    Each must run as with `python FILE`, or the error must report a missing script.
+    """
     name = "".join(random.choice(list("abcXYZ019_-. üñ"), int(random.integers(1, 9)))).strip("-. ") or "x"
     place = str(random.choice(["", "", "sub", "a b"]))
     path = folder / place / f"{name}.py"
@@ -79,12 +88,15 @@ def scripts(random: Random, folder: Path) -> Iterator[Fault]:
         yield Fault(f"script: {kind}", f"{about}want {bare.out!r}; {shown(done)}")
 
 
-_LETTERS = list("abcdefghijklmopqrstuvwxyz")  # but n
+_LETTERS = list("abcdefghijklmopqrstuvwxyz")  # without n
 _LONG = ("hostfile", "machinefile", "module", "np", "nproc", "timeline", "grace", "stdin", "log-dir", "options", "env")
 
 
 def options(random: Random, folder: Path) -> Iterator[Fault]:
-    """Options that are short, cut or joined: taken as written, or the error names what was written and nothing else."""
+    """Pass short, abbreviated or joined options.
+
+    The launcher must accept them, or name the option exactly as written.
+    """
     kind = int(random.integers(3))
     option = f"-{random.choice(_LETTERS)}"
     if kind == 1:
@@ -116,7 +128,10 @@ _HOROVOD = {
 
 
 def horovodrun(random: Random, folder: Path) -> Iterator[Fault]:
-    """Wrong values of horovodrun's options: one error that names the option or its value, and no traceback."""
+    """Pass wrong values for horovodrun's options.
+
+    There must be one error that names the option or its value, and no traceback.
+    """
     option = str(random.choice(list(_HOROVOD)))
     value = str(random.choice(_HOROVOD[option]))
     words = [option, value] if option == "-np" else ["-np", "1", option, value]
@@ -132,7 +147,10 @@ def horovodrun(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def readers_gone(random: Random, folder: Path) -> Iterator[Fault]:
-    """A table whose reader has gone: no word, and what a shell says of such a program."""
+    """Print a table into a closed pipe.
+
+    The command must print no error, and exit as shells expect after SIGPIPE.
+    """
     command = [
         "settings", "settings --markdown", f"plan --hosts {int(random.integers(1, 5))}",
         f"plan --hosts 2 --sizes {int(random.integers(1, 64))}KiB --top {int(random.integers(1, 4))}",
@@ -152,7 +170,7 @@ _GIVEN = (
 
 
 def env_options(random: Random, folder: Path) -> Iterator[Fault]:
-    """--env of a variable: ranks have it, or an error says that it cannot be set."""
+    """Set variables with `--env`: the ranks must get them, or an error must name them."""
     names = [str(each) for each in random.choice(_GIVEN, int(random.integers(1, 4)), replace=False)]
     given = {name: str(int(random.integers(1024, 60000))) for name in names}
     if "PATH" in given:
@@ -171,7 +189,10 @@ def env_options(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def settings(random: Random, folder: Path) -> Iterator[Fault]:
-    """Settings with random values, most of them absurd: the job runs, or one error names the variable and the value."""
+    """Set random values, most of them absurd, as settings.
+
+    The job must run, or one error must name the variable and its value.
+    """
     seconds = ["3000000", "1e9", "inf", "1e400", "9e18", "nan", "-1", "0", "", "1h", "1e-320", "5", "3.5e7", "2147484"]
     counts = ["0", "1", "-1", "4095", "99999999999999999999", "9223372036854775807", "1e6", "", "0x10", "65536", "٣"]
     kinds = {
@@ -206,7 +227,10 @@ def settings(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def limits(random: Random, folder: Path) -> Iterator[Fault]:
-    """Limits of the system: the job runs within them, or the error names the limit, or the setting that obeys it."""
+    """Set system limits with `ulimit`.
+
+    The job must run, or the error must name the limit or the setting that avoids it.
+    """
     flag = str(random.choice(["-f", "-f", "-v", "-n", "-l", "-s"]))
     value = {
         "-f": int(random.integers(100, 10**6)), "-v": int(random.integers(10**7, 6 * 10**7)),
@@ -223,7 +247,10 @@ def limits(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def remains(random: Random, folder: Path) -> Iterator[Fault]:
-    """Variables that other launchers left: the program runs as one rank, or an error names the variables in time."""
+    """Set variables that other launchers leave behind.
+
+    The program must run as one rank, or an error must name the variables in time.
+    """
     size, rank = int(random.integers(2, 9)), 0
     job = int(random.integers(10**6))
     sets: dict[str, dict[str, object]] = {
@@ -252,7 +279,10 @@ def remains(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def addresses(random: Random, folder: Path) -> Iterator[Fault]:
-    """Hosts that share an address which leads nowhere else, as docker0 has: one error that names it and the setting."""
+    """Give all hosts one shared, unroutable address, as docker0 does.
+
+    There must be one error that names the address and the setting.
+    """
     if os.geteuid() != 0:
         return
     second, third = (int(each) for each in random.integers(16, 250, 2))
@@ -271,7 +301,7 @@ def addresses(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def plans(random: Random, folder: Path) -> Iterator[Fault]:
-    """Plans that `multiring plan --save` made in a job of random ranks and sizes: a job with them runs."""
+    """Save a plan with `multiring plan --save` in a random job, and run a job with it."""
     ranks, size = int(random.integers(2, 4)), int(random.integers(1, 2048))
     top = int(random.integers(1, 4))
     planned = ["plan", "--sizes", f"{size}KiB", "--top", str(top), "--save", "plan.toml"]
@@ -286,7 +316,10 @@ def plans(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def devices(random: Random, folder: Path) -> Iterator[Fault]:
-    """A timeline's path that is no ordinary file: whatever is there is there afterwards, and of the same kind."""
+    """Pass a timeline path that is no regular file.
+
+    Afterwards, the path must have the same kind and the same inode.
+    """
     kinds = ["pipe", "socket", "folder", "link to a pipe"] + (["null"] * 2 if os.geteuid() == 0 else [])
     kind, path = str(random.choice(kinds)), folder / f"it{int(random.integers(100))}"
     if kind == "null":
@@ -328,7 +361,10 @@ _PAPER = {
 
 
 def ignored_options(random: Random, folder: Path) -> Iterator[Fault]:
-    """`multiring data plan URL` with options of a plan on paper: an error, or another plan; none is ignored."""
+    """Pass `multiring data plan URL` the options for a plan without data.
+
+    Every option must cause an error or change the plan.
+    """
     (folder / "a.npy").parent.mkdir(exist_ok=True)
     rows = int(random.integers(20, 300))
     np.save(folder / "a.npy", np.ones((rows, 4), "f4"))
@@ -354,7 +390,10 @@ PEERS = Path.home() / ".cache" / "multiring" / "peers"
 
 
 def host_lines(random: Random, folder: Path) -> Iterator[Fault]:
-    """Lines of ranks that an mpiexec starts, in parts and of random lengths: each is whole, with its rank's tag."""
+    """Print lines in parts and of random lengths from ranks that mpiexec starts.
+
+    Each line must arrive whole, with its rank's tag.
+    """
     found = next((path for path in PEERS.glob("mpich*/**/bin/mpiexec") if path.exists()), None)
     if found is None:
         return

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import Claim, report, shown
 from benchmarks.evidence_job import ROOT, LabJob

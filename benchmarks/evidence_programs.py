@@ -19,7 +19,7 @@ from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import commit, machine
 from benchmarks.evidence_job import ROOT

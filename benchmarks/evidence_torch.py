@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence_cases import Family, Fault, Random, Topic, main
 from benchmarks.evidence_torch_calls import calls

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # run as a script
+sys.path.insert(0, str(ROOT))  # lets this script import from the repository root
 
 from benchmarks.evidence import commit, machine  # noqa: E402
 

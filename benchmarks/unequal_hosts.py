@@ -19,7 +19,7 @@ from typing import TypedDict, cast
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.evidence import commit, machine
 from benchmarks.evidence_job import ROOT
