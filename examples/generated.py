@@ -22,7 +22,7 @@ def claim(folder: Path, **told: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not (folder / GENERATED).is_file():
         raise ArgumentError(
-            f"{folder} has files, and no {GENERATED}, which this program leaves in what it generates; nothing was "
-            "written. Want an empty folder, or one that is not there yet"
+            f"{folder} has files, and no {GENERATED}, which this program writes beside its data; nothing was "
+            "written. Want an empty folder, or one that does not exist"
         )
     (folder / GENERATED).write_text(json.dumps(told, indent=1), encoding="utf-8")

@@ -82,7 +82,7 @@ class DeepLabV3Plus(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the classes of every pixel."""
         if x.shape[2] % 8 or x.shape[3] % 8:
-            raise ValueError(f"fields of {x.shape[2]} x {x.shape[3]} pixels: height and width have to divide by 8")
+            raise ValueError(f"fields of {x.shape[2]} x {x.shape[3]} pixels: want height and width in multiples of 8")
         early, x = self.encoder.features(x)
         x = torch.cat([self.to_quarter(self.pyramid(x)), self.early(early)], 1)
         x = self.at_half(self.to_half(self.at_quarter(x)))

@@ -91,7 +91,7 @@ class Tiramisu(nn.Module):
         """Return the logits of the classes of every pixel."""
         if x.shape[2] % self._divisor or x.shape[3] % self._divisor:
             raise ValueError(
-                f"fields of {x.shape[2]} x {x.shape[3]} pixels: height and width have to divide by {self._divisor}"
+                f"fields of {x.shape[2]} x {x.shape[3]} pixels: want height and width in multiples of {self._divisor}"
             )
         x = self.first(x)
         skipped = []

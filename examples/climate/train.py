@@ -65,7 +65,9 @@ class ClimateFields:
         }
         for split, fields in self.evaluations.items():
             if fields.shape != self.training.shape:
-                raise ValueError(f"{root / split}: fields of shape {fields.shape}, training ones {self.training.shape}")
+                raise ValueError(
+                    f"{root / split}: fields of shape {fields.shape}, but those for training have {self.training.shape}"
+                )
         # 1 / sqrt(frequency), as in the program of Kurth et al. 2018: with 1 / frequency rare classes would dominate.
         # A smaller exponent is better for IoU, where a false storm pixel costs as much as a missed one.
         weights = self.training.frequencies() ** -options.balance
@@ -84,7 +86,7 @@ class ClimateFields:
         elif options.model == "tiramisu":
             made = Tiramisu(channels, len(CLASSES), options.growth, first=2 * options.growth)
         else:
-            raise ValueError(f"model={options.model!r}; there are {', '.join(MODELS)}")
+            raise ValueError(f"model={options.model!r}: want one of {', '.join(MODELS)}")
         if options.sync_norm and not options.plain:
             made = mt.convert_sync_batchnorm(made)
         return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

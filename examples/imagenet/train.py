@@ -50,7 +50,7 @@ class Images:
         self._options = options
         root = Path(options.data)
         if options.model not in LAYERS:
-            raise ValueError(f"model={options.model!r}; there are {', '.join(LAYERS)}")
+            raise ValueError(f"model={options.model!r}: want one of {', '.join(LAYERS)}")
         crop = TrainingCrop(size=options.size, least_area=options.least_area)
         self.training = Dataset(str(root / "train"), transform=crop, seed=options.seed)
         middle = EvaluationCrop(size=options.size, share=1.0 if options.small else 0.875)

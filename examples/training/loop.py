@@ -231,8 +231,8 @@ class Run:
                 told = mt.allgather_object(own_loss, name="not finite")
             bad = next(number for number, each in enumerate(told) if not math.isfinite(each))
             raise StateError(
-                f"step {step}: the loss of rank {bad} is {told[bad]}; the last checkpoint in {self.folder} is as it "
-                "was. Train on from it with a lower learning rate, or with clipping"
+                f"step {step}: the loss of rank {bad} is {told[bad]}; the last checkpoint in {self.folder} is "
+                "unchanged. Resume from it with a lower learning rate, or with clipping"
             )
         if step % self.options.log_every == 0:
             self._log(step, loss)

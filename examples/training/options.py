@@ -70,13 +70,13 @@ class Options:
             ("log_every", 1),
         ):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} has to be at least {least}, got {getattr(self, name)}")
+                raise ValueError(f"{name}={getattr(self, name)}: want at least {least}")
         if self.lag not in {0, 1}:
-            raise ValueError(f"lag is 0 or 1 steps, got {self.lag}")
+            raise ValueError(f"lag={self.lag}: want 0 or 1 steps")
         if self.precision not in {"float32", "bf16", "float64"}:
-            raise ValueError(f"precision is float32, bf16 or float64, got {self.precision!r}")
+            raise ValueError(f"precision={self.precision!r}: want float32, bf16 or float64")
         if self.decay not in {"cosine", "poly"}:
-            raise ValueError(f"decay is cosine or poly, got {self.decay!r}")
+            raise ValueError(f"decay={self.decay!r}: want cosine or poly")
 
 
 Chosen = TypeVar("Chosen", bound=Options)
@@ -128,7 +128,7 @@ def read(path: Path, kind: type[Options]) -> dict[str, Any]:
         if wanted is float and type(value) is int:
             said[name] = float(value)
         elif type(value) is not wanted:
-            raise ValueError(f"{path}: {name} is a {wanted.__name__}, got {value!r}")
+            raise ValueError(f"{path}: {name}={value!r}: want a value of type {wanted.__name__}")
     return said
 
 
@@ -141,8 +141,8 @@ def write(options: Options, folder: Path) -> None:
     there = [name for name in _WRITTEN if (folder / name).exists()]
     if there and not _is_options(folder / FILE):
         raise ArgumentError(
-            f"{folder} has {', '.join(there)}, and no {FILE} of a run; nothing was written. Want an empty folder, or a "
-            "run's"
+            f"{folder} has {', '.join(there)}, and no {FILE} of a run; nothing was written. Want an empty folder, or "
+            "the folder of a run"
         )
     (folder / FILE).write_text(tomli_w.dumps(dataclasses.asdict(options)), encoding="utf-8")
 

@@ -78,7 +78,7 @@ def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
     elif name == "lamb":
         made = mt.LAMB(groups, lr=rate)
     else:
-        raise ValueError(f"optimizer={name!r}; want one of {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"optimizer={name!r}: want one of {', '.join(OPTIMIZERS)}")
     return mt.LARC(made, trust_coefficient=options.trust) if name.startswith("larc") else made
 
 
@@ -96,7 +96,7 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
         wires = {"": mt.Compression.none, "bf16": mt.Compression.bf16, "fp16": mt.Compression.fp16}
         wires["int8"] = mt.Compression.int8
         if options.wire not in wires:
-            raise ValueError(f"wire={options.wire!r}; want one of {', '.join(filter(None, wires))}, or nothing")
+            raise ValueError(f"wire={options.wire!r}: want one of {', '.join(filter(None, wires))}, or nothing")
         # Each rank's loss is a sum over its samples, divided by the number of all ranks' samples: together, the mean.
         optimizer = mt.DistributedOptimizer(
             optimizer,

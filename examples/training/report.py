@@ -138,7 +138,7 @@ def write(folder: Path) -> Path:
     path = folder / PAGE
     text = page(read(folder))
     if path.exists() and not path.read_bytes().startswith(_HEAD.encode()):
-        raise ArgumentError(f"{path} is there, and is no report of a run; it was left as it is. Move it elsewhere")
+        raise ArgumentError(f"{path} exists, and is not the report of a run; it was not changed. Move it elsewhere")
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -156,7 +156,7 @@ def write_baselines(folder: Path, named: dict[str, dict[str, float]]) -> None:
     except ValueError:
         is_ours = False
     if not is_ours:
-        raise ArgumentError(f"{path} is there, and has no scores; it was left as it is. Move it elsewhere")
+        raise ArgumentError(f"{path} exists, and has no scores; it was not changed. Move it elsewhere")
     path.write_text(json.dumps(named, indent=1), encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if output_stride not in {8, 16, 32}:
-            raise ValueError(f"output_stride is 8, 16 or 32, got {output_stride}")
+            raise ValueError(f"output_stride={output_stride}: want 8, 16 or 32")
         self.small = small
         if small:
             self.conv1 = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)

@@ -354,7 +354,10 @@ def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         (["--networks", "alexnet"], "unknown network 'alexnet'"),
         (["--against", "gloo"], "'gloo' is not a library of this bench, want one of ddp, ddp-multiring, "),
-        (["--against", "multiring-bf16"], "multiring-bf16 differs in what goes between hosts: say how many"),
+        (
+            ["--against", "multiring-bf16"],
+            "multiring-bf16 differs from multiring between hosts only: give their number",
+        ),
         (["--batch", "0"], "batch 0: want at least 1"),
         (["--ranks", "10000"], "10000 ranks of resnet50 need more than"),
         (["--link", "1gbit"], "--link needs a lab"),

@@ -72,7 +72,7 @@ def test_the_bus_factor_is_nccl_tests() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("alternations", 0), ("calls", 0), ("seconds", 0)])
 def test_timing_nothing_is_refused(field: str, value: int) -> None:
-    with pytest.raises(ArgumentError, match="time nothing"):
+    with pytest.raises(ArgumentError, match=r"^0 (alternations|calls|seconds): want "):
         Manner(**{field: value})  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_ratios_are_taken_within_an_alternation() -> None:
     assert (interval.low, interval.middle, interval.high) == (2.0, 3.0, 4.0)
     with pytest.raises(ArgumentError, match="2 and 1 alternations"):
         ratio_interval([1.0, 2.0], [1.0])
-    with pytest.raises(ArgumentError, match="no median of no values"):
+    with pytest.raises(ArgumentError, match="no values: want at least 1 for a median"):
         median_interval([])
 
 

@@ -32,10 +32,13 @@ from multiring.lab import Plan
         (["all_reduce", "--dtype", "float7"], "unknown type 'float7', want one of bfloat16"),
         (["all_reduce", "--op", "xor"], "unknown operation 'xor'"),
         (["all_reduce", "--ranks", "0"], "0 ranks make no job"),
-        (["all_reduce", "--alternations", "0"], "0 alternations time nothing"),
+        (["all_reduce", "--alternations", "0"], "0 alternations: want at least 1"),
         (["all_reduce", "--against", "nccl"], "unknown library 'nccl', want one of gloo, mpich"),
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names a library twice"),
-        (["all_reduce", "--against", "multiring-int8"], "multiring-int8 differs in what goes between hosts: say how"),
+        (
+            ["all_reduce", "--against", "multiring-int8"],
+            "multiring-int8 differs from multiring between hosts only: give their",
+        ),
         (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want 0"),
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),
         (

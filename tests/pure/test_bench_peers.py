@@ -67,7 +67,9 @@ def test_a_missing_peer_is_told_with_where_and_the_command(name: str, folder: Pa
 def test_one_made_by_another_recipe_is_not_taken(folder: Path) -> None:
     pretend(folder, "mpich")
     (folder / "mpich" / "multiring-recipe").write_text("mpich==4.0\n")
-    with pytest.raises(LaunchError, match=r"not of the version wanted now.*: multiring bench --install mpich$"):
+    with pytest.raises(
+        LaunchError, match=r"another version than the one wanted now.*: multiring bench --install mpich$"
+    ):
         python_of(PEERS["mpich"])
 
 

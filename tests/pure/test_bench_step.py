@@ -127,8 +127,8 @@ def test_questions_nobody_can_answer(fields: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"alternations": 0}, "0 alternations of 10 steps time nothing"),
-        ({"steps": 0}, "7 alternations of 0 steps time nothing"),
+        ({"alternations": 0}, "0 alternations of 10 steps: want at least 1"),
+        ({"steps": 0}, "7 alternations of 0 steps: want at least 1"),
         ({"warmup": -1}, "-1 steps of warm-up"),
     ],
 )

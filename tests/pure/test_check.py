@@ -244,7 +244,7 @@ def test_reading_what_nobody_wrote_is_named() -> None:
     _refused(frame, [[SEND_0_TO_1], [Move(Kind.COPY, 0, -1, 0, 1, False, (0,))]], "nothing is in chunk 0")
     scatter = frame_on(Collective.REDUCE_SCATTER, (2,))
     own_scratch = Move(Kind.REDUCE, 0, 3, 2, 1, True, (0, 1))
-    _refused(scatter, [[own_scratch], [Move(Kind.SEND, 0, 0, -1, 1, False, (0,))]], "nothing is in its own operand")
+    _refused(scatter, [[own_scratch], [Move(Kind.SEND, 0, 0, -1, 1, False, (0,))]], "the rank's own operand is empty")
 
 
 def test_writing_the_input_is_named() -> None:

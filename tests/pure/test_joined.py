@@ -151,7 +151,7 @@ def test_narrow_integers_that_must_meet_in_one_move_do_not_join() -> None:
     topology = _topology((4, 4, 3, 1))
     assert not any(each.frame.joined for each in candidates(ALL_REDUCE, topology, Accumulation.ONCE))
     schedule = build("direct", joined_frames(_topology((2, 1)))[0])
-    with pytest.raises(ScheduleError, match="ranks that join one, is not accumulated once"):
+    with pytest.raises(ScheduleError, match="with joining ranks, is not accumulated once"):
         check(replace(schedule, accumulation=Accumulation.ONCE))
 
 
@@ -165,7 +165,7 @@ def test_only_an_all_reduce_is_joined(collective: Collective) -> None:
 @pytest.mark.parametrize(
     ("order", "joined", "match"),
     [
-        ((0, 1), ((1, 0),), "order=(0, 1): want each of the 2 ranks of grid (2,) once beyond those that join it, [1]"),
+        ((0, 1), ((1, 0),), "order=(0, 1): want each of the 2 ranks of grid (2,) once, without the joining ranks [1]"),
         ((0, 1), ((3, 0),), "want each of the 2 ranks"),
         ((0, 1, 2), ((3, 0),), "want each of the 2 ranks"),
         ((0, 1), ((2, 3), (3, 0)), "want ranks of grid (2,) to join, got 3"),

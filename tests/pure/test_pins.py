@@ -48,7 +48,7 @@ def test_another_topology_is_refused() -> None:
     pins = Pins(RACKED.shape(), ())
     pins.refuse_other(replace(RACKED, rails=(TCP, replace(TCP, latency_s=1.0)), names=("a", "b")))  # lies the same
     for other in (replace(RACKED, racks=()), replace(RACKED, rails=(TCP,)), Topology(((0, 2), (1, 3)))):
-        with pytest.raises(ArgumentError, match=r"of another topology .* make them anew with multiring plan --save"):
+        with pytest.raises(ArgumentError, match=r"of another topology .* make new ones with multiring plan --save"):
             pins.refuse_other(other)
 
 
@@ -66,7 +66,7 @@ GOOD = pins_text(_plans()[:1], RACKED)
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ("shape = ", "shape = = ", "pinned plans are TOML, and this is not"),
+        ("shape = ", "shape = = ", "the pinned plans are not valid TOML"),
         ("shape = ", "shapes = ", "unknown key 'shapes'"),
         ('shape = "', 'shape = 3 # "', "shape = 3: want shape = TEXT"),
         ("root = 0", "root = 0\nroots = 1", "unknown key 'roots'; known are collective"),

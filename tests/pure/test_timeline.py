@@ -375,7 +375,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)  # as of a folder with mode 0300, to anybody but root
-    with pytest.raises(ArgumentError, match="cannot be looked into for an earlier timeline: Permission denied"):
+    with pytest.raises(ArgumentError, match="cannot be searched for an earlier timeline: Permission denied"):
         clear(tmp_path / "a.json")
 
 

@@ -113,7 +113,7 @@ def test_a_rack_is_together_wherever_its_hosts_are_listed() -> None:
     ("changes", "match"),
     [
         ({"racks": (Rack(hosts=(0,)),)}, "want each of 2 hosts once"),
-        ({"racks": (Rack(hosts=(0, 1)), Rack(hosts=()))}, "no rack empty"),
+        ({"racks": (Rack(hosts=(0, 1)), Rack(hosts=()))}, "no empty rack"),
         ({"racks": (Rack(hosts=(0, 1)), Rack(hosts=(1,)))}, "want each of 2 hosts once"),
         ({"rails": ()}, "want at least one"),
         ({"racks": (Rack(hosts=(0, 1), uplinks=(None, None)),)}, "one for each of 1 rails"),

@@ -73,11 +73,13 @@ class Manner:
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise ArgumentError(f"{self.seconds:g} seconds time nothing, want more than 0")
+            raise ArgumentError(f"{self.seconds:g} seconds: want more than 0")
         if self.alternations < 1:
-            raise ArgumentError(f"{self.alternations} alternations time nothing, want at least 1, for 95 % at least 6")
+            raise ArgumentError(
+                f"{self.alternations} alternations: want at least 1, and at least 6 for a 95 % interval"
+            )
         if self.calls is not None and self.calls < 1:
-            raise ArgumentError(f"{self.calls} calls time nothing, want at least 1")
+            raise ArgumentError(f"{self.calls} calls: want at least 1")
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class Timing:
             self.version, self.settings = given[0].version, given[0].settings
 
     def count_calls(self, manner: Manner) -> None:
-        """Set the number of timed calls from the probe's figure, and forget that figure."""
+        """Set the number of timed calls from the figure of the verifying job, and drop that figure."""
         if not self.seconds:
             return
         (probed_s,) = self.seconds

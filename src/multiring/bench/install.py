@@ -99,7 +99,9 @@ def installed(name: str) -> Path:
             f"{name} is not installed: its installation in {folder} was not finished; start it again with: {command}"
         )
     if found != _stamp_of(RECIPES[name]):
-        raise LaunchError(f"{name} in {folder} is not of the version wanted now; install it again with: {command}")
+        raise LaunchError(
+            f"{name} in {folder} has another version than the one wanted now; install it again with: {command}"
+        )
     return folder
 
 
@@ -166,8 +168,8 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
     out(f"{name}: installing into {folder}; takes {recipe.takes}")
     if folder.exists() and any(folder.iterdir()) and not (folder / _STAMP).is_file():
         raise LaunchError(
-            f"cannot install {name}: {folder} is there, and has no {_STAMP}, which multiring leaves in what it "
-            "installs; it was left as it is. Remove it, or name another folder by MULTIRING_BENCH_PEERS"
+            f"cannot install {name}: {folder} exists, and has no {_STAMP}, the mark of multiring's installations; "
+            "it was not changed. Remove it, or name another folder by MULTIRING_BENCH_PEERS"
         )
     if folder.exists():
         shutil.rmtree(folder)

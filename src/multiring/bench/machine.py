@@ -91,7 +91,7 @@ def ping_pong_us(turns: int = _TURNS) -> float:
     with subprocess.Popen(echo_program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as echo:  # noqa: S603 -- ours
         there, back = echo.stdin, echo.stdout
         if there is None or back is None:
-            raise AssertionError("both are pipes, as asked for above")
+            raise AssertionError("internal error: stdin and stdout have to be pipes")
         there.write(b"x")
         back.read(1)  # wait until it runs
         start = time.perf_counter()

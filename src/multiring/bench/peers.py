@@ -200,7 +200,7 @@ _OPENMPI_PEER = replace(_MPICH_PEER, name="openmpi", environment="openmpi", laun
 
 
 def _window_of(mpi: Peer) -> Peer:
-    """Return a peer that reduces by hand in a shared window of `mpi`; the settings of MPI's own sums do not apply."""
+    """Return a peer that reduces by hand in a shared window of `mpi`, without the settings for MPI's own sums."""
     knobs = tuple(knob for knob in mpi.knobs if knob.when is not _small_sum)
     return replace(mpi, name=f"{mpi.name}_window", worker=WORKERS / "shared_window.py", knobs=knobs)
 

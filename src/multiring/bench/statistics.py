@@ -43,7 +43,7 @@ def median_interval(values: Sequence[float]) -> Interval:
         ArgumentError: `values` is empty.
     """
     if not values:
-        raise ArgumentError("no median of no values, want at least 1")
+        raise ArgumentError("no values: want at least 1 for a median")
     ordered, n = sorted(values), len(values)
     k = 1
     while 2 * (k + 1) <= n and _level(n, k + 1) >= WANTED_LEVEL:
@@ -62,7 +62,7 @@ def ratio_interval(theirs: Sequence[float], ours: Sequence[float]) -> Interval:
         ArgumentError: the lengths differ, or are 0.
     """
     if len(theirs) != len(ours):
-        raise ArgumentError(f"{len(theirs)} and {len(ours)} alternations make no ratios, want equally many")
+        raise ArgumentError(f"{len(theirs)} and {len(ours)} alternations: want equally many for ratios")
     return median_interval([their / our for their, our in zip(theirs, ours, strict=True)])
 
 

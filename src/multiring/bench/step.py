@@ -103,7 +103,7 @@ class StepManner:
 
     def __post_init__(self) -> None:
         if self.alternations < 1 or self.steps < 1:
-            raise ArgumentError(f"{self.alternations} alternations of {self.steps} steps time nothing, want at least 1")
+            raise ArgumentError(f"{self.alternations} alternations of {self.steps} steps: want at least 1 of each")
         if self.warmup < 0:
             raise ArgumentError(f"{self.warmup} steps of warm-up: want 0 or more")
 
@@ -181,7 +181,9 @@ class StepBench:
             if name not in known:
                 raise ArgumentError(f"{name!r} is not a library of this bench, want one of {', '.join(known)}")
             if name in _CODED and launcher is None:
-                raise ArgumentError(f"{name} differs in what goes between hosts: say how many there are with --hosts H")
+                raise ArgumentError(
+                    f"{name} differs from multiring between hosts only: give their number with --hosts H"
+                )
         self._jobs = jobs
         self._manner = manner
         for name in leave_out:

@@ -30,6 +30,6 @@ def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
     """Raise ScheduleError if one of `axes` has a lossy wire: `algorithm` uses other than direct patterns there."""
     if any(frame.wire_of(axis) for axis in axes):
         raise ScheduleError(
-            f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or not alike"
-            " everywhere: use direct"
+            f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or differently on"
+            " different ranks: use direct"
         )

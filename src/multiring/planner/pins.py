@@ -60,7 +60,7 @@ class Pins:
         if self.shape != topology.shape():
             raise ArgumentError(
                 f"the pinned plans are of another topology ({self.shape}) than the job's ({topology.shape()}: "
-                f"{topology}); make them anew with multiring plan --save, or unset MULTIRING_PLAN"
+                f"{topology}); make new ones with multiring plan --save, or unset MULTIRING_PLAN"
             )
         for task, plan in self.plans:
             frame = plan.schedule.frame
@@ -81,7 +81,7 @@ def pins_of(text: str) -> Pins:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ArgumentError(f"pinned plans are TOML, and this is not: {error}") from None
+        raise ArgumentError(f"the pinned plans are not valid TOML: {error}") from None
     entries, shape = table.get("plans"), table.get("shape")
     strange = sorted(set(table) - {"shape", "plans"})
     if strange or not isinstance(entries, list) or not isinstance(shape, str):

@@ -145,7 +145,7 @@ def _check_phases(schedule: Schedule) -> None:
         raise ScheduleError(f"{schedule}: phases {phases or 'none'} do not compose to {schedule.collective.value}")
     if schedule.accumulation is Accumulation.ONCE and _sums_of(schedule) > 1:
         raise ScheduleError(
-            f"{schedule}: a sum over several axes, or of ranks that join one, is not accumulated once: use one axis"
+            f"{schedule}: a sum over several axes, or with joining ranks, is not accumulated once: use one axis"
         )
 
 
@@ -224,10 +224,8 @@ class _Alike:
 
 def _difference(name: str, programs: tuple[Moves, Moves], where: tuple[int, int, int]) -> str:
     size, at, row = where
-    words = [
-        text_of(next(moves.take(np.array([row])).rows())) if row < len(moves) else "nothing more" for moves in programs
-    ]
-    return f"{name}, coordinate {at} of {size}, move {row}: {words[1]}; coordinate 0, which the others turn: {words[0]}"
+    words = [text_of(next(moves.take(np.array([row])).rows())) if row < len(moves) else "no move" for moves in programs]
+    return f"{name}, coordinate {at} of {size}, move {row}: {words[1]}; coordinate 0 has: {words[0]}"
 
 
 def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> None:
@@ -250,7 +248,7 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
     if not _is_short(phases, frame.ranks):
         raise ScheduleError(
             f"{difference or 'phases that do not turn alike'}: a line of {frame.ranks} ranks is too long to prove"
-            " message by message: let its ranks all do the same, turned, or lay it as a grid"
+            " message by message: make all programs rotations of rank 0's, or use a grid of several axes"
         )
     prove(promise, {rank: expand(frame, phases, rank) for rank in range(frame.ranks)})
 

@@ -36,7 +36,7 @@ def result_of(
         if operand.home != held.home:
             raise ScheduleError(f"a piece of block {operand.home} does not belong in chunk {chunk}")
         if operand.mask == 0:
-            raise ScheduleError("nothing is in its own operand")
+            raise ScheduleError("the rank's own operand is empty")
         if operand.mask & result:
             raise ScheduleError(f"ranks {ranks_in(operand.mask & result)} would be summed twice in chunk {chunk}")
         result |= operand.mask
@@ -48,9 +48,11 @@ def result_of(
                 f"chunk {chunk} is rounded {roundings} times, this accumulation allows {promise.roundings}"
             )
         if move.last != (result == promise.complete):
-            raise ScheduleError(f"last is {move.last}, but ranks {ranks_in(result)} are in chunk {chunk}")
+            raise ScheduleError(
+                f"last is {move.last}, but chunk {chunk} gets contributions of ranks {ranks_in(result)}"
+            )
     if held.mask == result:
-        raise ScheduleError(f"chunk {chunk} holds that already")
+        raise ScheduleError(f"chunk {chunk} already has this content")
     codings = max(operand.codings for operand in operands)
     is_final = result == promise.complete and move.kind is not Kind.REDUCE
     return bounded(promise, chunk, Content(result, held.home, roundings, codings, version), is_final=is_final)
@@ -76,7 +78,7 @@ def bounded(promise: Promise, chunk: int, content: Content, *, is_final: bool) -
     most = promise.codings * (2 if is_final else 1)
     if content.codings > most:
         raise ScheduleError(
-            f"chunk {chunk} is coded {content.codings} times, want at most {most}: code axes that are direct"
+            f"chunk {chunk} is coded {content.codings} times, want at most {most}: use lossy wires on direct axes only"
         )
     return content
 
@@ -84,7 +86,10 @@ def bounded(promise: Promise, chunk: int, content: Content, *, is_final: bool) -
 def wants(rank: int, chunk: int, content: Content, mask: int) -> None:
     """Raise ScheduleError unless `rank` may end with `content` in `chunk`."""
     if content.mask != mask:
-        raise ScheduleError(f"rank {rank} ends with {ranks_in(content.mask)} in chunk {chunk}, want {ranks_in(mask)}")
+        raise ScheduleError(
+            f"rank {rank} ends with contributions of ranks {ranks_in(content.mask)} in chunk {chunk},"
+            f" want ranks {ranks_in(mask)}"
+        )
 
 
 def ranks_in(mask: int) -> list[int]:

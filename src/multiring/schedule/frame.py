@@ -50,7 +50,7 @@ class Frame:
             raise ScheduleError(f"grid={self.grid}: want at least one axis, each of at least one rank")
         beyond = [rank for rank, _ in self.joined]
         if len(self.order) != self.blocks or sorted([*self.order, *beyond]) != list(range(self.ranks)):
-            joined = f" beyond those that join it, {beyond}" if beyond else ""
+            joined = f", without the joining ranks {beyond}" if beyond else ""
             raise ScheduleError(
                 f"order={self.order}: want each of the {self.blocks} ranks of grid {self.grid} once{joined}"
             )
@@ -87,8 +87,8 @@ class Frame:
         if coded != sorted(coded):
             # A lossy axis overwrites the chunks that it gathers, and peers on a later exact axis may still read them.
             raise ScheduleError(
-                f"wires={names_of(self.wires)} on grid {self.grid}: an axis behind a coded one must be coded too:"
-                " code the slowest axes"
+                f"wires={names_of(self.wires)} on grid {self.grid}: an axis after a coded axis must be coded too;"
+                " use lossy wires on the slowest axes"
             )
 
     @property

@@ -35,7 +35,7 @@ class Schedule:
             if not 0 <= phase.axis < len(self.grid):
                 raise ScheduleError(f"{phase.pattern.name} along axis {phase.axis}: grid {self.grid} has no such axis")
         if self.frame.is_coded and self.accumulation is not Accumulation.SAME:
-            raise ScheduleError(f"{self}: wire types code float32 sums, which need same accumulation")
+            raise ScheduleError(f"{self}: wire types code float32 sums, so the accumulation must be 'same'")
 
     @property
     def collective(self) -> Collective:

@@ -43,8 +43,8 @@ def price(schedule: Schedule, size_bytes: float, ways: Sequence[Link | Way], seg
         size_bytes: the size of the whole buffer: the blocks of all ranks, on the longer side.
         ways: one per axis. If ranks join the grid, one more for the messages between joining ranks and their partners.
             Several channels share a way in proportion to their weights. A Link counts as a Way with its own port.
-        segments: the number of equal pieces of the buffer. If there are many, `price` times a few and extrapolates
-            the rest; tests/pure checks that this is exact to 3 %.
+        segments: the number of equal pieces of the buffer. If there are many, `price` simulates a few and extrapolates
+            the rest; tests/pure checks that the error is at most 3 %.
 
     Raises:
         ScheduleError: `ways` has a wrong length.

@@ -112,7 +112,7 @@ class _Proof:
             if sent != taken:
                 raise ScheduleError(
                     f"rank {route[0]} sends {sent} messages to rank {route[1]} on channel {route[2]},"
-                    f" which takes {taken}"
+                    f" which takes {taken} messages"
                 )
         return takers
 
@@ -235,8 +235,8 @@ class _Proof:
                 other, version = first.setdefault((content.home, mask), (rank, content.version))
                 if version != content.version:
                     raise ScheduleError(
-                        f"ranks {other} and {rank} end with other bits in chunk {chunk}: added in another order, or"
-                        " coded on one of them only"
+                        f"ranks {other} and {rank} end with other bits in chunk {chunk}: they added in different"
+                        " orders, or coded the chunk on one rank only"
                     )
                 if self.promise.is_quiet:
                     self._check_write(rank, chunk, self.clock[rank])

@@ -119,7 +119,7 @@ def _match(moves: Moves, rows: Sequence[Move], ranks: int) -> _Messages:
         unlike = of_moves[row[sent]] != of_moves[row[taken]]
         if unlike.any():
             at = int(row[taken][unlike.argmax()])
-            raise ScheduleError(f"rank 0, move {at}: {text_of(rows[at])}: it takes another {what} than is sent")
+            raise ScheduleError(f"rank 0, move {at}: {text_of(rows[at])}: its {what} differs from that of the message")
     late = row[sent] > row[taken]
     if late.any():
         at = int(row[taken][late].min())
@@ -291,8 +291,8 @@ class _TurnedProof:
             is_same = version == self.versions.turned(content.version, -by)
             if not is_same or not (self.chunks_turn or self.versions.is_common(version)):
                 raise ScheduleError(
-                    f"ranks end with other bits in chunk {chunk} than in chunk {other}, turned: added in another order,"
-                    " or coded on one of them only"
+                    f"ranks end with other bits in chunk {chunk} than in chunk {other}, rotated: they added in"
+                    " different orders, or coded the chunk on one rank only"
                 )
             if self.promise.is_quiet:
                 self._check_write(at, self.clock)

@@ -84,11 +84,11 @@ class Topology:
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.hosts for rank in host)
         if not ranks or ranks != list(range(len(ranks))) or not all(self.hosts):
-            raise ArgumentError(f"hosts={self.hosts}: want every rank 0, 1, ... once, and no host empty")
+            raise ArgumentError(f"hosts={self.hosts}: want every rank 0, 1, ... once, and no empty host")
         racked = sorted(host for rack in self.racks for host in rack.hosts)
         if self.racks and (racked != list(range(len(self.hosts))) or not all(rack.hosts for rack in self.racks)):
             raise ArgumentError(
-                f"racks of hosts {racked}: want each of {len(self.hosts)} hosts once, and no rack empty"
+                f"racks of hosts {racked}: want each of {len(self.hosts)} hosts once, and no empty rack"
             )
         if not self.rails:
             raise ArgumentError("rails=(): want at least one")

@@ -46,7 +46,7 @@ def topology_of(text: str) -> Topology:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ArgumentError(f"a topology is TOML, and this is not: {error}") from None
+        raise ArgumentError(f"the topology is not valid TOML: {error}") from None
     _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns"), "the topology")
     takes_turns = table.get("takes_turns", False)
     if not isinstance(takes_turns, bool):
@@ -91,7 +91,7 @@ def _hosts(
             places.append(entry.get("rack"))
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ArgumentError(f"host {twice[0]!r} is there twice: want every host in one [[hosts]] entry")
+        raise ArgumentError(f"host {twice[0]!r} is listed twice: want every host in one [[hosts]] entry")
     return tuple(names), tuple(places), tuple(own)
 
 
@@ -115,7 +115,7 @@ def _racks(
         name = _name(entry, "name", "[[racks]]")
         _refuse_others(entry, ("name", "uplinks"), f"rack {name!r}")
         if name in uplinks:
-            raise ArgumentError(f"rack {name!r} is there twice: want every rack in one [[racks]] entry")
+            raise ArgumentError(f"rack {name!r} is listed twice: want every rack in one [[racks]] entry")
         found = _links(entry.get("uplinks", {}), interfaces, f"uplinks of rack {name!r}", [_NO_LIMIT] * len(interfaces))
         uplinks[name] = tuple(found.get(rail) for rail in interfaces) if found else ()
     for host, rack in zip(names, places, strict=True):

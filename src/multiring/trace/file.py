@@ -96,7 +96,7 @@ def clear(path: Path, own: Path | None = None) -> None:
         parts = [each for each in parts_of(path) if each != own]
         unfinished = unfinished_of(path)
     except OSError as error:
-        raise ArgumentError(f"{path.parent} cannot be looked into for an earlier timeline: {error.strerror}") from None
+        raise ArgumentError(f"{path.parent} cannot be searched for an earlier timeline: {error.strerror}") from None
     for each in parts:
         require_file(each)
         if is_held(each):

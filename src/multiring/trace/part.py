@@ -101,7 +101,10 @@ class Part:
         return int(self.who["rank"])
 
     def alignment(self, reference: str | None) -> Alignment:
-        """Return the alignment to the clock called `reference`, by this part's readings if it has another clock."""
+        """Return the alignment of this part's times to the clock called `reference`.
+
+        If the part has another clock, or `reference` is None, its own readings decide.
+        """
         if self.rank == 0 or (reference is not None and self.who["clock"] == reference):
             return Alignment()
         return Alignment(*self.readings[:1], *self.readings[1:][-1:])

@@ -96,7 +96,7 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.units or self.batch < 1 or not self.compute:
             raise ArgumentError(
-                f"{len(self.units)} units, a batch of {self.batch}, {len(self.compute)} measurements: want some of each"
+                f"{len(self.units)} units, a batch of {self.batch}, {len(self.compute)} measurements: want all > 0"
             )
 
     @property
