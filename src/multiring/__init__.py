@@ -63,9 +63,9 @@ def __getattr__(name: str) -> Any:
     """
     found: Any
     if name == "run":
-        from multiring.launch import run as found  # noqa: PLC0415 -- see above
+        from multiring.launch import run as found  # noqa: PLC0415 -- imported on first use
     elif name == "error_of":
-        from multiring.frontend.requests.failures import error_of as found  # noqa: PLC0415 -- see above
+        from multiring.frontend.requests.failures import error_of as found  # noqa: PLC0415 -- imported on first use
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found

@@ -259,7 +259,7 @@ class Settings:
 
 _SECRET = "MULTIRING_SECRET"  # noqa: S105 -- a variable's name
 _SECRET_FILE = "MULTIRING_SECRET_FILE"  # noqa: S105 -- a variable's name
-_withheld: dict[str, str] = {}  # like the environment, it belongs to the process; there is one secret at a time
+_withheld: dict[str, str] = {}  # the secret that `withhold_secret` has removed from the environment
 
 
 def withhold_secret() -> None:

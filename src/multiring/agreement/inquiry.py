@@ -28,7 +28,7 @@ class Gathering:
 
     question: int
     children: Sequence[range]
-    answers: dict[int, Answer] = field(default_factory=dict)  # by child
+    answers: dict[int, Answer] = field(default_factory=dict)  # the answers by child
     decided: set[str] = field(default_factory=set)  # names of operations decided since the question was asked
     is_outdated: bool = False  # whether all ranks have joined since the question was asked
 

@@ -43,7 +43,7 @@ class Member:
         self._below = {ranks.start: ranks for ranks in place.children}
         self._book = Book(rank, self._below)
         self._lost: Lost | None = None
-        # Inquiries.
+        # The rest is the state of inquiries.
         self._blocked: str | None = None
         # Returns the names of operations that threads of this rank wait for, when a question is answered.
         self.waits: Callable[[], Sequence[str]] = tuple

@@ -25,8 +25,8 @@ class Voice(NamedTuple):
     """The ranks that came to an operation with the same terms."""
 
     terms: str
-    number: int  # of these ranks
-    ranks: Sequence[int]  # the first few of them
+    number: int  # the number of these ranks
+    ranks: Sequence[int]  # the first few of these ranks
 
 
 class Arrival(NamedTuple):

@@ -10,7 +10,7 @@ class Pending:
     """One rank's record of one operation; `Book` explains places."""
 
     come: int = 0  # the places that have come, or that have reported different terms
-    voices: dict[str, Voice] = field(default_factory=dict)  # by terms
+    voices: dict[str, Voice] = field(default_factory=dict)  # the voices by their terms
     is_told: bool = False  # whether the operation was reported to the parent
 
     def add(self, place: int, arrival: Arrival) -> None:

@@ -46,7 +46,7 @@ def height_of(size: int, radix: int) -> int:
     height = 0
     while size > 1:
         height += 1
-        size = -(-(size - 1) // radix)  # of the largest child's subtree
+        size = -(-(size - 1) // radix)  # the size of the largest child's subtree
     return height
 
 

@@ -15,8 +15,8 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
 _IFNAME_BYTES = 16
 # An address of TEST-NET-1 (RFC 5737). No packet is sent to it; the kernel only looks up the route.
 _SOMEWHERE_ELSE = ("192.0.2.1", 9)
-_ABSTRACT_NAME_BYTES = 107  # sockaddr_un.sun_path less its leading NUL
-_BACKLOG = 4096  # as far as net.core.somaxconn allows
+_ABSTRACT_NAME_BYTES = 107  # the size of sockaddr_un.sun_path without its leading NUL
+_BACKLOG = 4096  # the kernel reduces it to net.core.somaxconn
 _UCRED = struct.Struct("3i")
 
 

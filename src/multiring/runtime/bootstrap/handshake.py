@@ -18,10 +18,10 @@ from typing import Any
 PROTOCOL = "multiring rendezvous 2"
 UNPROVEN_FRAME_BYTES = 4096
 PEER_INFO_FRAME_BYTES = 1 << 20
-SECRET_BYTES = 32  # of a secret that multiring draws
+SECRET_BYTES = 32  # the size of a secret that multiring draws
 MOST_RANKS = 1 << 31  # a rank in a proof must be below this number
 
-_SHOWN = 300  # characters
+_SHOWN = 300  # the most characters that `shown` returns
 _LENGTH = struct.Struct(">I")
 _NONCE = re.compile("[0-9a-f]{64}", re.ASCII)
 _SEAL_BYTES = hashlib.sha256().digest_size

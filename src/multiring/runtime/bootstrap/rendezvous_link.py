@@ -13,7 +13,7 @@ from itertools import islice
 from multiring.runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
 
 _PARTS_A_CALL = 16
-LONGEST_WAIT_S = 1e6  # of one call: the system's time-outs are 31-bit milliseconds
+LONGEST_WAIT_S = 1e6  # of one system call, whose time-out is a 31-bit number of milliseconds
 
 
 class Link:

@@ -51,7 +51,7 @@ _NAMED_RANKS = 16  # more are counted, not listed
 
 
 class Server:
-    """Gathers the ranks' peer infos in each round, and sends all of them to every rank."""
+    """Gathers the ranks' peer infos in each round, and sends all of them to each rank."""
 
     def __init__(self, identity: Identity, address: LocalAddress | TcpAddress, version: str, timeout_s: float) -> None:
         self._identity = identity
@@ -78,7 +78,7 @@ class Server:
         self._place = address
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._rests_until: float | None = None  # while set, the server accepts no connections: too many handshakes
+        self._rests_until: float | None = None  # if set, no connections are accepted: there are too many handshakes
 
     def exchange(self, peer_info: Message, began: float | None = None) -> list[Message]:
         """Wait for the peer infos of all ranks, then send them to every rank.

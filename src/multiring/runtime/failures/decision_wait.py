@@ -24,8 +24,8 @@ _MOMENT_S = 0.2
 class Owner(Protocol):
     """The set of named operations to which the waiting handle belongs."""
 
-    ranks: tuple[int, ...]  # in the world
-    changed: threading.Condition  # of the set's lock
+    ranks: tuple[int, ...]  # the world ranks of the set
+    changed: threading.Condition  # the condition of the set's lock
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
         """Make all operations of the set fail with `error`, on all ranks."""

@@ -22,7 +22,7 @@ _HOLDING = struct.Struct("<qd")  # the call's number, and the seconds until the 
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
 _NEWS_S = 5.0  # the teller's decision arrives at most this long after its time-out
 _MOST_TOLD = 1000  # ranks; a control message has room for a few more
-_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the value that stands for "never" is too long for it
+_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the settings' value for "never" would be too long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +176,7 @@ class MonitoredBarrier:
             if number == self._number:  # _hold sends nothing if the teller's call has not started
                 self._hold(rank, number)
 
-    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
         """Return False: this listener has no named operations."""
         return False
 

@@ -104,7 +104,7 @@ class RankStatus(Lookout):
         ago_s = now_s - heard_s
         return f"does not answer; {ago_s:.1f} s ago it was {text}" if text and ago_s < _FRESH_S else _NO_ANSWER
 
-    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
         """Return False: this listener has no operations."""
         return False
 

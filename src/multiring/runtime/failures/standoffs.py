@@ -35,7 +35,7 @@ _log = logging.getLogger("multiring")
 _ADDRESS = 1  # the id of these control messages; groups have random ids
 _ASK, _CIRCLE, _TELL = 0, 1, 2
 _MOST_HOPS = 32
-_MOST_SEEN = 4096  # questions
+_MOST_SEEN = 4096  # questions that are remembered
 
 
 class Counted(Protocol):
@@ -139,7 +139,7 @@ class Standoffs:
         elif notice.tag == _TELL:
             self._tell(question)
 
-    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
         """Return False: this listener has no operations."""
         return False
 

@@ -43,7 +43,7 @@ AT_ONCE_MOST = 16
 _LINE = 64  # bytes of a cache line
 _MOST_COMPARED = 1024  # up to this many ranks, each rank compares all programs; takes 2 s at most (docs/decisions/0032)
 _DRAWN = 511
-_MOST_KEPT = 1024  # programs; a training run needs a few dozen
+_MOST_KEPT = 1024  # programs in the cache; a training run needs a few dozen
 
 # These collectives have a second step, which may start before a new planning on one rank and after it on another rank.
 _PLANNED_ONCE = frozenset({Collective.ALL_GATHER, Collective.ALL_TO_ALL})
@@ -60,8 +60,8 @@ class Request:
 
     collective: Collective
     dtype: str
-    counts: Counts  # elements, in the form Schedule.extents_of takes
-    total: int  # elements of the whole buffer, the longer side
+    counts: Counts  # elements, in the form that Schedule.extents_of accepts
+    total: int  # elements of the longer of the two buffers
     op: str = "sum"
     root: int = 0
     agreed: str = ""  # a further text on which the ranks must agree; part of the digest
@@ -84,7 +84,7 @@ class Compiled:
     plan: Plan
     program: Program
     lowering: Lowering
-    digest: bytes  # of the plan; the ranks agree on it
+    digest: bytes  # the plan's digest, on which the ranks agree
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class EngineCalls(Calls):
         """Return a new, uninitialized array of the engine."""
         return self.engine.allocate(shape, dtype)
 
-    def run(  # type: ignore[override] # another handle
+    def run(  # type: ignore[override] # it returns another kind of handle
         self,
         call: Call,
         title: str,

@@ -158,7 +158,7 @@ class Group(Collectives):
             ArgumentError: a dimension is negative, the type is unknown, or this rank's shared memory is full.
         """
         dims = tuple(number("shape", dim, 0) for dim in (shape if isinstance(shape, Iterable) else (shape,)))
-        found: np.ndarray[Any, Any] = self._calls.allocate(dims, numpy_dtype(dtype).name)  # or the engine's
+        found: np.ndarray[Any, Any] = self._calls.allocate(dims, numpy_dtype(dtype).name)  # or an engine's array
         return found
 
     # ---- groups ----

@@ -60,7 +60,7 @@ class Executed(NamedTuple):
     lowering: str | None
     segment: int
     move: int  # the move's index among this rank's moves of a segment
-    size_bytes: int  # of a move: the sum over its peers; of a lowering: the size of the extents
+    size_bytes: int  # for a move the sum over its peers; for a lowering the size of the extents
 
 
 class PostedOperation:
@@ -138,9 +138,9 @@ class Patience(NamedTuple):
     They are in seconds.
     """
 
-    look_s: float  # between two checks for progress
-    ask_s: float  # before the first question
-    sure_s: float  # before an answer is final
+    look_s: float  # the time between two checks for progress
+    ask_s: float  # the time before the first question
+    sure_s: float  # the time before an answer is final
 
     @classmethod
     def of(cls, stall_warn_s: float) -> "Patience":
@@ -172,7 +172,7 @@ class Lookout:
 
     patience = Patience(math.inf, math.inf, math.inf)
 
-    def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- for others
+    def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- subclasses use it
         """Return a text that says where these world ranks' programs are.
 
         It has the form "; rank 1 is at ...; rank 2 does not answer", or is "".
@@ -217,8 +217,8 @@ class Attention(NamedTuple):
     """How a thread waits for an operation; the same for all operations of a group."""
 
     lookout: Lookout
-    look_s: float  # between two checks for progress
-    warn_s: float  # before a warning about a silent rank
+    look_s: float  # the time between two checks for progress
+    warn_s: float  # the time before a warning about a silent rank
 
     @classmethod
     def of(cls, lookout: Lookout, stall_warn_s: float) -> "Attention":
@@ -267,7 +267,7 @@ class OperationHandle(Waiter):
         self._attention = attention
         self._line = line
         self._warned = False
-        self._ask_at_s = 0.0  # seconds without progress
+        self._ask_at_s = 0.0  # ask again after this many seconds without progress
         self._quiet_s = 0.0
         self.posted: Posted | None = None
 
@@ -388,7 +388,7 @@ class SteppedHandle:
                     self._outcome.set_exception(error)
         return self._outcome.result()
 
-    def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- for others
+    def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- subclasses use it
         return self._steps()
 
 

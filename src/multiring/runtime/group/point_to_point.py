@@ -27,7 +27,7 @@ from multiring.runtime.group.starting import Array
 _log = logging.getLogger("multiring")
 # A rank without a connection, or without its AnySourceMatching, does not answer yet. It is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
-_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the value that stands for "never" is too long for it
+_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the settings' value for "never" would be too long
 
 
 class AnySourceMatching:
@@ -46,7 +46,7 @@ class AnySourceMatching:
         self._patience = services.stall_warn_s, services.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
         self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
-        self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in order
+        self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in the order of posting
         self._gone: dict[int, PeerLostError] = {}
         self._has_died = False
         self._again_s = _FIRST_AGAIN_S
@@ -151,7 +151,7 @@ class AnySourceMatching:
                 self._match(tag)
                 self._ask(tag)
 
-    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- there are none
+    def has_come(self, name: str) -> bool:  # noqa: ARG002 -- part of the interface
         """Return False: messages have no names."""
         return False
 
@@ -175,7 +175,7 @@ class AnySourceMatching:
         """Fail all waiting receives, because this rank leaves the job."""
         self._fail_all("multiring was shut down")
 
-    # ---- the common path; all with the lock held ----
+    # ---- matching; the caller holds the lock ----
 
     def _match(self, tag: int) -> None:
         """Match the receives under `tag` with the reported messages, oldest receive first."""

@@ -1,4 +1,4 @@
-"""Handles of receives that may wait for a match, and of messages to the rank itself."""
+"""Handles of receives that may wait for a match, and of a rank's own messages."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class Post(Protocol):
     AnySourceMatching implements it.
     """
 
-    ranks: tuple[int, ...]  # of the group, in the world
+    ranks: tuple[int, ...]  # the world ranks of the group
     rank: int
 
     def await_match(self, receive: "PostedReceive", timeout: float | None) -> None:

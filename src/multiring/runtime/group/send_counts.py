@@ -18,7 +18,7 @@ _ASK, _TELL = 0, 1
 _WORDS = struct.Struct("<qq")
 _LATER_S = 0.1  # the delay before a count is sent again to a rank that accepts no control messages at the moment
 
-Key = tuple[int, int]  # rank of the group, tag
+Key = tuple[int, int]  # (rank of the group, tag)
 
 
 class SendCounts:

@@ -20,7 +20,7 @@ from multiring.schedule import Collective, Splits, wire_of
 Array = Any  # a NumPy array, an object with DLPack or the buffer protocol (runtime/arrays.py), or an engine's array
 
 
-def start_all_reduce(  # noqa: PLR0913 -- Group.all_reduce's own
+def start_all_reduce(  # noqa: PLR0913 -- the arguments of Group.all_reduce
     calls: Calls, array: Array, op: str, out: Array | None, wire: str | None, label: str, *, waits: bool
 ) -> Handle:
     """Start `Group.all_reduce`."""
@@ -100,7 +100,7 @@ def start_all_gather(
         return row_calls.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
 
 
-def start_all_to_all(  # noqa: PLR0913 -- Group.all_to_all's own
+def start_all_to_all(  # noqa: PLR0913 -- the arguments of Group.all_to_all
     row_calls: RowCalls,
     array: Array,
     out: Array | None,
@@ -146,7 +146,7 @@ def start_message(calls: Calls, name: str, array: Array, peer: int, tag: int, *,
     with calls.telling(call):
         buffer = buffer_of(array, writes=name == "recv")
         program = calls.message_program(sender, receiver, buffer.count, buffer.dtype)
-        ends = f"from rank {calls.ranks[sender]} to rank {calls.ranks[receiver]}"  # all messages give world ranks
+        ends = f"from rank {calls.ranks[sender]} to rank {calls.ranks[receiver]}"  # all texts give world ranks
         title = f"message {ends}, tag {tag}, {_shown(buffer)}"
         work = Work(program=program, size_bytes=buffer.size_bytes, output=buffer)
         return calls.post(call, title, work, waits=waits)

@@ -37,8 +37,8 @@ class Rows:
     title: str  # the properties in which all ranks must agree
     own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
     column: int  # the index, in each rank's `own`, of the number that this rank needs
-    # The arguments are the numbers in the column, the sum of all numbers of all ranks, and a text on which the ranks
-    # must also agree. It raises ArgumentError if the caller's `out` does not fit.
+    # Makes the Move from the numbers in the column, the sum of all numbers of all ranks, and a text on which the ranks
+    # must also agree. Raises ArgumentError if the caller's `out` does not fit.
     move: Callable[[list[int], int, str], Move]
 
 
@@ -113,7 +113,7 @@ class RowCalls:
         counts = (len(own),) * len(self.calls.ranks)
         request = Request(Collective.ALL_GATHER, "int64", counts, len(table), agreed="counts")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
-        return Calls.run(self.calls, call, rows.title, request, buffers, table, waits=waits)  # in host memory
+        return Calls.run(self.calls, call, rows.title, request, buffers, table, waits=waits)  # counts in host memory
 
 
 def _wait(handle: AgreedHandle) -> Any:

@@ -24,9 +24,9 @@ class Membership:
     """
 
     job: str
-    number: int  # of the generation; `init` makes generation 0
-    rank: int  # of this process
-    endpoints: tuple[Endpoint, ...]  # by rank
+    number: int  # the generation's number; `init` makes generation 0
+    rank: int  # this process's rank
+    endpoints: tuple[Endpoint, ...]  # the processes, by rank
     topology: Topology
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class ThreadStates(NamedTuple):
 
 def thread_states() -> ThreadStates:
     """Return the current states of the program's threads."""
-    frames = sys._current_frames()  # noqa: SLF001 -- the only way
+    frames = sys._current_frames()  # noqa: SLF001 -- there is no public function
     threads = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
     blocked: dict[int, Blocked] = {}
@@ -163,7 +163,7 @@ def _busy_tasks() -> set[str]:
 
 def main_place() -> str:
     """Return a description of the main thread's line and of its wait, if any."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- the only way
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- there is no public function
     waits = next((each for each in thread_states().blocked if each.title and each.frame is frame), None)
     return described(frame) if waits is None else waits.where
 

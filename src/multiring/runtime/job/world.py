@@ -73,7 +73,7 @@ class World:
     services: ProcessServices
     context: Context
     engine: MpiEngine | None  # set if MPI carries data between hosts
-    group: Group  # of all ranks
+    group: Group  # the group of all ranks
     pid: int
     rail_watch: RailWatch | None  # set if there are several rails
     control: Control | None  # set if there are other ranks

@@ -37,7 +37,7 @@ class ControlChannel:
     def __init__(self, control: Control, group: int, ranks: tuple[int, ...], own: int) -> None:
         self.control = control
         self._group = group
-        self.ranks = ranks  # in the world
+        self.ranks = ranks  # world ranks
         self.own = own
         self._parts: dict[int, list[bytes]] = defaultdict(list)
 

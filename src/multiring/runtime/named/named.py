@@ -67,7 +67,7 @@ class NamedOperations:
         self.changed = threading.Condition(self._lock)
         self._in_flight = HandlesByName()
         self._joining: NamedHandle | None = None
-        self._joined_s = 0.0  # when
+        self._joined_s = 0.0  # the time of the join, by time.monotonic()
         self._negotiation: Negotiation | None = None
         self._generation = 0  # the number of negotiations so far
         self._unexpected: list[Message] = []  # messages of later negotiations
@@ -299,7 +299,7 @@ class NamedOperations:
         if signatures is not None:
             if handle is not None and len(set(signatures.values())) > 1:
                 handle.fail(disagreement(handle.name, signatures, self.ranks))
-            elif handle is not None and error is not None:  # the operation failed on one of the ranks
+            elif handle is not None and error is not None:  # the start of the operation failed on a rank
                 handle.fail(error)
             return
         if self._broken is None and self._negotiation is None and number > self._decided.filled:

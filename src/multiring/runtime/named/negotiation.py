@@ -28,7 +28,7 @@ _RETRY_S = 0.005
 class Owner(Protocol):
     """The set of named operations. It holds its lock when it calls a negotiation."""
 
-    changed: threading.Condition  # of the owner's lock
+    changed: threading.Condition  # the condition of the owner's lock
 
     def fill(self, count: int) -> None:
         """Post filler operations until `count` operations are posted in optimistic order."""
@@ -95,7 +95,7 @@ class Negotiation:
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
-        if joining is not None:  # after the operations that were submitted before the join
+        if joining is not None:  # the join is announced after the operations that were submitted before it
             self._announce_join(joining.waited_us)
 
     def take_back(self) -> list[NamedHandle]:

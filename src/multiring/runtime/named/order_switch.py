@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from multiring.agreement.tree import place_of
 
-RADIX = 16  # of a set's tree; with up to 17 ranks, all other ranks are children of the root
+RADIX = 16  # the radix of a set's tree; with up to 17 ranks, all other ranks are children of the root
 
 
 def tree_neighbours(rank: int, size: int) -> tuple[int, ...]:

@@ -100,8 +100,8 @@ class Watch:
         self._slowdowns = SlowdownDetector()
         self._usual_rates: dict[int, deque[float]] = {}  # by host: the bytes per second it received from this rank
         self._own_host = self._host_of[own]
-        self._lately = Flows()  # since the last operation
-        self._checked = Flows()  # since the last row
+        self._lately = Flows()  # the rates since the last operation
+        self._checked = Flows()  # the rates since the last row
         self.gathering: tuple[OperationHandle, NDArray[np.float64]] | None = None
 
     def add(self, operation: Operation, predicted_s: float) -> None:
@@ -201,7 +201,7 @@ class SlowdownDetector:
     def __init__(self) -> None:
         self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that were not slow
-        self.slow = 0  # in a row
+        self.slow = 0  # the number of slow operations in a row
         self._silent_until_s = 0.0
 
     def look(self, context: Context) -> float | None:

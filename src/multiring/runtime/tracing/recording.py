@@ -105,8 +105,8 @@ class Recording:
     def close(self) -> None:
         """Close the part's file, which stays on disk."""
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # forks of this process hold the lock as well
+            with contextlib.suppress(OSError):  # the file system may not support locks
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # forks of this process also hold the lock
             os.close(self._file)
             self._file = -1
 

@@ -256,7 +256,7 @@ class Timelines:
             "mark_cycles": peer_info["mark_cycles"],
         }
 
-    # ---- the end, on the ranks but 0
+    # ---- the end, on ranks other than 0
 
     def _hand_over(self, running: Running, patience: Patience) -> None:
         group, recording = running.group, running.recording
