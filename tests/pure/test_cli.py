@@ -176,7 +176,7 @@ def test_errors_are_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-n", "2"]) == 2
     assert (
         capsys.readouterr().err
-        == "multiring: no command to run: want what every rank runs, as in `multiring run -n 2 script.py`\n"
+        == "multiring: no command to run: want a program for the ranks, as in `multiring run -n 2 script.py`\n"
     )
 
 

@@ -253,7 +253,7 @@ def test_one_rank_may_read_standard_input(launch: Launcher, script: Callable[[st
 def test_no_such_rank_reads_standard_input(launch: Launcher, rank: str) -> None:
     running = launch(f"--stdin={rank}", "-n", "2", "true")
     assert running.finish() == 2
-    assert f"rank {rank} is to read standard input, want one of 0 to 1" in running.err
+    assert f"rank {rank} cannot read standard input: want a rank from 0 to 1" in running.err
 
 
 def test_variables_reach_the_ranks(launch: Launcher) -> None:

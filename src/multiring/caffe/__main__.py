@@ -1,4 +1,7 @@
-"""A rank of `multiring caffe train`. Other launchers: `mpiexec -n 8 python -m multiring.caffe --solver FILE`."""
+"""A rank of `multiring caffe train`.
+
+Other launchers: `mpiexec -n 8 python -m multiring.caffe --solver FILE`.
+"""
 
 import argparse
 

@@ -15,7 +15,9 @@ __all__ = ["CaffeState", "ObjectState", "State", "run"]
 
 
 class CaffeState(ValuesState):
-    """A state with the parameters of a solver's net and other values; each of the values is an attribute.
+    """A state with the parameters of a solver's net and other values.
+
+    Each of the other values is an attribute.
 
     The state does not restore a solver's momentum and iteration, because pycaffe gives no access to them.
 

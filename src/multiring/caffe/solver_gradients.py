@@ -21,7 +21,9 @@ _MARK = "_multiring_gradients"
 
 
 def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Make `solver` update with the average of all ranks' gradients, and return it. All ranks must call this.
+    """Make `solver` update with the average of all ranks' gradients, and return it.
+
+    All ranks must call this.
 
     All ranks get the parameters of rank 0. Caffe applies its later stages (iter_size, clipping, regularization,
     momentum) to the average. Parameters that several layers share are averaged once.
@@ -90,7 +92,10 @@ def _snapshot_of(solver: Any, process_set: ProcessSet) -> Any:
 
 
 def parameters_of(net: Any) -> list[tuple[str, Any]]:
-    """Return the net's parameters as ("layer.number", blob). Of blobs that share memory, only the first is listed."""
+    """Return the net's parameters as ("layer.number", blob).
+
+    Of blobs that share memory, only the first is listed.
+    """
     found, seen = [], set()
     for layer, blobs in net.params.items():
         for number, blob in enumerate(blobs):
@@ -104,7 +109,7 @@ def parameters_of(net: Any) -> list[tuple[str, Any]]:
 
 
 class SolverGradients:
-    """Broadcasts the parameters of one solver's net, and averages their gradients over a process set."""
+    """Broadcasts parameters of a solver's net, and averages their gradients."""
 
     def __init__(self, solver: Any, wire: str | None, process_set: ProcessSet) -> None:
         """Store the arguments of `distribute`, without communication."""
@@ -136,7 +141,9 @@ class SolverGradients:
         """Do nothing. Caffe calls this before a step's first forward pass."""
 
     def on_gradients_ready(self) -> None:
-        """Overwrite the gradients with the average over all ranks. Caffe calls this before it updates parameters.
+        """Overwrite the gradients with the average over all ranks.
+
+        Caffe calls this before it updates parameters.
 
         Raises:
             HorovodInternalError: on every rank: the ranks disagree, or a rank is lost.

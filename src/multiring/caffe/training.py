@@ -19,7 +19,9 @@ def train(
     iterations: int | None = None,
     wire: str | None = None,
 ) -> None:
-    """Train with the solver of a file on all ranks. Rank 0 tests and writes the snapshots.
+    """Train with the solver of a file on all ranks.
+
+    Rank 0 tests and writes the snapshots.
 
     Args:
         solver_file: the solver's prototxt.

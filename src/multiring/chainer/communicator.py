@@ -24,14 +24,18 @@ Array = Any  # NumPy's
 
 
 class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no types
-    """A set of ranks that run collectives together, in the same order. Ranks are numbered within the set.
+    """A set of ranks that run collectives together, in the same order.
+
+    Ranks are numbered within the set.
 
     Arrays are NumPy arrays of any type that multiring can reduce. A failed operation raises HorovodInternalError on
     every rank. The error is also a MismatchError if the ranks disagree, or a PeerLostError if a rank is lost.
     """
 
     def __init__(self, process_set: ProcessSet | Members, gradient_dtype: Any = None) -> None:
-        """Make the communicator of a process set or of a group's members; see `create_communicator`.
+        """Make a communicator from a process set or a group's members.
+
+        `create_communicator` explains the arguments.
 
         Raises:
             ArgumentError: `gradient_dtype` is not float16, float32 or None, or this rank is not in the set.
@@ -51,7 +55,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
 
     @property
     def members(self) -> Members:
-        """The current ranks. After a failure, these are the ranks that joined the job again."""
+        """The current ranks.
+
+        After a failure, these are the ranks that joined the job again.
+        """
         if self._is_finalized:
             raise StateError("this communicator was finalized; make a new one with create_communicator")
         return members_of(self._process_set)
@@ -90,7 +97,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return self.members.group.topology.hosts
 
     def split(self, color: int, key: int) -> "Communicator":
-        """Return a communicator of all ranks that pass the same `color`, ordered by `key` and then by rank."""
+        """Return a communicator of all ranks that pass the same `color`.
+
+        Its ranks are ordered by `key`, then by their rank here.
+        """
         members = self.members
         told = allgather_object((color, key), "split", members)
         chosen = sorted((each[1], rank) for rank, each in enumerate(told) if each[0] == color)
@@ -103,7 +113,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         self._is_finalized = True
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:  # noqa: FBT002 -- ChainerMN's
-        """Set ChainerMN's option `batched_copy`, which has no effect here; raise ArgumentError for other options."""
+        """Set ChainerMN's option `batched_copy`, which has no effect here.
+
+        Another option raises ArgumentError.
+        """
         if name != "batched_copy":
             raise ArgumentError(f"Unknown config: {name}; want batched_copy{' only' if kwargs else ''}")
         with self.config_scope():
@@ -118,7 +131,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
     # ---- arrays ----
 
     def allreduce(self, data: Array, op: str = "sum", name: str | None = None) -> Array:
-        """Return the combination of all ranks' arrays; `op` is "sum", "average", "min", "max" or "product"."""
+        """Return the combination of all ranks' arrays.
+
+        `op` is "sum", "average", "min", "max" or "product".
+        """
         return array_collectives.allreduce(_array("allreduce", data), op, name=name, process_set=self.members)
 
     def bcast(self, data: Array, max_buf_len: int | None = None, root: int = 0) -> Array:
@@ -136,13 +152,16 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return array_collectives.broadcast(np.empty(shape, dtype), members.group.ranks[root], process_set=members)
 
     def allgather(self, x: Array) -> tuple[Array, ...]:
-        """Return all ranks' arrays, ordered by rank. The arrays may differ in shape, but not in type."""
+        """Return all ranks' arrays, ordered by rank.
+
+        The arrays may differ in shape, but not in type.
+        """
         shapes = self._shapes("allgather", _array("allgather", x))
         found = array_collectives.allgather(np.ravel(x), process_set=self.members)
         return _parted(found, shapes)
 
     def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
-        """Return all ranks' arrays, ordered by rank, on rank `root`, and None on other ranks."""
+        """Return all ranks' arrays by rank on rank `root`, and None on other ranks."""
         members = self.members
         own = _array("gather", data)
         self._shapes("gather", own)
@@ -176,7 +195,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return np.array(xs[root])
 
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        """Send array `xs[rank]` to each rank, and return the received arrays, ordered by rank.
+        """Send `xs[rank]` to each rank, and return the received arrays by rank.
 
         All arrays of all ranks must have the same type.
         """
@@ -194,11 +213,14 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return _parted(np.asarray(found), [forms[members.rank][0] for forms in told])
 
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array, or a tuple or list of arrays, to rank `dest`, which calls `recv` with the same tag."""
+        """Send an array, or a tuple or list of arrays, to rank `dest`.
+
+        Rank `dest` calls `recv` with the same tag.
+        """
         self._messages.send(data, dest, tag)
 
     def recv(self, source: int, tag: int) -> Any:
-        """Return the array or the tuple of arrays that rank `source` sends to this rank with `tag`."""
+        """Return the next array or tuple of arrays from rank `source` with `tag`."""
         return self._messages.receive(source, tag)
 
     # ---- objects ----
@@ -208,7 +230,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         self._messages.send_object(obj, dest, tag)
 
     def recv_obj(self, source: int, tag: int | None = None, status: Any = None) -> Any:
-        """Return the object that rank `source` sends to this rank with `tag`, or with any tag by default."""
+        """Return the next object from rank `source` with `tag`, default: any tag."""
         if status is not None:
             raise ArgumentError(f"recv_obj(status={status!r}): multiring does not use MPI; want None")
         return self._messages.receive(source, tag)
@@ -220,7 +242,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
         return broadcast_object(obj, members.group.ranks[root], "bcast_obj", members)
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Return all ranks' objects, ordered by rank, on rank `root`, and None on other ranks."""
+        """Return all ranks' objects by rank on rank `root`, and None on other ranks."""
         found = allgather_object(obj, "gather_obj", self.members)
         return found if self.rank == root else None
 
@@ -261,7 +283,10 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
             self._require_finite(model)
 
     def gradients_of(self, model: Any) -> ModelGradients:
-        """Return the gradient reduction for models with the parameters of `model`; it is made once for each form."""
+        """Return the gradient reduction for models with the parameters of `model`.
+
+        It is made once for each set of names, shapes and types.
+        """
         members = self.members
         kept, form = self._kept(members), form_of(model)
         if form not in kept.gradients:

@@ -1,4 +1,4 @@
-"""create_communicator: make a communicator, with ChainerMN's names of communicators."""
+"""create_communicator: make a communicator by ChainerMN's names."""
 
 from typing import Any
 
@@ -23,7 +23,9 @@ def create_communicator(
     process_set: ProcessSet = global_process_set,
     **kwargs: Any,
 ) -> Communicator:
-    """Return a communicator of the ranks of `process_set`. Join the job first if needed.
+    """Return a communicator of the ranks of `process_set`.
+
+    Join the job first if needed.
 
     Args:
         communicator_name: "flat", "naive" or "non_cuda_aware". All three are the same.

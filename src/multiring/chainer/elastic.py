@@ -17,7 +17,9 @@ __all__ = ["ChainerState", "ObjectState", "State", "run"]
 
 
 class ChainerState(ValuesState):
-    """A state with a model of Chainer, its optimizer and other values; each is an attribute.
+    """A state with a Chainer model, its optimizer and other values.
+
+    Each of them is an attribute.
 
     Args:
         model: a link.

@@ -1,4 +1,7 @@
-"""Differentiable communication: ChainerMN's functions, which work with any communicator, and `allreduce`."""
+"""Differentiable communication: ChainerMN's functions, and `allreduce`.
+
+ChainerMN's functions work with any communicator.
+"""
 
 from typing import Any
 
@@ -25,7 +28,9 @@ class _AllReduce(chainer.FunctionNode):  # type: ignore[misc] # Chainer has no t
 
 
 def allreduce(comm: Any, x: Any, op: str = "sum") -> Any:
-    """Return the sum or average of all ranks' `x`. The gradient is the same combination of all ranks' gradients.
+    """Return the sum or average of all ranks' `x`.
+
+    The gradient is the same combination of all ranks' gradients.
 
     Args:
         comm: a communicator from `create_communicator`.

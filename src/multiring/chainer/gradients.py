@@ -15,7 +15,7 @@ _Form = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def parameters_of(model: Any) -> list[tuple[str, Any]]:
-    """Return (name, parameter) for the parameters of `model` that have values, sorted by name.
+    """Return (name, parameter) for all parameters with values, sorted by name.
 
     Raises:
         UnsupportedError: a parameter is not in host memory.
@@ -31,12 +31,18 @@ def parameters_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def form_of(model: Any) -> _Form:
-    """Return the names, shapes and types of a model's parameters, which must be the same on all ranks."""
+    """Return the names, shapes and types of a model's parameters.
+
+    They must be the same on all ranks.
+    """
     return tuple((name, each.array.shape, each.array.dtype.name) for name, each in parameters_of(model))
 
 
 class ModelGradients:
-    """The bucketed gradient reduction of one model. All ranks must start and finish each reduction."""
+    """The bucketed gradient reduction of one model.
+
+    All ranks must start and finish each reduction.
+    """
 
     def __init__(self, form: _Form, members: Members, compression: Any) -> None:
         specs = [(name, GradientSpec.row_major(dtype, shape)) for name, shape, dtype in form]
@@ -50,7 +56,9 @@ class ModelGradients:
         return None if self._model is None else [each.array for _, each in parameters_of(self._model)]
 
     def start(self, model: Any, *, zero_fill: bool) -> None:
-        """Copy the model's gradients and start to average them. The caller may change the gradients afterwards.
+        """Copy the model's gradients and start to average them.
+
+        The caller may change the gradients afterwards.
 
         Args:
             model: a model of the form for which this object was made.
@@ -79,7 +87,9 @@ class ModelGradients:
 
 
 def give(model: Any, gradients: Sequence[Any]) -> None:
-    """Set the gradients of the parameters of `model`, in place if a parameter has a gradient already.
+    """Set the gradients of the parameters of `model`.
+
+    The gradient of a parameter that has one already is overwritten in place.
 
     A gradient that is None leaves its parameter unchanged.
     """

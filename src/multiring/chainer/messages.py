@@ -1,4 +1,7 @@
-"""Messages between two ranks, as in MPI: objects and arrays. The receiver need not know their size or type."""
+"""Messages between two ranks, as in MPI: objects and arrays.
+
+The receiver need not know their size or type.
+"""
 
 import math
 import pickle
@@ -24,7 +27,9 @@ class _Header:
 
 
 class Messages:
-    """Sends and receives messages between the ranks of a group. Messages of one sender and one tag stay in order.
+    """Sends and receives messages between the ranks of a group.
+
+    Messages of one sender and one tag stay in order.
 
     Pickles come from ranks of the same job only; see frontend/object_collectives.py.
     """

@@ -6,7 +6,10 @@ from multiring.errors import UnsupportedError
 
 
 class NcclRefusedError(UnsupportedError, ValueError):
-    """NCCL was requested. It is also a ValueError, because ChainerMN raises ValueError if NCCL is missing."""
+    """NCCL was requested.
+
+    It is also a ValueError, because ChainerMN raises ValueError if NCCL is missing.
+    """
 
 
 def get_build_version() -> int:

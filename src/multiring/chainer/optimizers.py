@@ -1,4 +1,4 @@
-"""create_multi_node_optimizer: make an optimizer use the average of all ranks' gradients."""
+"""create_multi_node_optimizer: make an optimizer use all ranks' gradients."""
 
 from typing import Any
 
@@ -17,7 +17,9 @@ def create_multi_node_optimizer(
     double_buffering: bool = False,  # noqa: FBT001, FBT002 -- ChainerMN's
     zero_fill: bool = True,  # noqa: FBT001, FBT002 -- ChainerMN's
 ) -> Any:
-    """Return an optimizer like `actual_optimizer` that updates with the average of all ranks' gradients.
+    """Return an optimizer that updates with the average of all ranks' gradients.
+
+    It computes updates with `actual_optimizer`.
 
     As in ChainerMN, the first `update` of a model broadcasts the parameters of rank 0 and makes no step. The same
     happens in the first `update` after more parameters got values.

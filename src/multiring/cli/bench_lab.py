@@ -34,7 +34,7 @@ def add_options(group: "argparse._ArgumentGroup") -> None:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan | None:
-    """Return the plan of the lab that `arguments` describe, or None if they describe none.
+    """Return the plan of the lab that `arguments` describe, or None for no lab.
 
     Raises:
         ArgumentError: there is an option of a lab without --hosts, or the lab is impossible.
@@ -77,7 +77,7 @@ def against_of(arguments: argparse.Namespace) -> list[str] | None:
 
 
 def circumstances_of(plan: Plan | None) -> Circumstances:
-    """Return the circumstances of the measurement: the hardware, the commit, the command and the lab's network."""
+    """Return the hardware, commit, command and network of the measurement."""
     return Circumstances(
         hardware=hardware(),
         commit=commit(),
@@ -88,7 +88,10 @@ def circumstances_of(plan: Plan | None) -> Circumstances:
 
 
 def command_of(plan: Plan) -> LabCommand:
-    """Return a function from a launcher's name to the words that run a job in a new lab, before the job's command."""
+    """Return a function that makes the command line of a job in a new lab.
+
+    It takes a launcher's name, and returns the words before the job's own command.
+    """
     words = ["--hosts", str(plan.hosts), "--slots", plan.slots_text, "--rack", str(plan.racks)]
     for option, rate in zip(["--link", *["--rail"] * (plan.num_rails - 1)], plan.rails, strict=True):
         if rate is not None:
@@ -111,14 +114,19 @@ def network_text(plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The goodput of plain sockets in a lab, in bytes per second: over all links of a host, and a rack's uplinks."""
+    """The goodput of plain sockets in a lab, in bytes per second.
+
+    `host` is for all links of a host together, and `rack` for a rack's uplinks.
+    """
 
     host: float
     rack: float | None
 
 
 def wires_of(plan: Plan) -> Wires | None:
-    """Measure the goodput of a lab's links while all hosts send. Return None for a single host, which has no links.
+    """Measure the goodput of a lab's links while all hosts send.
+
+    Return None for a single host, which has no links.
 
     All links of a kind have the same speed, and differences are chance, so the result is the median.
     """
@@ -163,7 +171,9 @@ def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
 
 
 def bound(question: Question, plan: Plan, wires: Wires) -> Bound | None:
-    """Return the algorithm bandwidth at which a host's links or a rack's uplinks are full, for any algorithm.
+    """Return the bandwidth at which a host's links or a rack's uplinks are full.
+
+    It is an algorithm bandwidth (bytes of a buffer per second), and holds for any algorithm.
 
     With H hosts and n bytes per rank, at least this number of bytes must leave or enter some host:
 

@@ -98,7 +98,10 @@ def size_of(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action. Return 1 if `verify` found damage or `stage` could not keep all blocks, else 0."""
+    """Run the action.
+
+    Return 1 if `verify` found damage or `stage` could not keep all blocks, else 0.
+    """
     acts = {"pack": _pack, "verify": _verify, "plan": _plan, "bench": _bench, "stage": _stage, "clean": _clean}
     return acts[arguments.action](arguments)
 

@@ -26,7 +26,7 @@ _ON_PAPER = ("topology", "samples", "sample_bytes", "data_samples", "source_rate
 
 
 def require_no_paper(arguments: argparse.Namespace) -> None:
-    """Raise ArgumentError if options for a plan on paper are given together with a data set."""
+    """Raise ArgumentError if options of a paper plan accompany a data set."""
     given = [f"--{name.replace('_', '-')}" for name in _ON_PAPER if getattr(arguments, name) is not None]
     if given:
         raise ArgumentError(
@@ -36,7 +36,7 @@ def require_no_paper(arguments: argparse.Namespace) -> None:
 
 
 def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the lines of a forecast for the machine and data set that `arguments` describe.
+    """Yield the lines of a forecast for the described machine and data set.
 
     Raises:
         ArgumentError: a needed option is missing or has an invalid value.

@@ -24,7 +24,10 @@ _MARK = 'class="multiring"'  # marks a file as a drawing of multiring
 
 
 def check_figure(path: Path) -> None:
-    """Raise ArgumentError if a check of the name and the folder shows that no figure can be written to `path`."""
+    """Raise ArgumentError if a figure clearly cannot be written to `path`.
+
+    Only the name, the folder and an existing file are checked.
+    """
     if path.suffix != ".svg" or not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot draw to {path}: want a name that ends with .svg, in an existing folder")
     try:
@@ -50,7 +53,10 @@ def _is_drawing(data: bytes) -> bool:
 
 
 def rings(plan: Plan, topology: Topology) -> str:
-    """Return a drawing of the sends in `plan`: hosts with their ranks, and arrows with one colour for each axis."""
+    """Return a drawing of the sends in `plan`.
+
+    It shows hosts with their ranks, and arrows with one colour for each axis.
+    """
     hosts = topology.hosts
     columns = math.ceil(math.sqrt(len(hosts)))
     most = max(map(len, hosts))
@@ -98,7 +104,9 @@ def _edges(plan: Plan) -> dict[tuple[int, int], int]:
 
 
 def timeline(path: Path, steps: int) -> str:
-    """Return a drawing of the last `steps` steps in the timeline at `path`, with one row for each thread of a rank.
+    """Return a drawing of the last `steps` steps in the timeline at `path`.
+
+    The drawing has one row for each thread of a rank.
 
     Raises:
         ArgumentError: the file is not a timeline, or has too few steps.

@@ -9,7 +9,9 @@ _FIRST_TURN, _SECOND_TURN = "alternation 1 of ", "alternation 2 of "
 
 
 class Forecast:
-    """Prints the expected duration before the first turn, and the remaining time after it.
+    """Prints the expected duration of a bench, and later the remaining time.
+
+    It prints the duration before the first turn, and the remaining time after this turn.
 
     Args:
         turns: the number of turns in all.
@@ -23,14 +25,20 @@ class Forecast:
         self._is_said = turns < 2
 
     def begin(self, jobs: int, about_s: float | None) -> None:
-        """Print the number of jobs and an estimate of their total time. `about_s` is None if it is unknown."""
+        """Print the number of jobs and an estimate of their total time.
+
+        `about_s` is None if it is unknown.
+        """
         if about_s is not None and about_s < _SHORT_S:
             return
         known = "an estimate of the time follows after one of each" if about_s is None else f"about {in_words(about_s)}"
         self._tell(f"{jobs} job{'' if jobs == 1 else 's'}: {known}")
 
     def heed(self, text: str) -> None:
-        """Process the message that a job begins. The first job of the second turn ends the first turn."""
+        """Process the message that a job begins.
+
+        The first job of the second turn ends the first turn.
+        """
         if _FIRST_TURN in text and self._began is None:
             self._began = time.monotonic()
         if not self._is_said and _SECOND_TURN in text and self._began is not None:

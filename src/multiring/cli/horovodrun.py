@@ -112,7 +112,10 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
+    """Run the job and return its exit code.
+
+    127: the command does not exist. 126: it cannot be executed.
+    """
     if arguments.check_build:
         print(_what_is_there())
         return 0
@@ -144,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the environment variables that pass the options on to the ranks and to mpiexec."""
+    """Return the variables that pass the options on to the ranks and to mpiexec."""
     told: dict[str, str] = {}
     for name, (variable, _, text_of) in VALUES.items():
         if (value := getattr(arguments, name)) is not None:

@@ -75,7 +75,9 @@ def option_of(name: str) -> str:
 
 
 def read_configuration(arguments: argparse.Namespace, path: Path) -> None:
-    """Set the options of a Horovod configuration file at `path` that the command line does not set.
+    """Set options from a Horovod configuration file.
+
+    Options of the command line override those of the file.
 
     Raises:
         ArgumentError: the file cannot be read, has an unknown key or an invalid value, or PyYAML is missing.

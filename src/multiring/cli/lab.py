@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
+    """Run the job and return its exit code.
+
+    127: the command does not exist. 126: it cannot be executed.
+    """
     program = arguments.program
     if program[:1] == ["fault"]:
         return _fault(program[1:])

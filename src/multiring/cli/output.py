@@ -10,11 +10,17 @@ READER_GONE = 128 + signal.SIGPIPE  # a shell's exit code for a tool that wrote 
 
 
 class ReaderGoneError(MultiringError, RuntimeError):
-    """The reader of standard output, such as `head -1`, has ended. This is not an error, and nothing is printed."""
+    """The reader of standard output, such as `head -1`, has ended.
+
+    This is not an error, and nothing is printed.
+    """
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with a noun, such as "1 shard" or "2 shards"; `what` is the singular."""
+    """Return a number with a noun, such as "1 shard" or "2 shards".
+
+    `what` is the singular.
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

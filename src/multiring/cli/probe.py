@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Probe the links. Return 1 on rank 0 if a host or an interface is slower than its peers or than stated, else 0."""
+    """Probe the links.
+
+    Return 1 on rank 0 if a host or an interface is slower than its peers or than stated, else 0.
+    """
     if not arguments.seconds > 0 or not arguments.drain >= 0:
         raise ArgumentError(f"--seconds {arguments.seconds:g} --drain {arguments.drain:g}: want > 0, and >= 0")
     if arguments.save is not None:

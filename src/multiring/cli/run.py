@@ -93,7 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the job and return its exit code. 127: the command does not exist. 126: it cannot be executed."""
+    """Run the job and return its exit code.
+
+    127: the command does not exist. 126: it cannot be executed.
+    """
     asked = _with_file(arguments)
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
     if asked.ranks is None and hosts is None:
@@ -114,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
-    """Run a job on this machine, or on `hosts` if they are given, and return its exit code."""
+    """Run a job on this machine or on `hosts`, and return its exit code."""
     options = _with_clear_timeline(options)
     try:
         if hosts is not None:
@@ -160,7 +163,10 @@ def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def program_of(words: list[str]) -> list[str]:
-    """Return the command in `words`, with this Python before a .py file that cannot be executed by itself."""
+    """Return the command to run for the program's words.
+
+    This Python is put before a .py file that cannot be executed by itself.
+    """
     if not words or not words[0].endswith(".py") or not Path(words[0]).is_file():
         return words
     found = shutil.which(words[0])

@@ -60,7 +60,9 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Read the options file at `path` and return its options by the attribute names of the parsed arguments.
+    """Read the options file at `path` and return its options.
+
+    The keys are the attribute names of the parsed arguments.
 
     The option `command` is used if the command line has no command.
 

@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the settings and return 0. An invalid variable in the environment is an error."""
+    """Print the settings and return 0.
+
+    An invalid variable in the environment is an error.
+    """
     for line in page() if arguments.markdown else _listed():
         show(line)
     return 0
@@ -64,7 +67,7 @@ def page() -> Iterable[str]:
 
 
 def default_of(setting: "Field[Any]") -> str:
-    """Return a setting's default in the form of its environment variable, or "" if there is no default."""
+    """Return a setting's default as its variable's text, or "" without a default."""
     if setting.default is None:
         return ""
     if isinstance(setting.default, bool):

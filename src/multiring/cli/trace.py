@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Merge or draw, and return 0. Missing ranks are reported but are no error. The parts are kept."""
+    """Merge or draw, and return 0.
+
+    Missing ranks are reported but are no error. The parts are kept.
+    """
     if arguments.action == "draw":
         return _draw(arguments)
     path = file_path(arguments.file)

@@ -1,4 +1,6 @@
-"""`python -m multiring.horovod SCRIPT [ARGUMENTS...]`: run a program in which `import horovod` imports multiring.
+"""`python -m multiring.horovod SCRIPT [ARGUMENTS...]`: run a Horovod program.
+
+In the program, `import horovod` imports multiring.
 
 Use it for ranks that mpiexec, srun, jsrun or torchrun starts; `multiring run --horovod` does the same for its own
 ranks. The arguments are those of `python`, so `-m MODULE` and `-c TEXT` work too.
@@ -15,7 +17,9 @@ _USAGE = "usage: python -m multiring.horovod [-m MODULE | SCRIPT] [ARGUMENTS...]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replace this process by the program, with multiring's `horovod` package on its path.
+    """Replace this process by the program.
+
+    The program finds multiring's `horovod` package on its path.
 
     Raises:
         SystemExit: `arguments` names no program, or asks for help.

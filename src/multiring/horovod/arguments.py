@@ -1,4 +1,7 @@
-"""Small functions that scripts import from `horovod.common.util` and `horovod.runner.common.util.env`."""
+"""Small utility functions that scripts import from Horovod.
+
+The scripts import them from `horovod.common.util` and `horovod.runner.common.util.env`.
+"""
 
 import os
 import re
@@ -30,7 +33,10 @@ class ReduceOps(Protocol):
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables during the `with` block. A variable whose value is None is not changed."""
+    """Set environment variables during the `with` block.
+
+    A variable whose value is None is not changed.
+    """
     wanted = {name: text for name, text in kwargs.items() if text is not None}
     former = {name: text for name, text in inherited_environment().items() if name in wanted}
     os.environ.update(wanted)  # noqa: TID251 -- the function's purpose is to set variables
@@ -43,7 +49,10 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: ReduceOps) -> Callable[[int | None, bool | None], int]:
-    """Return a function from the parameters `op` and `average`, of which at most one is given, to an operation."""
+    """Return a function that turns `op` and `average` into an operation.
+
+    At most one of the two may be given.
+    """
 
     def chosen(op: int | None, average: bool | None) -> int:
         if average is None:
@@ -57,7 +66,10 @@ def get_average_backwards_compatibility_fun(reduce_ops: ReduceOps) -> Callable[[
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Return whether the number of ranks is a power of two. multiring's Adasum works for any number."""
+    """Return whether the number of ranks is a power of two.
+
+    In multiring, Adasum works for any number.
+    """
     return num_rank > 0 and num_rank.bit_count() == 1
 
 
@@ -83,7 +95,7 @@ def is_exportable(v: str) -> bool:
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return the rank and the size from the environment, or (0, 1) if the environment has neither.
+    """Return rank and size from the environment, or (0, 1) if it has neither.
 
     Raises:
         RuntimeError: the environment has only one of the two.

@@ -1,4 +1,4 @@
-"""The functions of `horovod.common.util` that report features compiled into Horovod.
+"""The functions of `horovod.common.util` that report compiled features.
 
 multiring has one core for all frameworks and compiles nothing against a framework. So an adapter is available if its
 framework is installed.
@@ -25,7 +25,9 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
 
 
 def mpi_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return False, because `horovod.run` does not support MPI (`use_mpi`), or None without any framework.
+    """Return False, or None if no framework is installed.
+
+    The result is False because `horovod.run` does not support MPI (`use_mpi`).
 
     In contrast, `horovod.torch.mpi_built()` returns whether MPI could carry bytes.
     """
@@ -33,12 +35,12 @@ def mpi_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod'
 
 
 def gloo_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return the result of `horovod.torch.gloo_built()`, or None without any framework."""
+    """Return `horovod.torch.gloo_built()`, or None if no framework is installed."""
     return _asked("gloo_built")
 
 
 def nccl_built(verbose: bool = False) -> bool | None:  # noqa: ARG001 -- Horovod's signature
-    """Return whether `horovod.torch.nccl_built()` is not 0, or None without any framework."""
+    """Return `horovod.torch.nccl_built() != 0`, or None without a framework."""
     return _asked("nccl_built")
 
 
@@ -63,7 +65,10 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Do nothing: the adapters are not compiled against a framework, so they accept any version."""
+    """Do nothing, because the adapters accept any version of a framework.
+
+    They are not compiled against a framework.
+    """
 
 
 def get_ext_suffix() -> str:
@@ -87,7 +92,9 @@ def _asked(query: str) -> bool | None:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether version `ver` is at least `target`, which is like 1.2.3. Needs the package `packaging`.
+    """Return whether version `ver` is at least `target`, which is like 1.2.3.
+
+    Needs the package `packaging`.
 
     Raises:
         ValueError: an argument is not a string, or `target` does not have three parts.

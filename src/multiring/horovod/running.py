@@ -1,4 +1,4 @@
-"""`horovod.run`: run a function on several ranks of this machine and return the results."""
+"""`horovod.run`: run a function on several ranks of this machine."""
 
 import os
 import sys
@@ -50,7 +50,9 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results, ordered by rank.
+    """Call `func` on `num_proc` ranks of this machine and return the results.
+
+    The results are ordered by rank.
 
     Args:
         func: a function. Without cloudpickle it must be importable by its name.

@@ -42,7 +42,7 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn(*args)` for each of `args_list` in threads, and return the results by index.
+    """Call `fn` in threads for each of `args_list`, and return results by index.
 
     At most `max_concurrent_executions` calls run at a time. Without `block_until_all_done` the function returns None at
     once, and the threads end with the process.
@@ -88,7 +88,7 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that calls `func(*args)` when `event` is set, and return the thread.
+    """Start and return a thread that calls `func(*args)` when `event` is set.
 
     The thread ends without the call if `stop` is set first. It checks `stop` every `check_stop_interval_s` seconds.
 

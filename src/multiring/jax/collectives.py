@@ -67,7 +67,10 @@ def reduction_call(
     name: str | None = None,
     process_set: Ranks,
 ) -> Call:
-    """Return the Call that combines the arrays `leaves`; see `all_reduce` for the arguments and errors."""
+    """Return the Call that combines the arrays `leaves`.
+
+    See `all_reduce` for the arguments and errors.
+    """
     number = chosen_op(op)
     if number not in {*LINEAR, Min, Max, Product}:
         raise ArgumentError(f"op={op!r}: want Average, Sum, Min, Max or Product")
@@ -78,7 +81,9 @@ def reduction_call(
 
 
 def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return the `tree` of rank `root` on all ranks. `root` is a rank's number in the whole job.
+    """Return the `tree` of rank `root` on all ranks.
+
+    `root` is a rank's number in the whole job.
 
     The gradient is the sum of all ranks' gradients on the root, and zero on other ranks. See `all_reduce` for the other
     arguments and the errors.
@@ -90,7 +95,9 @@ def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set:
 
 
 def all_gather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return the rows of all ranks: an array of shape (n, ...) becomes one of shape (ranks * n, ...).
+    """Return the rows of all ranks.
+
+    An array of shape (n, ...) becomes an array of shape (ranks * n, ...).
 
     See `all_reduce` for the arguments and the errors.
     """
@@ -100,7 +107,9 @@ def all_gather(tree: Any, *, name: str | None = None, process_set: Ranks = globa
 def reduce_scatter(
     tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: Ranks = global_process_set
 ) -> Any:
-    """Return this rank's rows of the sum or average: shape (ranks * n, ...) becomes (n, ...).
+    """Return this rank's rows of the sum or average over the ranks.
+
+    An array of shape (ranks * n, ...) becomes an array of shape (n, ...).
 
     `op` is Sum or Average. See `all_reduce` for the other arguments and the errors.
     """
@@ -111,7 +120,9 @@ def reduce_scatter(
 
 
 def all_to_all(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Send n rows of each array of shape (ranks * n, ...) to each rank, and return the received rows.
+    """Send rows to each rank, and return the received rows.
+
+    Each rank gets n rows of an array of shape (ranks * n, ...).
 
     See `all_reduce` for the arguments and the errors.
     """

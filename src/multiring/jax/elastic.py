@@ -1,4 +1,6 @@
-"""Training that continues from the last commit after a failure, with Horovod's interface.
+"""Training that continues from the last commit after a failure.
+
+The interface is Horovod's.
 
 @mj.elastic.run
 def train(state):
@@ -27,7 +29,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate `func`, whose first argument is a State, so that it runs again after a failure.
+    """Decorate `func` so that it runs again after a failure.
+
+    The first argument of `func` is a State.
 
     See `multiring.frontend.elastic.running.run`. Dispatched programs end before the ranks join the job again.
     """
@@ -44,7 +48,9 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class JaxState(ObjectState):
-    """A state of named pytrees. Each pytree is an attribute; its leaves are JAX arrays or other objects.
+    """A state of named pytrees.
+
+    Each pytree is an attribute; its leaves are JAX arrays or other objects.
 
     The state keeps copies, so a program may donate the arrays.
 

@@ -14,7 +14,9 @@ from multiring.frontend.sample_counts import count_in_job
 
 
 class DataLoader(Loader):
-    """Yields batches of this rank's samples as JAX arrays, like `multiring.data.Loader`.
+    """Yields batches of this rank's samples as JAX arrays.
+
+    Apart from this, it works like `multiring.data.Loader`.
 
     If `rank` and `ranks` are not given, an iteration uses the job's values at its start. If the last batch of an epoch
     is divided unevenly, multiply the mean of a rank's losses by `loader.share.weight`.

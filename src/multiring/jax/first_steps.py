@@ -48,7 +48,7 @@ def reduced(
     wire: str | None,
     process_set: Ranks,
 ) -> list[Any]:
-    """Combine gradients as `all_reduce` does, and compare the ranks in the first steps.
+    """Combine gradients like `all_reduce`, and compare ranks in the first steps.
 
     Args:
         gradients: the gradient arrays.

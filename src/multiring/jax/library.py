@@ -1,4 +1,7 @@
-"""Register multiring's handler of custom calls with JAX once, and connect it to this process's request entry."""
+"""Register multiring's handler of custom calls with JAX.
+
+The handler is registered once, and connected to this process's request entry.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""distribute: make an optimizer of optax's form combine the gradients of all ranks."""
+"""distribute: make an optimizer of optax's form use all ranks' gradients."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,9 @@ def distribute(
     wire: str | None = None,
     process_set: Ranks = global_process_set,
 ) -> Transformation:
-    """Return an optimizer like `transformation` that combines the gradients of all ranks before it applies them.
+    """Return an optimizer that combines all ranks' gradients.
+
+    It passes the combined gradients to `transformation`.
 
     Every rank makes the same update to its own copy of the parameters, so begin with `broadcast(parameters)`. All
     gradients of one type share one collective. At the first update of a model, the ranks compare their gradients. At

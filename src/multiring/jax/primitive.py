@@ -1,4 +1,6 @@
-"""The collective as a primitive of JAX, with rules for programs, gradients and vmap.
+"""The collective as a primitive of JAX.
+
+The primitive has rules for programs, gradients and vmap.
 
 JAX dispatches a program with an effect from Python, which costs 15 us per array. So a call in an outermost program has
 no effect. A rule for dead-code elimination keeps the call even if its results are unused, and XLA sees a side effect.
@@ -37,7 +39,9 @@ collective.multiple_results = True
 
 
 def bind(call: Call, leaves: Sequence[Any]) -> Sequence[Any]:
-    """Add `call` on the arrays `leaves` to the traced program, or run it if there is none. Return its results.
+    """Add `call` to the traced program, or run it, and return its results.
+
+    It runs at once if no program is traced. Its inputs are the arrays `leaves`.
 
     Raises:
         ArgumentError: an array belongs to a trace that has ended.

@@ -1,4 +1,7 @@
-"""Virtual hosts on this machine, with links of a chosen speed between them, and fault injection. Needs root."""
+"""Virtual hosts with links of a chosen speed, and fault injection.
+
+The hosts run on this machine. A lab needs root.
+"""
 
 from multiring.lab.control_socket import ask_lab as ask_lab
 from multiring.lab.control_socket import running_labs as running_labs

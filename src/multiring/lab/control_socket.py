@@ -32,7 +32,10 @@ Message = dict[str, Any]
 
 
 class Caller:
-    """A connection. `descriptors` came with its message. `hang_up` is called when the other end closes."""
+    """A connection.
+
+    `descriptors` came with its message. `hang_up` is called when the other end closes.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -47,7 +50,10 @@ class Caller:
         return self._connection.fileno()
 
     def listen(self) -> Message | None:
-        """Read once, and return the message if it is complete, else None. At the end of the stream, close it."""
+        """Read once, and return the message if it is complete, else None.
+
+        At the end of the stream, close it.
+        """
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:
@@ -68,13 +74,19 @@ class Caller:
         return message
 
     def answer(self, **words: object) -> None:
-        """Send the answer and close the connection. A caller that has closed its end gets no answer."""
+        """Send the answer and close the connection.
+
+        A caller that has closed its end gets no answer.
+        """
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(words).encode() + b"\n")
         self.close()
 
     def close(self) -> None:
-        """Close the connection and the descriptors that came over it. A second call has no effect."""
+        """Close the connection and the descriptors that came over it.
+
+        A second call has no effect.
+        """
         self.release()
         self._connection.close()
 
@@ -171,7 +183,10 @@ def open_lab_socket(name: str, answer: Callable[[Caller, Message], None]) -> Con
 
 
 def open_host_socket(answer: Callable[[Caller, Message], None]) -> ControlSocket:
-    """Open the control socket of the host whose network namespace the calling thread is in, and return it."""
+    """Open and return the control socket of a host.
+
+    It is the host whose network namespace the calling thread is in.
+    """
     return ControlSocket(_HOST_SOCKET, answer)
 
 
@@ -183,7 +198,9 @@ def running_labs() -> list[str]:
 
 
 def ask_lab(name: str | None, **words: object) -> None:
-    """Send a request to the lab `name` and wait for its answer. The default is the only running lab.
+    """Send a request to the lab `name` and wait for its answer.
+
+    The default is the only running lab.
 
     Raises:
         ArgumentError: there is no such lab, or no name is given and several labs run. The text lists the running labs.

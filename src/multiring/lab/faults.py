@@ -1,4 +1,7 @@
-"""Faults of a running lab as values, and a parser for them. `machine.py` applies the faults."""
+"""Faults of a running lab as values, and a parser for them.
+
+`machine.py` applies the faults.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +34,10 @@ USAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A fault of `host`, or of its links on `rails`. `rate` is the new rate of the links for `SLOW`."""
+    """A fault of `host`, or of its links on `rails`.
+
+    `rate` is the new rate of the links for `SLOW`.
+    """
 
     kind: Kind
     host: int
@@ -45,14 +51,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class TimedFault:
-    """A fault that the lab injects by itself, `at_s` seconds after the start of the command."""
+    """A fault that the lab injects `at_s` seconds after the command's start."""
 
     at_s: float
     fault: Fault
 
 
 def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
-    """Return the fault described by words like ("slow", "host1", "10mbit") in a lab of `plan`.
+    """Return the fault that words describe in a lab of `plan`.
+
+    An example of words is ("slow", "host1", "10mbit").
 
     Raises:
         ArgumentError: the words describe no fault. The text shows the usage.

@@ -1,4 +1,7 @@
-"""Measure the goodput of plain sockets between a lab's hosts, the upper bound for the libraries' rates."""
+"""Measure the goodput of plain sockets between a lab's hosts.
+
+It is the upper bound for the libraries' rates.
+"""
 
 import multiprocessing
 import socket
@@ -27,7 +30,7 @@ class Flow:
 
 
 def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: float = 1.0) -> list[float]:
-    """Run all `flows` at the same time, and return the received bytes per second of each.
+    """Run all `flows` at the same time, and return their received bytes per second.
 
     A flow is one TCP connection, and each end is a process. Time starts when all processes run. Bytes that arrive in
     the first `drain_s` seconds do not count, because the token buckets are not empty yet.

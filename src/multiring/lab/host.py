@@ -1,4 +1,4 @@
-"""A virtual host: a set of namespaces, held by the keeper process, which is the host's pid 1.
+"""A virtual host: namespaces held by the keeper process, the host's pid 1.
 
 The kernel cleans up after a host. When the keeper ends, the kernel kills every process of its PID namespace, including
 detached processes. When the last process is gone, the kernel removes the other namespaces with their mounts, interfaces
@@ -40,7 +40,9 @@ _KEEPER_S = 10.0  # time-out for an answer that usually takes a millisecond
 
 
 class Host:
-    """A running virtual host, without links at first. It ends with `close` or with the thread that made it.
+    """A running virtual host, without links at first.
+
+    It ends with `close` or with the thread that made it.
 
     Args:
         name: the host name.
@@ -80,15 +82,20 @@ class Host:
 
     @property
     def network(self) -> int:
-        """A descriptor of the host's network namespace. The Host object owns the descriptor."""
+        """A descriptor of the host's network namespace.
+
+        The Host object owns the descriptor.
+        """
         return self._spaces[Space.NET]
 
     def birthplace(self) -> AbstractContextManager[None]:
-        """Return a context in which processes that this thread forks become processes of the host."""
+        """Return a context in which this thread forks processes of the host."""
         return inside(self._spaces[Space.PID], Space.PID)
 
     def preparation(self, folder: Path, cpus: Iterable[int] = ()) -> Callable[[], None]:
-        """Return the function that a child calls before exec to enter the host's namespaces.
+        """Return the function that moves a child into the host before exec.
+
+        The child calls the function to enter the host's namespaces.
 
         It also changes to `folder`, and restricts the child to `cpus` if there are any.
         """
@@ -104,7 +111,9 @@ class Host:
         return prepare
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to all processes of the host at once, so a process cannot evade it by forking.
+        """Send a signal to all processes of the host at once.
+
+        So a process cannot evade the signal by forking.
 
         Raises:
             StateError: the keeper does not answer, or something other than `kill` killed it.
@@ -123,14 +132,20 @@ class Host:
             raise StateError(f"{self.name} is gone: its keeper, process {self._pid}, was killed")
 
     def kill(self) -> None:
-        """End the host at once, like a power cut. Its killed processes remain zombies until their parents reap them."""
+        """End the host at once, like a power cut.
+
+        Its killed processes remain zombies until their parents reap them.
+        """
         self.is_alive = False
         os.kill(self._pid, signal.SIGKILL)
         # Open descriptors of the namespaces would keep the host's interfaces alive.
         self._release()
 
     def close(self) -> None:
-        """Kill the host if it runs, and wait for its end. Reap this process's children in the host before."""
+        """Kill the host if it runs, and wait for its end.
+
+        Reap this process's children in the host before.
+        """
         if self.is_alive:
             self.kill()
         self._channel.close()

@@ -1,4 +1,7 @@
-"""Run a command on every slot of a lab, serve requests and inject faults during the job, and shut the lab down."""
+"""Run a command on every slot of a lab.
+
+During the job, the launcher serves requests and injects faults. After the job, the lab is shut down.
+"""
 
 import contextlib
 import os
@@ -65,7 +68,9 @@ class Options:
 
 
 def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) -> int:
-    """Run `command` on every slot of a new lab and return the job's exit code, which is defined as for `run_local`.
+    """Run `command` on every slot of a new lab and return the job's exit code.
+
+    The exit code is defined as for `run_local`.
 
     After a fault, the first failure does not stop the job at once: the other processes have 10 seconds to report
     errors. Processes of a host that a fault killed do not count as failed. If no other processes are left, the exit
@@ -133,7 +138,10 @@ class _Errand:
 
 
 class LabJob(Job):
-    """A job in a running lab. The end of a host's keeper also ends leftover processes of the host."""
+    """A job in a running lab.
+
+    The end of a host's keeper also ends leftover processes of the host.
+    """
 
     def __init__(self, lab: Lab, processes: Sequence[Process], environment: dict[str, str], options: Options) -> None:
         super().__init__(_starts(lab, processes, environment), options.log_dir)
@@ -146,7 +154,10 @@ class LabJob(Job):
         self._begin = 0.0  # the monotonic time at which the last process was started
 
     def run(self) -> int:
-        """Run the job as `Job.run` does. Return 137, the code of a killed process, if faults killed every process."""
+        """Run the job as `Job.run` does.
+
+        Return 137, the code of a killed process, if faults killed every process.
+        """
         code = super().run()
         return code or (128 + signal.SIGKILL if all(member.is_excused for member in self._members) else 0)
 

@@ -1,4 +1,7 @@
-"""Return the processes that each launcher starts in a lab, as plain values that can be checked without a lab."""
+"""Return the processes that each launcher starts in a lab.
+
+They are plain values, which can be checked without a lab.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +32,10 @@ class Launcher(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """A process that the lab itself starts on `host`. `settings` are values of multiring's settings by field name."""
+    """A process that the lab itself starts on `host`.
+
+    `settings` are values of multiring's settings by field name.
+    """
 
     name: str
     tag: str
@@ -43,7 +49,9 @@ class Process:
 def processes_of(
     plan: Plan, launcher: Launcher, command: Sequence[str], mpi: str, place: Mapping[str, object]
 ) -> list[Process]:
-    """Return the processes to start so that `command` runs on every slot of `plan`, with ranks in the order of hosts.
+    """Return the processes to start so that `command` runs on every slot.
+
+    The ranks are in the order of hosts.
 
     Args:
         plan: the plan of the lab.

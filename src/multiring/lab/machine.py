@@ -24,7 +24,9 @@ def require_root() -> None:
 
 @final
 class Lab:
-    """A context manager within which the lab runs. The lab also ends with the thread or process that entered it.
+    """A context manager within which the lab runs.
+
+    The lab also ends with the thread or process that entered it.
 
     Raises:
         UnsupportedError: the user is not root, or the kernel lacks a feature, which the text names.

@@ -1,4 +1,7 @@
-"""The system calls for virtual hosts: unshare, setns and mount. Python offers the first two only since 3.12."""
+"""The system calls for virtual hosts: unshare, setns and mount.
+
+Python offers the first two only since 3.12.
+"""
 
 import contextlib
 import ctypes
@@ -50,12 +53,18 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(spaces: Space) -> None:
-    """Move the calling thread into new namespaces. A new PID namespace applies to its future children only."""
+    """Move the calling thread into new namespaces.
+
+    A new PID namespace applies to its future children only.
+    """
     _check(_libc().unshare(int(spaces)), f"unshare {spaces!r}")
 
 
 def enter(descriptor: int, space: Space) -> None:
-    """Move the calling thread into a namespace. A PID namespace applies to its future children only."""
+    """Move the calling thread into a namespace.
+
+    A PID namespace applies to its future children only.
+    """
     _check(_libc().setns(descriptor, int(space)), f"setns {space!r}")
 
 
@@ -67,12 +76,18 @@ def mount(source: str, target: str, kind: str = "", flags: Mount | None = None, 
 
 
 def die_with_parent(number: int) -> None:
-    """Make the kernel send signal `number` to this process when the thread that forked it ends."""
+    """Make the kernel signal this process when its parent thread ends.
+
+    The signal is `number`. The parent thread is the thread that forked this process.
+    """
     _check(_libc().prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
 def open_namespace(space: Space, process: str = _OWN) -> int:
-    """Return a descriptor of a namespace of `process`, a folder like /proc/PID/ns. The caller must close it."""
+    """Return a descriptor of a namespace of `process`, a folder like /proc/PID/ns.
+
+    The caller must close it.
+    """
     return os.open(f"{process}/{space.file_name}", os.O_RDONLY | os.O_CLOEXEC)
 
 

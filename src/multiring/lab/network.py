@@ -62,7 +62,10 @@ class Network:
         os.close(self._switches)
 
     def set_link(self, host: int, rail: int, *, is_up: bool) -> None:
-        """Connect or disconnect a host's link. Both ends of a disconnected link lose the carrier."""
+        """Connect or disconnect a host's link.
+
+        Both ends of a disconnected link lose the carrier.
+        """
         with self._talk(self._switches) as switches:
             switches.link("set", index=_index(switches, _port(host, rail)), state="up" if is_up else "down")
 

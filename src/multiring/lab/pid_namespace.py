@@ -1,4 +1,6 @@
-"""Run a function in a process whose descendants the kernel ends together with it, even if the caller is killed.
+"""Run a function in a process that ends together with all its descendants.
+
+The kernel ends them, even if the caller is killed.
 
 The process is the pid 1 of a PID namespace. When it ends, the kernel kills and reaps all its descendants. Without the
 namespace, the killed processes of a lab would wait until this machine's init reaps them, which can take long.

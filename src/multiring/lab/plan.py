@@ -1,4 +1,4 @@
-"""The plan of a lab: hosts, rails, racks and rates, with the names and addresses derived from them."""
+"""The plan of a lab: hosts, rails, racks, rates, names and addresses."""
 
 import ipaddress
 import re
@@ -55,7 +55,9 @@ def rate_text(rate: Rate | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The hosts and links of a lab. Hosts are assigned to racks in order, as evenly as possible.
+    """The hosts and links of a lab.
+
+    Hosts are assigned to racks in order, as evenly as possible.
 
     Args:
         hosts: the number of hosts.
@@ -139,7 +141,9 @@ class Plan:
         return str(self.subnet(rail)[host + 1])
 
     def host_named(self, name: str) -> int:
-        """Return the index of the host with this name, like host1 or host1-rail0, or with this address.
+        """Return the index of the host with this name or address.
+
+        A name is like host1 or host1-rail0.
 
         Raises:
             ArgumentError: there is no such host.
@@ -163,7 +167,10 @@ class Plan:
         return names.index(name)
 
     def hosts_file(self) -> str:
-        """Return the text of /etc/hosts for all hosts. A host's plain name means its address on rail 0."""
+        """Return the text of /etc/hosts for all hosts.
+
+        A host's plain name means its address on rail 0.
+        """
         lines = ["127.0.0.1 localhost"]
         for rail in range(self.num_rails):
             for host in range(self.hosts):

@@ -1,4 +1,6 @@
-"""A replacement of ssh for launchers: run a command on another host of the same lab.
+"""A replacement of ssh for launchers in a lab.
+
+It runs a command on another host of the same lab:
 
     rsh_agent.py [-OPTIONS] HOST COMMAND...
 
@@ -19,7 +21,7 @@ _FAILED = 255  # ssh's exit code for its own errors
 
 
 def host_and_command(arguments: list[str]) -> tuple[str, str]:
-    """Parse arguments like those of ssh, and return the host and the shell's command line.
+    """Parse arguments like ssh's; return the host and the shell's command line.
 
     Raises:
         ValueError: there is no host or no command.

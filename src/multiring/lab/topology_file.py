@@ -1,4 +1,7 @@
-"""The topology file that a lab writes on every host. MULTIRING_TOPOLOGY names it for the ranks."""
+"""The topology file that a lab writes on every host.
+
+MULTIRING_TOPOLOGY names it for the ranks.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +14,10 @@ _PAYLOAD = 1448 / 1514
 
 
 def topology_of_lab(plan: Plan) -> Topology:
-    """Return the topology of a lab with one rank per host. A link without limit gets the default constants of TCP."""
+    """Return the topology of a lab with one rank per host.
+
+    A link without limit gets the default constants of TCP.
+    """
     uplinks = () if plan.uplink is None else (_link(plan.uplink),) * plan.num_rails
     standing = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
     racks = [Rack(hosts=tuple(hosts), uplinks=uplinks, name=f"rack{rack}") for rack, hosts in enumerate(standing)]

@@ -1,4 +1,7 @@
-"""Start the ranks of a job on this machine and clean up after them; start ranks on other hosts with mpiexec."""
+"""Start the ranks of a job, and clean up after them.
+
+Ranks on this machine are started directly, and ranks on other hosts with mpiexec.
+"""
 
 from multiring.launch.commands import CommandError as CommandError
 from multiring.launch.function import FunctionOptions as FunctionOptions

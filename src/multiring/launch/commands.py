@@ -1,4 +1,4 @@
-"""Check the command that every rank runs, and build the environment of the rank processes."""
+"""Check the command of the ranks, and build the ranks' environment."""
 
 import os
 import shutil
@@ -15,7 +15,10 @@ from multiring.settings import HOROVOD_PLACE, TORCH_PLACE, environment_of, place
 
 
 class CommandError(LaunchError):
-    """The command cannot be run. `exit_code` is a shell's exit code: 127 not found, 126 not executable."""
+    """The command cannot be run.
+
+    `exit_code` is a shell's exit code: 127 not found, 126 not executable.
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -30,7 +33,7 @@ _OF_ONE_HOST = ("rendezvous", "secret", "secret_file", "job")  # on several host
 
 
 def refuse_places(variables: Mapping[str, str], *, horovod: bool, timeline: bool, one_host: bool = True) -> None:
-    """Raise ArgumentError if `variables` contains a variable that the launcher sets for each rank.
+    """Raise ArgumentError if --env sets a variable that the launcher sets itself.
 
     Args:
         variables: values by name, from --env.
@@ -66,12 +69,15 @@ def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, s
     if threading.current_thread() is not threading.main_thread():
         raise StateError(f"{what} must be called from the main thread: it handles signals")
     if not command:
-        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
+        raise ArgumentError("no command to run: want a program for the ranks, as in `multiring run -n 2 script.py`")
     check_command(command[0], environment)
 
 
 def check_command(program: str, environment: Mapping[str, str]) -> None:
-    """Raise CommandError unless a shell with `environment` would find and execute `program`."""
+    """Raise CommandError unless a shell would find and execute `program`.
+
+    The shell has the variables `environment`.
+    """
     path = environment.get("PATH", os.defpath)
     if shutil.which(program, path=path) is not None:
         return
@@ -92,7 +98,10 @@ def _like_it(script: str) -> str:
 
 
 def environment_of_process(environment: Mapping[str, str], threads: int, **settings: object) -> dict[str, str]:
-    """Return `environment` plus the variables for `threads` and for `settings`, which are given by field name."""
+    """Return `environment` plus the variables for `threads` and `settings`.
+
+    `settings` are given by field name.
+    """
     made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file="", rank_process=""):
         made.pop(name, None)  # they belong to an outer job; this job passes its secret in MULTIRING_SECRET

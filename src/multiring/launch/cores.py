@@ -14,7 +14,10 @@ Core = tuple[int, int]  # (package, core in the package); several CPUs (hardware
 
 
 def cores_of_cpus(cpus: Sequence[int], root: Path = _CPU_ROOT) -> dict[int, Core]:
-    """Return the physical core of each of `cpus`. A CPU without topology information counts as a core of its own."""
+    """Return the physical core of each of `cpus`.
+
+    A CPU without topology information counts as a core of its own.
+    """
     return {cpu: _core_of_cpu(cpu, root) for cpu in cpus}
 
 
@@ -41,7 +44,9 @@ def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
 
 
 def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
-    """Return the number of threads for each rank: the physical cores of the smallest share.
+    """Return the number of threads for each rank.
+
+    It is the number of physical cores in the smallest share.
 
     All ranks get the same number, because the number of threads can change floating-point results.
     """
@@ -51,7 +56,10 @@ def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
 
 
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the variables that make numerical libraries use `threads`, except variables set in `environment`."""
+    """Return the variables that make numerical libraries use `threads`.
+
+    Variables that `environment` sets already are left out.
+    """
     if _THREADS in environment:
         return {}
     return {name: str(threads) for name in (_THREADS, *_MORE_THREADS) if name not in environment}

@@ -1,4 +1,6 @@
-"""Run a function on several ranks of this machine and return the results, from a script or a notebook.
+"""Run a function on several ranks of this machine and return the results.
+
+The caller is a script or a notebook.
 
 The function, the results and the errors are pickles in a folder that only this user can enter. A separate launcher
 process starts and watches the ranks. It stops all of them if one fails.
@@ -29,7 +31,12 @@ _TOLD = "job.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionOptions:
-    """Options of `run_function`: the job's options, the ranks' Python, and the first words of a failure's error."""
+    """Options of `run_function`.
+
+    - job: options of the job.
+    - python: the ranks' Python.
+    - failed: the first words of the error of a failed job.
+    """
 
     job: JobOptions = field(default_factory=JobOptions)
     python: str = sys.executable
@@ -45,7 +52,7 @@ def run(
     env: Mapping[str, str] | None = None,
     log_dir: str | Path | None = None,
 ) -> list[Any]:
-    """Call a function on `ranks` new processes of this machine and return its results, ordered by rank.
+    """Call a function on `ranks` new processes and return its results by rank.
 
     In each process the function runs like a script under `multiring run`, and may call `multiring.init()`. The output
     of the ranks appears in this process's output, tagged with the rank, also in a notebook. Ctrl-C stops the ranks.
@@ -76,7 +83,10 @@ def run_function(
     ranks: int,
     options: FunctionOptions,
 ) -> list[Any]:
-    """Run a function on `ranks` processes, like `run`, with `options`. `timeline` and `stdin_rank` have no effect."""
+    """Run a function on `ranks` processes, like `run`, with `options`.
+
+    `timeline` and `stdin_rank` have no effect.
+    """
     wanted: object = function  # a user may pass a value of any type
     if not callable(wanted):
         scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(wanted, str) else ""

@@ -1,4 +1,6 @@
-"""`python -m multiring.launch.function_launcher PARENT FILE`: the process that runs the ranks of `run_function`.
+"""The launcher process of `run_function`.
+
+Usage: `python -m multiring.launch.function_launcher PARENT FILE`.
 
 The launcher handles signals and forks. A separate process keeps both out of the calling program.
 """
@@ -13,7 +15,10 @@ from multiring.launch.local import die_with, run_local
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks and return the job's exit code. This process and the ranks are killed if the caller dies."""
+    """Run the ranks and return the job's exit code.
+
+    This process and the ranks are killed if the caller dies.
+    """
     parent, file = arguments
     die_with(int(parent))
     told = json.loads(Path(file).read_text(encoding="utf-8"))

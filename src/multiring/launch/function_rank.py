@@ -1,4 +1,7 @@
-"""`python -m multiring.launch.function_rank FOLDER`: a rank of `run`, which writes its result or error to FOLDER."""
+"""A rank of `multiring.run`, which writes its result or error to a folder.
+
+Usage: `python -m multiring.launch.function_rank FOLDER`.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +13,9 @@ from multiring.settings import Settings
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Call the function and store its result. An exception is stored, and then ends this process.
+    """Call the function and store its result.
+
+    An exception is stored, and then ends this process.
 
     Raises:
         StateError: this process is not a rank.

@@ -1,4 +1,4 @@
-"""Set the variables and the import path of ranks that run a program written for Horovod.
+"""Prepare the environment of ranks that run a program written for Horovod.
 
 Horovod's launcher sets HOROVOD_RANK, HOROVOD_SIZE and so on for each process. multiring itself only reads the
 MULTIRING_* variables. It sets the HOROVOD_* variables for programs that read them.
@@ -18,7 +18,7 @@ PACKAGES = Path(__file__).parents[1] / "horovod" / "onpath"
 # Horovod says "gloo" for a controller that needs no MPI. multiring has no Gloo, so the value is "multiring".
 CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPERATIONS": "multiring"})
 
-_PLANNER = "the planner chooses what is cheapest on the topology (docs/plan.md)"
+_PLANNER = "the planner chooses the fastest algorithm for the topology (docs/plan.md)"
 _NO_CYCLE = "operations start when they are submitted; there is no cycle, and no cache of the ranks' agreements"
 _BUCKETS = "gradients are reduced in place, in buckets: DistributedOptimizer(bucket_bytes=)"
 _NO_GPU = "multiring moves host memory"
@@ -80,7 +80,10 @@ class HorovodPosition:
 
 
 def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
-    """Return the position of each rank. Ranks fill the (host, number of ranks) pairs of `hosts` in order."""
+    """Return the position of each rank.
+
+    Ranks fill the (host, number of ranks) pairs of `hosts` in order.
+    """
     size = sum(count for _, count in hosts)
     places: list[HorovodPosition] = []
     for index, (name, count) in enumerate(hosts):
@@ -101,25 +104,33 @@ def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
 
 
 def horovod_environment(environment: Mapping[str, str], place: HorovodPosition) -> dict[str, str]:
-    """Return the variables to add to `environment` so that a rank uses multiring as Horovod."""
+    """Return the variables that make a rank use multiring as Horovod.
+
+    They are to be added to `environment`.
+    """
     told = {variable: str(getattr(place, name)) for name, variable in HOROVOD_PLACE.items()}
     return {**told, **CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
 
 
 def path_with_horovod(environment: Mapping[str, str]) -> str:
-    """Return the PYTHONPATH of `environment` with multiring's `horovod` package moved or added to the front."""
+    """Return PYTHONPATH with multiring's `horovod` package at the front."""
     former = environment.get("PYTHONPATH")
     others = former.split(os.pathsep) if former else []
     return os.pathsep.join([str(PACKAGES), *(part for part in others if part != str(PACKAGES))])
 
 
 def without_position(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the HOROVOD_* variables in which an outer job describes its rank's position."""
+    """Return `environment` without the variables of an outer job's position.
+
+    These are the HOROVOD_* variables that describe its rank.
+    """
     return {name: text for name, text in environment.items() if name not in HOROVOD_PLACE.values()}
 
 
 def horovod_without_effect(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of `environment` that Horovod reads and multiring ignores, each with the reason.
+    """Return the variables that Horovod reads and multiring ignores.
+
+    Each variable has the reason as its value.
 
     The default for `environment` is this process's environment.
     """
@@ -128,7 +139,9 @@ def horovod_without_effect(environment: Mapping[str, str] | None = None) -> dict
 
 
 def horovod_exec_command(hosts: str, command: Sequence[str]) -> list[str]:
-    """Return the command for mpiexec that sets a rank's HOROVOD_* variables and then runs `command`.
+    """Return the command that sets a rank's HOROVOD_* variables and runs `command`.
+
+    mpiexec starts it.
 
     mpiexec gives all ranks the same environment, but HOROVOD_RANK differs by rank. `hosts` is like `a:4,b:4`.
     """

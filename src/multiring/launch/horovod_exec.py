@@ -1,4 +1,6 @@
-"""`python -m multiring.launch.horovod_exec HOSTS CMD...`: set a rank's HOROVOD_* variables, then execute CMD.
+"""Set a rank's HOROVOD_* variables, then execute a command.
+
+Usage: `python -m multiring.launch.horovod_exec HOSTS CMD...`.
 
 `multiring run --hosts --horovod` makes mpiexec start this module, because mpiexec gives all ranks the same environment
 and HOROVOD_RANK differs by rank.

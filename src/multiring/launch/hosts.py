@@ -1,4 +1,7 @@
-"""Run a command as ranks on several hosts with the installed mpiexec, because multiring's launcher is local."""
+"""Run a command as ranks on several hosts with the installed mpiexec.
+
+multiring's own launcher starts ranks on this machine only.
+"""
 
 import os
 import secrets
@@ -62,7 +65,7 @@ def run_over_hosts(
         )
     environment = inherited_environment() | dict(options.variables)
     if not command:
-        raise ArgumentError("no command to run: want what every rank runs, as in `multiring run -n 2 script.py`")
+        raise ArgumentError("no command to run: want a program for the ranks, as in `multiring run -n 2 script.py`")
     try:
         check_command("mpiexec", environment)
     except CommandError as error:
@@ -92,7 +95,7 @@ def run_over_hosts(
 
 
 def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
-    """Return the variables for job, rendezvous and secret that `settings` do not set already."""
+    """Return variables for job, rendezvous and secret that `settings` do not set."""
     told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
     if settings.rendezvous is None:
         first, last = settings.ports or _PORTS

@@ -1,4 +1,6 @@
-"""Run a job's processes on this machine in one thread with one loop, and end every process of the job.
+"""Run a job's processes on this machine, and end every process of the job.
+
+The launcher uses one thread with one loop.
 
 A job passes through these states: running -> (a process failed) settling -> stopping -> over. A rank can die slowly,
 for example while its interpreter shuts down. Then other ranks raise PeerLostError and end before it. Their failure is
@@ -40,10 +42,10 @@ _CONSEQUENCES = re.compile(
     + f"{PeerLostError.__module__}.(?:{PeerLostError.__name__}|{RendezvousError.__name__})".encode()
 )
 _HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
-    b"No module named 'horovod'": "a program written for Horovod gets multiring under that name with --horovod: "
+    b"No module named 'horovod'": "--horovod lets a program written for Horovod import multiring under that name: "
     "multiring run --horovod ... (docs/horovod.md)",
     b"No module named 'multiring'": f"this program's Python is not multiring's, which is {sys.executable}: activate "
-    "its environment, or name the script alone, as in `multiring run -n 2 script.py`, which takes that Python",
+    "its environment, or start the script without `python`, as in `multiring run -n 2 script.py`, to use that Python",
 }
 _PAUSE_S = 0.01
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
@@ -73,7 +75,9 @@ class Start:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A started process of the job. `code` is None while it runs, then its exit code, or -n for signal n.
+    """A started process of the job.
+
+    `code` is None while it runs, then its exit code, or -n for signal n.
 
     With `is_excused` its end was requested and does not count as a failure.
     """
@@ -98,7 +102,7 @@ class Member:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether its last lines on stderr say that it failed because it lost another rank."""
+        """Whether its last lines on stderr say that it lost another rank."""
         return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
 
     @property
@@ -121,7 +125,7 @@ class Member:
 
 
 def log_files(name: str) -> tuple[str, str]:
-    """Return the names of the log files for the stdout and stderr of the process `name`."""
+    """Return the names of the stdout and stderr log files of a process."""
     return f"{name}.out", f"{name}.err"
 
 
@@ -176,7 +180,7 @@ class Job:
     def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = _GRACE_S) -> None:
         self._starts = starts
         self._log_dir = log_dir
-        self._grace_s = grace_s  # after a signal
+        self._grace_s = grace_s  # from a signal to killing the processes
         self._out, self._err = outlets()
         self._tracebacks = Tracebacks()
         self._members: list[Member] = []
@@ -192,7 +196,10 @@ class Job:
         self.was_stopped = False  # by a signal, or because the reader of the output is gone; not by a failure
 
     def run(self) -> int:
-        """Run the job to its end and return its exit code. No process of the job is left afterwards."""
+        """Run the job to its end and return its exit code.
+
+        No process of the job is left afterwards.
+        """
         with contextlib.ExitStack() as stack:
             self._signals = stack.enter_context(StopSignals())
             self._open(stack)
@@ -470,7 +477,10 @@ class Job:
 
 
 def text_of(members: Sequence[Member]) -> str:
-    """Return the names of `members` as a short text: "rank 3", or "ranks 0, 1 and 20 more"."""
+    """Return the names of `members` as a short text.
+
+    Examples are "rank 3", and "ranks 0, 1 and 20 more".
+    """
     kind, _, _ = members[0].name.partition(" ")
     if len(members) == 1:
         return members[0].name

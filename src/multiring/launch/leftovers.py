@@ -1,4 +1,6 @@
-"""Find and end the processes that a job's ranks started, even if these processes detached themselves.
+"""Find and end the processes that a job's ranks started.
+
+Processes that detached themselves are found too.
 
 The launcher recognises a process of the job by MULTIRING_JOB in its initial environment. Children inherit this
 variable through fork, exec and setsid. A process with another environment is found as a descendant of the launcher,
@@ -41,7 +43,7 @@ def _carries(process: Path, mark: bytes) -> bool:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send signal `number` to a process group, and return whether the group still had a process."""
+    """Signal a process group, and return whether it still had a process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True
@@ -56,7 +58,9 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
 
 
 def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: Iterable[int] | None = None) -> None:
-    """Send SIGTERM to every process of a job, and kill the processes that still run after `grace_s`.
+    """End every process of a job, with SIGTERM and then SIGKILL.
+
+    Processes that still run `grace_s` after SIGTERM are killed.
 
     Python's resource tracker needs the grace. It ignores SIGTERM, removes the shared memory of its dead clients from
     /dev/shm, and ends by itself.
@@ -122,7 +126,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def descendants(ancestor: int, spared: Iterable[int] = ()) -> list[int]:
-    """Return the running descendants of `ancestor`, except some of its children with all their descendants.
+    """Return the running descendants of `ancestor`, except those below some children.
 
     The exceptions are the children in `spared` and the children in the session of `ancestor`. Children in that session
     are older than the ranks, because each rank has its own session.
@@ -149,12 +153,18 @@ def children_here() -> list[int]:
 
 
 def reap_adopted(spared: Iterable[int]) -> None:
-    """Reap the zombies among this process's adopted children, which are all its children except `spared`."""
+    """Reap the zombies among this process's adopted children.
+
+    These are all its children except `spared`.
+    """
     for pid in set(children_here()) - set(spared):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def adopt_orphans(*, on: bool) -> None:
-    """Adopt orphaned descendants of this process as its children (`on=True`), or leave them to init again."""
+    """Make orphaned descendants children of this process, or of init again.
+
+    `on=True` means this process.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)

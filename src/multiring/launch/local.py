@@ -59,7 +59,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     if ranks < 1:
         raise ArgumentError(f"cannot run {ranks} ranks, want at least 1")
     if options.stdin_rank is not None and not 0 <= options.stdin_rank < ranks:
-        raise ArgumentError(f"rank {options.stdin_rank} is to read standard input, want one of 0 to {ranks - 1}")
+        raise ArgumentError(f"rank {options.stdin_rank} cannot read standard input: want a rank from 0 to {ranks - 1}")
     check_can_run("multiring run", command, environment)
     job = _made(command, ranks, options, environment)
     code = job.run()
@@ -126,7 +126,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
         )
         for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
     ]
-    is_ours = ranks > 1 and thread_variables(environment, threads)  # not the user's choice
+    is_ours = ranks > 1 and thread_variables(environment, threads)  # the user has not chosen a number of threads
     said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
     return _LocalJob(job, starts, options, rendezvous, said)
 
@@ -138,7 +138,9 @@ def _shares_told(ranks: int, cpus: int, threads: int) -> str:
 
 
 def torch_environment(rank: int, ranks: int, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a rank for programs that only call `torch.distributed.init_process_group`.
+    """Return the variables of a rank for torch's `init_process_group`.
+
+    Programs need them if they do not use multiring's own functions.
 
     Variables in `chosen`, such as the address and the port of torch's store, keep their values.
     """
@@ -154,7 +156,10 @@ def _free_port() -> int:
 
 
 def job_name(outer: str | None, token: str) -> str:
-    """Return a job's name. Inside a rank of another job, `outer` is that job's name and becomes a prefix."""
+    """Return a job's name.
+
+    Inside a rank of another job, `outer` is that job's name and becomes a prefix.
+    """
     return f"{outer}/{token}" if outer else token
 
 
@@ -258,7 +263,10 @@ def _preparation(die_with_us: Callable[[], None], cpus: frozenset[int]) -> Calla
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when `parent`, which started this process, ends in any way."""
+    """Make the kernel kill this process when its parent process ends.
+
+    `parent` is the ID of the process that started this one.
+    """
     _death_with(parent)()
 
 

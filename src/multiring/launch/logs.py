@@ -9,7 +9,9 @@ LOGS = ".multiring-logs"  # the file in a log folder that lists the logs that mu
 
 
 def open_log(folder: Path | None, name: str) -> BinaryIO | None:
-    """Open a new log file and return it, or None if `folder` is None. It may replace an older log.
+    """Open a new log file and return it, or None if `folder` is None.
+
+    It may replace an older log.
 
     Raises:
         LaunchError: a file of that name exists and is not a log of multiring, or the log cannot be written.

@@ -1,4 +1,4 @@
-"""Read from the system how many processes of this control group were killed for lack of memory, and the limit.
+"""Read the memory limit of this control group, and its out-of-memory kills.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst
 (memory.oom_control, memory.limit_in_bytes).
@@ -11,7 +11,9 @@ _NO_LIMIT = 1 << 62  # version 1 reports a number above this if there is no limi
 
 
 def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Return the folder of the control group that limits this process's memory, or None if it cannot be found.
+    """Return the folder of the control group that limits this process's memory.
+
+    The result is None if it cannot be found.
 
     Args:
         told: the content of /proc/self/cgroup.
@@ -32,7 +34,10 @@ def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | Non
 
 
 def killed_for_memory(group: Path | None) -> int:
-    """Return how many processes of `group` were killed for lack of memory, or 0 if the system does not say."""
+    """Return how many processes of `group` were killed for lack of memory.
+
+    The result is 0 if the system does not say.
+    """
     if group is None:
         return 0
     for events, _ in _FILES:
@@ -44,7 +49,10 @@ def killed_for_memory(group: Path | None) -> int:
 
 
 def limit_bytes(group: Path | None) -> int | None:
-    """Return the memory limit of `group` in bytes, or None if there is no limit or the system does not say."""
+    """Return the memory limit of `group` in bytes.
+
+    The result is None if there is no limit or the system does not say.
+    """
     if group is None:
         return None
     for _, limit in _FILES:

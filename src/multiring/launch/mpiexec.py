@@ -1,4 +1,7 @@
-"""Detect which mpiexec is installed, and build its options for hosts. Nothing in this module starts a rank."""
+"""Detect which mpiexec is installed, and build its options for hosts.
+
+Nothing in this module starts a rank.
+"""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,7 +22,9 @@ class Mpiexec(Enum):
 
 
 def version_of_mpiexec(environment: Mapping[str, str]) -> str:
-    """Return the output of `mpiexec --version`, for the mpiexec on the PATH of `environment`.
+    """Return the output of `mpiexec --version`.
+
+    The mpiexec is on the PATH of `environment`.
 
     Raises:
         LaunchError: the command cannot be run, or does not end within 30 s.
@@ -53,7 +58,9 @@ def mpiexec_of(version: str) -> Mpiexec:
 
 
 def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
-    """Return (host, number of ranks) for each host in a text like `a:4,b:4`. A host without a number has one rank.
+    """Return (host, number of ranks) for each host in a text like `a:4,b:4`.
+
+    A host without a number has one rank.
 
     Raises:
         ArgumentError: a part is not a host and a positive number, or a host occurs twice.
@@ -119,7 +126,10 @@ def first_places(hosts: Sequence[tuple[str, int]], ranks: int | None) -> tuple[t
 
 
 def placement(kind: Mpiexec, hosts: Sequence[tuple[str, int]]) -> list[str]:
-    """Return mpiexec's options that place the given number of ranks on each host, in the order of `hosts`."""
+    """Return mpiexec's options that place ranks on hosts.
+
+    Each host gets its number of ranks, in the order of `hosts`.
+    """
     places = ",".join(f"{name}:{count}" for name, count in hosts)
     ranks = str(sum(count for _, count in hosts))
     if kind is Mpiexec.HYDRA:

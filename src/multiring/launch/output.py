@@ -1,4 +1,7 @@
-"""Copy the ranks' output to the launcher's stdout and stderr as tagged lines, in bounded memory."""
+"""Copy the ranks' output to the launcher's output as tagged lines.
+
+The memory for this is bounded.
+"""
 
 import contextlib
 import os
@@ -20,7 +23,9 @@ _ENDS = re.compile(rb"([\r\n])")
 
 
 class LineTagger:
-    """Puts `tag` before each line of a byte stream, and again after each carriage return within a line.
+    """Puts `tag` before each line of a byte stream.
+
+    It puts `tag` also behind each carriage return within a line.
 
     The methods return whole lines. Two kinds of lines are returned as they grow: a line with a carriage return, which
     is a progress bar, and every line if `is_live`. `last_lines` holds the latest lines, untagged and cut to 2000 bytes
@@ -41,7 +46,10 @@ class LineTagger:
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
     def feed(self, data: bytes) -> bytes:
-        """Take `data` and return the output that is ready. A line of more than `line_bytes` is broken up."""
+        """Take `data` and return the output that is ready.
+
+        A line of more than `line_bytes` is broken up.
+        """
         out = bytearray()
         for token in _ENDS.split(data):
             if token == b"\n":
@@ -62,14 +70,17 @@ class LineTagger:
         return bytes(out)
 
     def finish(self) -> bytes:
-        """Return the last line, with a newline added, if the stream did not end with a newline."""
+        """Return the last line with a newline if the stream ended without a newline."""
         out = bytearray()
         if self._line or self._ends_in_return:
             self._end_line(out)
         return bytes(out)
 
     def interrupt(self) -> None:
-        """Note that other output was written after the unfinished line. The rest of the line gets a new tag."""
+        """Note that other output was written after the unfinished line.
+
+        The rest of the line gets a new tag.
+        """
         self._line, self._shown, self._was_interrupted = self._line[self._shown :], 0, True
 
     def _show(self, out: bytearray) -> None:
@@ -93,7 +104,10 @@ class LineTagger:
 
 
 class Tagger(Protocol):
-    """Turns a stream into tagged lines: LineTagger for one rank, HostTagger for a stream of several ranks."""
+    """Turns a stream into tagged lines.
+
+    LineTagger is for the stream of one rank, and HostTagger for a stream of several ranks.
+    """
 
     has_marks: bool  # whether the input contains marks that must not be shown or logged
     last_lines: deque[bytes]
@@ -105,11 +119,13 @@ class Tagger(Protocol):
         """Return the rest of the output at the end of the stream."""
 
     def interrupt(self) -> None:
-        """Note that other output was written after the unfinished line that was returned last."""
+        """Note that other output was written after the returned unfinished line."""
 
 
 class Outlet:
-    """A queue for one of the launcher's own outputs. The loop writes from it when poll reports the output writable.
+    """A queue for one of the launcher's own outputs.
+
+    The loop writes from it when poll reports the output writable.
 
     The file descriptor stays blocking, because the parent process shares it. If standard output and error are the same
     file, pipe or terminal, one outlet serves both. Then a line of one stream cannot break a line of the other.
@@ -146,7 +162,10 @@ class Outlet:
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue is above its limit, so that callers should wait before they add more."""
+        """Whether the queue is above its limit.
+
+        Then callers should wait before they add more.
+        """
         return len(self._queue) > _QUEUE_BYTES
 
     def write_some(self) -> None:
@@ -162,7 +181,10 @@ class Outlet:
 
 
 def outlets() -> tuple[Outlet, Outlet]:
-    """Return the outlets of standard output and error. It is one outlet twice if both are the same file."""
+    """Return the outlets of standard output and error.
+
+    It is one outlet twice if both are the same file.
+    """
     out, err = os.fstat(1), os.fstat(2)
     first = Outlet(1)
     is_one = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
@@ -170,7 +192,10 @@ def outlets() -> tuple[Outlet, Outlet]:
 
 
 class RankStream:
-    """One rank's stdout or stderr. It is read from a pipe, goes to an outlet with tags, and to a log file as it is."""
+    """One rank's stdout or stderr.
+
+    It is read from a pipe, goes to an outlet with tags, and to a log file as it is.
+    """
 
     def __init__(
         self,
@@ -204,7 +229,10 @@ class RankStream:
         return list(self._tagger.last_lines)
 
     def read_some(self) -> bool:
-        """Read once and return whether more data may be ready. At the end of the stream, close it."""
+        """Read once and return whether more data may be ready.
+
+        At the end of the stream, close it.
+        """
         try:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -229,20 +257,26 @@ class RankStream:
             if piece.whose:
                 self._tagger.last_lines.extend(lines.splitlines())
                 last = lines.splitlines(keepends=True)[-1]
-                lines = f"Traceback: as {piece.whose}'s, which is shown\n".encode() + last
+                lines = f"Traceback: the same as the one shown for {piece.whose}\n".encode() + last
             given = self._tagger.feed(lines)
             self.outlet.add(given, self._tagger)
             made += given
         return made
 
     def drain(self) -> None:
-        """Read what the ended rank left in the pipe, in a bounded number of reads: its children may still write."""
+        """Read what the ended rank left in the pipe.
+
+        The number of reads is bounded, because children of the rank may still write.
+        """
         for _ in range(_DRAIN_READS):
             if not self.is_open or not self.read_some():
                 return
 
     def close(self) -> None:
-        """Pass the rest of the output to the outlet and close the stream. A second call has no effect."""
+        """Pass the rest of the output to the outlet and close the stream.
+
+        A second call has no effect.
+        """
         if self.is_open:
             left = b"" if self._folder is None else self._folder.finish()
             self.outlet.add(self._tagger.feed(left) + self._tagger.finish(), self._tagger)

@@ -1,4 +1,7 @@
-"""Exchange the call and its results between `run_function` and its ranks, as pickles in a private folder."""
+"""Exchange a call and its results between `run_function` and its ranks.
+
+They are pickles in a private folder.
+"""
 
 import pickle
 import sys
@@ -39,7 +42,10 @@ Outcome = Returned | Failure
 
 
 class CallFolder:
-    """The folder of a call. The calling process writes the call, then each rank reads it and writes its outcome."""
+    """The folder of a call.
+
+    The calling process writes the call, then each rank reads it and writes its outcome.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,7 +86,10 @@ class CallFolder:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the Failure that describes `error` to the calling process, without `error` if it cannot be pickled."""
+    """Return the Failure that describes `error` to the calling process.
+
+    It contains `error` only if `error` can be pickled.
+    """
     text = "".join(traceback.format_exception(error)).rstrip()
     is_consequence = any(isinstance(each, (PeerLostError, RendezvousError)) for each in _causes(error))
     try:

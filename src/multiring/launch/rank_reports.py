@@ -1,4 +1,6 @@
-"""Receive the ranks' reports to their launcher: which process is which rank, which ranks were lost, and progress.
+"""Receive the ranks' reports to their launcher.
+
+The reports say which process is which rank, which ranks were lost, and that the ranks made progress.
 
 A report is a datagram. The kernel adds the sender's process ID, as seen from the launcher's PID namespace.
 """
@@ -18,7 +20,10 @@ ANY = -1  # stands for a lost rank without a known process
 
 
 class RankReports:
-    """The reports of one job's ranks. They are stored by each rank's first process, which the launcher started."""
+    """The reports of one job's ranks.
+
+    They are stored by each rank's first process, which the launcher started.
+    """
 
     def __init__(self, rendezvous: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -52,7 +57,9 @@ class RankReports:
             self._take(words, pid)
 
     def lost_by(self, first: int) -> set[int]:
-        """Return the first processes of the ranks that the rank with first process `first` has lost.
+        """Return the first processes of the ranks that a rank has lost.
+
+        `first` is the first process of the rank.
 
         The set contains ANY if the process of a lost rank is unknown.
         """

@@ -12,7 +12,9 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, which may save the
 
 @final
 class StopSignals:
-    """A context manager that keeps SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 for `take`.
+    """A context manager that catches stop signals and keeps them for `take`.
+
+    The signals are SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
 
     These signals and SIGCHLD make `descriptor` readable, which wakes a poll. A signal that is ignored on entry (nohup,
     a shell's background job) stays ignored. Enter the context in the main thread only.

@@ -1,4 +1,6 @@
-"""Replace standard streams that the caller has closed, as the shell's `>&-` does, by /dev/null.
+"""Replace closed standard streams by /dev/null.
+
+A caller closes them with the shell's `>&-`, for example.
 
 Otherwise the next file that this process opens would get the number of the closed stream and be used as the stream.
 """

@@ -1,4 +1,6 @@
-"""Show equal tracebacks of several ranks once; for the other ranks, show only the last line.
+"""Show equal tracebacks of several ranks only once.
+
+For the other ranks, only the last line is shown.
 
 All ranks of a job run one program. Most mistakes, such as a wrong setting or a missing file, occur on every rank. The
 first rank's traceback names the place. Many copies of the traceback would hide other output.
@@ -16,20 +18,25 @@ _LEAST_LINES = 6  # a shorter traceback is always shown in full
 
 
 class Piece(NamedTuple):
-    """A part of a stream. If `whose` names a rank, it is a traceback that this other rank showed first."""
+    """A part of a stream.
+
+    If `whose` names a rank, it is a traceback that this other rank showed first.
+    """
 
     data: bytes
     whose: str = ""
 
 
 class Tracebacks:
-    """The digests of all tracebacks shown so far, each with the rank that showed it first."""
+    """The digests of all shown tracebacks, each with the rank that was first."""
 
     def __init__(self) -> None:
         self._shown: dict[bytes, str] = {}
 
     def first_with(self, text: bytes, name: str) -> str:
-        """Return the rank that showed this traceback first. A new traceback is recorded under `name`.
+        """Return the rank that showed this traceback first.
+
+        A new traceback is recorded under `name`.
 
         The whole text is compared, because tracebacks that share only the last line belong to different mistakes.
         """

@@ -1,4 +1,4 @@
-"""A process that outlives a killed launcher and ends the leftover processes of the job."""
+"""A process that outlives a killed launcher and ends its job's processes."""
 
 import contextlib
 import os
@@ -14,7 +14,9 @@ _READ_BYTES = 4096
 
 
 class Watchdog:
-    """A process forked before the ranks. It reads a pipe whose other end only the launcher holds.
+    """A process forked before the ranks.
+
+    It reads a pipe whose other end only the launcher holds.
 
     If the launcher dies, even by kill -9, the pipe closes without the final message that all is well. Then the
     watchdog ends the job's processes. The kernel has killed the ranks themselves before (PR_SET_PDEATHSIG). The
@@ -33,7 +35,10 @@ class Watchdog:
         self._say(b"+%d\n" % group)
 
     def forget(self, group: int) -> None:
-        """Drop a process group whose leader was reaped, because the system may reuse its ID."""
+        """Drop a process group whose leader was reaped.
+
+        The system may reuse its ID.
+        """
         self._say(b"-%d\n" % group)
 
     def dismiss(self) -> None:

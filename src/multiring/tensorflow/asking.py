@@ -1,4 +1,7 @@
-"""Ranks and sizes as tensors. In a graph they are read when the graph runs, which may be in another job."""
+"""Ranks and sizes as tensors.
+
+In a graph they are read when the graph runs, which may be in another job.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +13,10 @@ from multiring.frontend.process_sets import ProcessSet, members_of
 
 
 def ranks_now(process_set: ProcessSet) -> Any:
-    """Return the number of ranks of `process_set`. In a graph, it is read when the graph runs."""
+    """Return the number of ranks of `process_set`.
+
+    In a graph, it is read when the graph runs.
+    """
     return now(lambda: members_of(process_set).size)
 
 
@@ -20,7 +26,10 @@ def now(ask: Callable[[], int]) -> Any:
 
 
 def asked(ask: Callable[[], int], name: str | None = None) -> Any:
-    """Return an operation that calls `ask` when it runs, and returns its result as int32."""
+    """Return an operation that calls `ask` when it runs.
+
+    The result of the operation is the result of `ask` as int32.
+    """
     # Return a NumPy number, because in a session of tf.compat.v1 a tensor would belong to the graph and have no value.
     found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
     found.set_shape([])

@@ -1,4 +1,6 @@
-"""Collectives of tensors, eager and in graphs, with gradients. The signatures are Horovod's.
+"""Collectives of tensors, eager and in graphs, with gradients.
+
+The signatures are Horovod's.
 
 Each collective is one TensorFlow operation, for any number of tensors. An attribute of the operation describes the
 collective as a line of text (native/tensorflow/operations.cc). In a graph, ranks match operations by their position in
@@ -88,7 +90,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Return the combination over the ranks for each of `tensors`, with one collective per type.
+    """Return the combination over the ranks for each of `tensors`.
+
+    There is one collective for each type.
 
     Every rank must pass the same number of tensors, with the same shapes and types in the same order. See `allreduce`
     for the other arguments and the errors.
@@ -116,7 +120,7 @@ def reduced_gradients(
     name: str | None,
     number_of: "NumberOf | None" = None,
 ) -> list[Any]:
-    """Combine `tensors` over the ranks, as `grouped_allreduce` does, and return the results.
+    """Combine `tensors` over the ranks as `grouped_allreduce` does.
 
     Args:
         tensors: as in `grouped_allreduce`.
@@ -152,7 +156,9 @@ def reduced_gradients(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return all ranks' `tensor`, concatenated along the first dimension in the order of ranks.
+    """Return all ranks' `tensor`, concatenated along the first dimension.
+
+    The order is that of the ranks.
 
     The tensors may differ in their first dimension only. The function is differentiable: the gradient of a rank's rows
     is the average of all ranks' gradients for them. See `allreduce` for the arguments and the errors.
@@ -166,7 +172,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the `allgather` of each of `tensors`. Every rank must pass the same number of tensors."""
+    """Return the `allgather` of each of `tensors`.
+
+    Every rank must pass the same number of tensors.
+    """
     return _gathered(tensors, named("grouped_allgather", name, ignore_name_scope), process_set)
 
 
@@ -177,7 +186,9 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the `tensor` of rank `root_rank` on all ranks. `root_rank` is a number in the whole job.
+    """Return the `tensor` of rank `root_rank` on all ranks.
+
+    `root_rank` is a number in the whole job.
 
     The gradient is the average of all ranks' gradients on the root, and zero on other ranks. See `allreduce` for the
     other arguments and the errors.
@@ -200,7 +211,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows of `tensor` to each rank, and return the received rows in the order of senders.
+    """Send rows of `tensor` to each rank, and return the received rows by sender.
 
     The function is differentiable: the gradients of rows are sent back to the senders. See `allreduce` for the errors.
 
@@ -243,7 +254,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this rank's rows of the combination of all ranks' `tensor`, by Average or Sum.
+    """Return this rank's rows of the combination of all ranks' `tensor`.
+
+    `op` is Average or Sum.
 
     Rank r of n gets rows // n rows, and one more if r < rows % n. The function is differentiable. See `allreduce` for
     the arguments and the errors.
@@ -263,7 +276,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return the `reducescatter` of each of `tensors`. Every rank must pass the same number of tensors."""
+    """Return the `reducescatter` of each of `tensors`.
+
+    Every rank must pass the same number of tensors.
+    """
     how = combination(op, None, prescale_factor, postscale_factor)
     with tf.device(device_dense):
         naming = named("grouped_reducescatter", None, ignores_scope=False)

@@ -1,4 +1,7 @@
-"""Compression of tensors for transport: TensorFlow's version of multiring.torch.compression."""
+"""Compression of tensors for transport.
+
+This is TensorFlow's version of multiring.torch.compression.
+"""
 
 from typing import Any, ClassVar
 
@@ -6,7 +9,10 @@ import tensorflow as tf
 
 
 class Compressor:
-    """Compresses a tensor before a reduction and decompresses the result. Users may write subclasses."""
+    """Compresses a tensor before a reduction and decompresses the result.
+
+    Users may write subclasses.
+    """
 
     wire: ClassVar[str | None] = None
     """If set, sums and averages of float32 use this wire type between hosts instead of `compress`."""
@@ -18,7 +24,10 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the decompressed form of a compressed tensor, or of a sum of compressed tensors."""
+        """Return the decompressed form of `tensor`.
+
+        `tensor` is a compressed tensor, or a sum of compressed tensors.
+        """
         raise NotImplementedError
 
 
@@ -68,7 +77,10 @@ class BF16Compressor(_NarrowFloat):
 
 
 class Int8Compressor(NoneCompressor):
-    """Sends float32 tensors between hosts as 8-bit integers with scales, and leaves other tensors unchanged."""
+    """Sends float32 tensors between hosts as 8-bit integers with scales.
+
+    Other tensors are not changed.
+    """
 
     wire = "int8"
 

@@ -1,4 +1,6 @@
-"""Training that continues from the last commit after a failure, with Horovod's interface.
+"""Training that continues from the last commit after a failure.
+
+The interface is Horovod's.
 
 @mt.elastic.run
 def train(state):
@@ -42,7 +44,9 @@ class _VariablesState(ValuesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A state with a Keras model, its optimizer and other values; each is an attribute.
+    """A state with a Keras model, its optimizer and other values.
+
+    Each of them is an attribute.
 
     Args:
         model: a model that is built.

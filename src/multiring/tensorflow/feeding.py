@@ -1,4 +1,7 @@
-"""A loader that turns data sets of `multiring.data` into a tf.data.Dataset, for TensorFlow and Keras."""
+"""A loader that turns data sets of `multiring.data` into a tf.data.Dataset.
+
+It is for TensorFlow and Keras.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +17,9 @@ from multiring.frontend.sample_counts import count_in_job
 
 
 class DataLoader(Loader):
-    """Yields batches of this rank's samples. It takes the arguments of `multiring.data.Loader`.
+    """Yields batches of this rank's samples.
+
+    It takes the arguments of `multiring.data.Loader`.
 
     If `rank` and `ranks` are not given, an iteration uses the job's values at its start. `dataset()` makes a data set
     for Keras and tf.data.
@@ -27,7 +32,9 @@ class DataLoader(Loader):
             self.count_by(count_in_job)
 
     def dataset(self, *fields: str) -> Any:
-        """Return a tf.data.Dataset of the rest of the epoch. The next pass over it yields the next epoch.
+        """Return a tf.data.Dataset of the rest of the epoch.
+
+        The next pass over it yields the next epoch.
 
         Args:
             fields: names of arrays of a record. A batch is the tuple of these arrays. By default a batch is a dict of

@@ -1,4 +1,4 @@
-"""Broadcast variables and objects to all ranks, and return ranks and sizes as operations."""
+"""Broadcast variables and objects; return ranks and sizes as operations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,9 @@ from multiring.tensorflow.collectives import broadcast_
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Set `variables` on all ranks to the values on rank `root_rank`, with one collective per type.
+    """Set `variables` on all ranks to the values on rank `root_rank`.
+
+    There is one collective for each type.
 
     Args:
         variables: variables of TensorFlow or Keras, the same on all ranks, in the same order.
@@ -39,7 +41,9 @@ def _is_keras(variable: Any) -> bool:
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the operation that sets the global variables of a TensorFlow 1 graph to those of rank `root_rank`.
+    """Return the operation that broadcasts the global variables of a graph.
+
+    It sets the variables of a TensorFlow 1 graph to those of rank `root_rank`.
 
     Raises:
         RuntimeError: execution is eager, and has no global variables.
@@ -53,10 +57,16 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc] # TensorFlow has no types
-    """Broadcasts the global variables of rank `root_rank` after the session is created and initialised or restored."""
+    """Broadcasts the global variables of rank `root_rank`.
+
+    This happens after the session is created and its variables are initialised or restored.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        """Make a hook for tf.compat.v1.train.MonitoredTrainingSession; `device` is an argument of tf.device."""
+        """Make a hook for tf.compat.v1.train.MonitoredTrainingSession.
+
+        `device` is an argument of tf.device.
+        """
         super().__init__()
         self.root_rank = root_rank
         self.device = device
@@ -80,7 +90,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the `obj` of rank `root_rank`; see `multiring.frontend.object_collectives`. `session` is not used."""
+    """Return the `obj` of rank `root_rank`.
+
+    See `multiring.frontend.object_collectives`. `session` is not used.
+    """
     del session
     return object_collectives.broadcast_object(obj, root_rank, name, process_set)
 
@@ -107,17 +120,26 @@ def allgather_object(
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return an operation that gives the number of ranks of a process set at run time, as int32."""
+    """Return an operation that gives the number of ranks of a process set.
+
+    It reads the number when it runs. The type is int32.
+    """
     return asked(lambda: members_of(numbered_set(process_set_id)).size, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return an operation that gives 1 if this rank is in a process set at run time, else 0, as int32."""
+    """Return an operation that gives 1 if this rank is in a process set, else 0.
+
+    It checks this when it runs. The type is int32.
+    """
     return asked(lambda: int(bool(numbered_set(process_set_id).included())), name)
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """Return an operation that gives the number of ranks on this host at run time, as int32."""
+    """Return an operation that gives the number of ranks on this host.
+
+    It reads the number when it runs. The type is int32.
+    """
     return asked(local_size, name)
 
 
@@ -127,5 +149,8 @@ def rank_op(name: str | None = None) -> Any:
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """Return an operation that gives this process's rank on its host at run time, as int32."""
+    """Return an operation that gives this process's rank on its host.
+
+    It reads the rank when it runs. The type is int32.
+    """
     return asked(local_rank, name)

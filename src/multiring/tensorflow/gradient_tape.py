@@ -1,4 +1,7 @@
-"""DistributedGradientTape: a tape that combines the gradients of all ranks. The signatures are Horovod's."""
+"""DistributedGradientTape: a tape that combines the gradients of all ranks.
+
+The signatures are Horovod's.
+"""
 
 from typing import Any
 
@@ -66,7 +69,9 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a tape like `gradtape` whose `gradient` combines the gradients of all ranks.
+    """Return a tape whose `gradient` combines the gradients of all ranks.
+
+    It has the recorded operations of `gradtape`.
 
     Gradients of one type are reduced by one collective.
 
@@ -116,7 +121,10 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a `DistributedGradientTape` that does not reduce the gradients of `local_layers` (Keras layers)."""
+    """Return a `DistributedGradientTape` that leaves some gradients local.
+
+    It does not reduce the gradients of `local_layers`, which are Keras layers.
+    """
     tape = DistributedGradientTape(
         gradtape,
         device_dense,

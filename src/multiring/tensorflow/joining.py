@@ -1,4 +1,7 @@
-"""Join the job, and limit TensorFlow's threads to this rank's share of the host's cores."""
+"""Join the job, and limit TensorFlow's threads.
+
+The limit is this rank's share of the host's cores.
+"""
 
 import logging
 import os

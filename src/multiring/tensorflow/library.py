@@ -1,4 +1,7 @@
-"""Load multiring's operations into TensorFlow once, and connect them to this process's request entry."""
+"""Load multiring's operations into TensorFlow.
+
+They are loaded once, and connected to this process's request entry.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Names by which ranks match operations: the user's name, or in a graph the operation's position."""
+"""Names by which ranks match operations.
+
+A name is the user's, or in a graph it is made from the operation's position.
+"""
 
 import re
 import weakref

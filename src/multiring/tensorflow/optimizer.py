@@ -1,4 +1,7 @@
-"""DistributedOptimizer, for the optimizers of tf.compat.v1 and Keras. The signature is Horovod's."""
+"""DistributedOptimizer, for the optimizers of tf.compat.v1 and Keras.
+
+The signature is Horovod's.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +36,9 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return an optimizer like `optimizer` that combines the gradients of all ranks before it applies them.
+    """Return an optimizer that combines all ranks' gradients.
+
+    It applies the combined gradients with `optimizer`.
 
     Args:
         optimizer: an optimizer of tf.compat.v1 or Keras.

@@ -17,7 +17,10 @@ from multiring.tensorflow.compression import Compression
 
 @dataclass
 class TensorReduction(GradientReduction):
-    """Combines gradients that are tensors or IndexedSlices. `DistributedGradientTape` explains the fields."""
+    """Combines gradients that are tensors or IndexedSlices.
+
+    `DistributedGradientTape` explains the fields.
+    """
 
     compression: Any = Compression.none
     device_dense: str = ""
@@ -56,7 +59,10 @@ class TensorReduction(GradientReduction):
             )
 
     def ranks_now(self) -> Any:
-        """Return the number of ranks. In a graph, it is read when the graph runs, which may be in another job."""
+        """Return the number of ranks.
+
+        In a graph, it is read when the graph runs, which may be in another job.
+        """
         return ranks_now(self.process_set)
 
     def divided(self, gradient: Any, ranks: Any) -> Any:

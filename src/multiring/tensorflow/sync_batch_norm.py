@@ -1,4 +1,7 @@
-"""SyncBatchNormalization: Keras' batch normalization with mean and variance over the samples of all ranks."""
+"""SyncBatchNormalization: batch normalization over the samples of all ranks.
+
+It is Keras' layer with mean and variance over all ranks.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +16,9 @@ from multiring.tensorflow.collectives import grouped_allreduce
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc] # Keras has no types
-    """Batch normalization with statistics over the samples of all ranks, which may have different numbers of samples.
+    """Batch normalization with statistics over the samples of all ranks.
+
+    The ranks may have different numbers of samples.
 
     A saved model contains Keras' own layer in its place, so the model loads without multiring.
     """

@@ -1,4 +1,6 @@
-"""Make `import horovod` find the package beside this file, even if the program's folder has a `horovod` package.
+"""Make `import horovod` find the package beside this file.
+
+This works even if the program's folder has a `horovod` package.
 
 Python runs this module at its start, because PYTHONPATH contains this folder. The module then runs the sitecustomize
 that Python would have run without it.

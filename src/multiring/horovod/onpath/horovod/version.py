@@ -1,4 +1,7 @@
-"""The version of Horovod's interface. `multiring.__version__` is the version of multiring."""
+"""The version of Horovod's interface.
+
+`multiring.__version__` is the version of multiring.
+"""
 
 from multiring.horovod import versions
 

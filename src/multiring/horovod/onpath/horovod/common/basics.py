@@ -1,10 +1,12 @@
-"""HorovodBasics: ranks, sizes and build information as methods of an object, as in Horovod."""
+"""HorovodBasics: ranks, sizes and build information as methods."""
 
 from multiring.frontend import lifecycle, reduce_ops, timeline
 
 
 class HorovodBasics:
-    """The functions that all adapters share. All instances behave the same, for any arguments.
+    """The functions that all adapters share.
+
+    All instances behave the same, for any arguments.
 
     Args:
         pkg_path: not used.

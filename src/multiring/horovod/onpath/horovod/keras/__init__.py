@@ -20,7 +20,10 @@ def DistributedOptimizer(  # type: ignore[no-redef] # noqa: N802 -- Horovod's na
     num_groups: int = 0,
     groups: Any = None,
 ) -> Any:
-    """Call `multiring.keras.DistributedOptimizer`, which has more parameters and another order of parameters."""
+    """Call `multiring.keras.DistributedOptimizer` with Horovod's parameters.
+
+    multiring's function has more parameters, in another order.
+    """
     return keras.DistributedOptimizer(
         optimizer,
         name,
@@ -44,6 +47,6 @@ def allreduce(  # type: ignore[no-redef] # Horovod's parameters
     op: int | str | None = None,
     compression: Any = keras.Compression.none,
 ) -> Any:
-    """Call `multiring.keras.allreduce` with Horovod's default for `average`, which is True."""
+    """Call `multiring.keras.allreduce` with Horovod's default for `average`, True."""
     chosen = op if op is not None or average is None else keras.Average if average else keras.Sum
     return keras.allreduce(value, name, None, prescale_factor, postscale_factor, chosen, compression)

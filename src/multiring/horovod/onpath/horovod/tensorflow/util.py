@@ -31,7 +31,10 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(vars: Any) -> Any:  # noqa: A002 -- Horovod's name
-    """Return comparable references to variables: a tuple for a list, otherwise one reference."""
+    """Return comparable references to variables.
+
+    The result is a tuple for a list, otherwise one reference.
+    """
     if isinstance(vars, list):
         return tuple(vars_to_refs(each) for each in vars)
     return vars.ref()

@@ -1,4 +1,4 @@
-"""multiring has no compute service for tf.data: importing this module raises ImportError."""
+"""multiring has no compute service for tf.data: the import raises ImportError."""
 
 raise ImportError(
     "horovod.tensorflow.data: multiring has no compute service for tf.data; give each rank its shard, "

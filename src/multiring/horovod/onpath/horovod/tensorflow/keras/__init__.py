@@ -1,4 +1,4 @@
-"""multiring.keras under Horovod's name, with TensorFlow tensors as results, for programs written for Horovod."""
+"""multiring.keras under Horovod's name, with TensorFlow tensors as results."""
 
 from typing import Any
 
