@@ -82,7 +82,7 @@ def test_what_is_needed_later_than_all_that_is_kept_is_passed_by() -> None:
     assert policy.admit(2, times) is None
     assert policy.admit(2, np.array([1.0, 4.0, 3.0])) == [1]
     assert policy.admit(1, np.array([1.0, NEVER, 3.0])) is None
-    with pytest.raises(ArgumentError, match="want >= 0"):
+    with pytest.raises(ArgumentError, match="want sizes of 0 or more"):
         NextUse([1], -1)
     assert LeastRecent([5], 4).admit(0, times) is None
     assert searched([], 0, [0], [5], 4) is None

@@ -364,7 +364,7 @@ def test_a_state_is_of_one_order_alone(other: Callable[[Path], Any], tmp_path: P
         np.save(tmp_path / f"{number}.npy", np.arange(5) + 5 * number)
     first, second = Loader(order_of(tmp_path), 5), Loader(other(tmp_path), 5)
     for one, two in ((first, second), (second, first)):
-        with pytest.raises(ArgumentError, match="state of"):
+        with pytest.raises(ArgumentError, match="the state has"):
             one.load_state_dict(two.state_dict())
         one.load_state_dict(one.state_dict())
 

@@ -121,8 +121,8 @@ def _array_of_objects() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "kind", "text"),
     [
-        ("../a.jpg", b"x", tarfile.REGTYPE, "leaves"),
-        ("/a.jpg", b"x", tarfile.REGTYPE, "leaves"),
+        ("../a.jpg", b"x", tarfile.REGTYPE, "leads out of it"),
+        ("/a.jpg", b"x", tarfile.REGTYPE, "leads out of it"),
         ("a.jpg", b"", tarfile.SYMTYPE, "link"),
         ("a.jpg", b"", tarfile.LNKTYPE, "link"),
         ("a.jpg", b"", tarfile.CHRTYPE, "device"),
@@ -190,7 +190,7 @@ def test_hdf5_that_leads_elsewhere_is_refused(kind: str, tmp_path: Path) -> None
             file.create_group("x")
         else:
             file.create_dataset("x", (4,), h5py.ref_dtype)
-    with pytest.raises(DataError, match=r"want data sets|no data set|want numbers"):
+    with pytest.raises(DataError, match=r"want data sets|not a data set|want numbers"):
         Dataset(str(tmp_path / "a.h5"))
 
 

@@ -76,8 +76,8 @@ class Progress:
             )
         if self.digest != state["dataset"]:
             raise ArgumentError(
-                f"state of data set {state['dataset'] or '(none)'}, but this is {self.digest or '(none)'}: its samples "
-                "are not the same, or not in the same shards"
+                f"the state has data set {state['dataset'] or '(none)'}, but this is {self.digest or '(none)'}: the "
+                "samples differ, or are in other shards; want the data set with which the training began"
             )
         if self.seed != state["seed"]:
             raise ArgumentError(
