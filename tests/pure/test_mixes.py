@@ -279,7 +279,7 @@ def test_the_table_marks_what_is_taken_and_says_what_cannot_be() -> None:
     ("mesh", "words"),
     [
         ({"rows": 4}, "want data, shard, tensor, pipeline"),
-        ({"data": 0}, "each with how many ranks"),
+        ({"data": 0}, "each with its number of ranks"),
         ({"shard": 2, "tensor": 2}, "not built together; want one of: data; shard; data and shard"),
         ({"data": 8}, "data 8: is for 8 ranks, but there are 4"),
         ({"tensor": 4}, "no tensor axis: nothing large"),

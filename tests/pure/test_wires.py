@@ -142,7 +142,7 @@ def _frame(grid: tuple[int, ...], wires: tuple[Wire, ...], *, shuffled: bool = F
             Collective.ALL_REDUCE,
             (2, 2),
             (Wire.BF16, Wire.NONE),
-            "wires=bf16,none on grid .*: an axis behind a coded one",
+            "wires=bf16,none on grid .*: an axis after a coded axis",
         ),
         (Collective.ALL_GATHER, (2,), (Wire.INT8,), "wires=int8 for all_gather: only an all_reduce"),
         (Collective.REDUCE_SCATTER, (2,), (Wire.FP16,), "only an all_reduce can be coded"),

@@ -47,7 +47,7 @@ def test_an_environment_is_made_once_and_again_when_the_recipe_changes(
     assert told == [f"it: is in {folder}"]
     assert (folder / "mark").exists()
     monkeypatch.setitem(installing.RECIPES, "it", replace(HELP, variables={"ANOTHER": "1"}))
-    with pytest.raises(LaunchError, match="not of the version wanted"):
+    with pytest.raises(LaunchError, match="another version than the one wanted"):
         installed("it")
     install("it", told.append)
     assert installed("it") == folder
