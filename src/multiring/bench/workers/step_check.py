@@ -57,7 +57,7 @@ def mean_fault(got: Sums, alone: list[Sums], tolerance: float = TOLERANCE) -> st
     """Return how `got` differs from the mean of the ranks' own gradients `alone`, or ""."""
     if not got or (len(alone) > 1 and alone[0] == alone[1]):
         raise AssertionError(
-            "the ranks have equal gradients, so this check proves nothing: give each rank its own samples"
+            "want different gradients on every rank, or this check proves nothing: give each rank its own samples"
         )
     for name, first in alone[0].items():
         if name not in got:
