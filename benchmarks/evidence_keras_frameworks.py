@@ -71,7 +71,7 @@ def tensorflow() -> tuple[Any, Any]:
 
 
 def tensorflow_values(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Run a random collective on a tensor of random type and shape, eagerly or in a graph."""
+    """Run a random collective on a random tensor, eagerly or in a graph."""
     tf, mt = tensorflow()
     call = str(random.choice(["allreduce", "reducescatter", "allgather", "grouped_allreduce"]))
     dtype, op = str(random.choice(TYPES)), str(random.choice(["Sum", "Average"]))
@@ -143,7 +143,7 @@ def jax() -> tuple[Any, Any]:
 
 
 def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Compare a function with collectives under a chain of transformations with itself."""
+    """Compare a function with collectives before and after a chain of transformations."""
     library, mj = jax()
     jnp, lax = library.numpy, library.lax
     op = str(random.choice(["average", "sum"]))
@@ -184,7 +184,7 @@ def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Run named calls in several threads, which start in a different order on each rank."""
+    """Run named calls in threads that start in a different order on each rank."""
     library, mj = jax()
     threads, calls = int(random.integers(2, 9)), int(random.integers(1, 4))
     orders = [random.permutation(threads) for _ in range(mj.size())]
@@ -284,7 +284,7 @@ HOROVOD = {
 
 @cache
 def horovod() -> tuple[Any, Any]:
-    """Join the job as a program for Horovod does; return TensorFlow and horovod.tensorflow.keras."""
+    """Join the job like a Horovod program; return TensorFlow and horovod.tensorflow.keras."""
     found: Any = importlib.import_module("multiring")
     sys.path.insert(0, str(Path(found.__file__).parent / "horovod" / "onpath"))
     hvd: Any = importlib.import_module("horovod.tensorflow.keras")
@@ -308,7 +308,7 @@ def horovod_names(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def horovod_keras(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Check the values of horovod.tensorflow.keras functions, and that they are tensors."""
+    """Check that horovod.tensorflow.keras returns tensors with the right values."""
     tf, hvd = horovod()
     dtype = str(random.choice(["int32", "int64", "float32", "float64"]))
     shape = tuple(int(each) for each in random.integers(1, 4, random.integers(1, 3)))

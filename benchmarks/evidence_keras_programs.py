@@ -24,7 +24,10 @@ OTHERS = ("sum", "state-metrics", "clip", "accumulate", "ema", "l2", "validation
 
 @dataclass
 class Api:
-    """The functions that a program takes from its caller; the defaults fit one process."""
+    """The functions that a program gets from its caller.
+
+    The defaults are those of a single process.
+    """
 
     distribute: Callable[[Any], Any] = lambda model: model
     gather: Callable[[Any], list[Any]] = lambda value: [value]
@@ -33,7 +36,7 @@ class Api:
 
 @dataclass
 class Data:
-    """Samples of a program, and how `fit` is to get them."""
+    """The samples of a program, and the form in which `fit` gets them."""
 
     x: Any
     y: Any
@@ -93,7 +96,7 @@ def _loader(parts: Any, batch: int) -> Any:
 
 
 def drawn_features(random: Random, backend: str) -> list[str]:
-    """Return the unusual features of a random program: at most three that fit together."""
+    """Return up to three unusual features that a random program can combine."""
     sources = {"tensorflow": ("dataset", "pydataset", "generator"), "torch": ("pydataset", "generator", "loader")}
     groups = [
         WEIGHTS,

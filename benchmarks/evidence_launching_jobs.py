@@ -1,4 +1,7 @@
-"""Random jobs: how ranks end, what they write, what they start, and who of their processes counts as a rank."""
+"""Launch random jobs and check their ends, their output and their child processes.
+
+The jobs also check which child processes may join as ranks.
+"""
 
 import itertools
 import json
@@ -10,11 +13,11 @@ from pathlib import Path
 from benchmarks.evidence_cases import Fault, Random
 from benchmarks.evidence_launching_ran import MULTIRING, PYTHON, lines_by_rank, ran, shell, shown
 
-LATE_S = 45.0  # for a job that takes two seconds, and ten times as long on a full machine; a standstill takes a minute
+LATE_S = 45.0  # A job takes two seconds, ten times as long on a loaded machine. A hanging job takes a minute.
 
 # ---- endings
 
-_WAYS = {  # the culprit's last words -> what a shell says of the bare program
+_WAYS = {  # the culprit's last statement, and the exit code that a shell reports without a launcher
     "sys.exit({code})": "code",
     "os._exit({code})": "code",
     "raise ValueError('culprit')": 1,
@@ -51,7 +54,10 @@ _CULPRITS = {
 
 
 def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator[Fault]:
-    """One rank ends by itself, the others by losing it: the job ends soon, with its code, and it is named."""
+    """End one rank by itself; the other ranks end because they lose it.
+
+    The job must end soon with that rank's exit code, and the launcher must name the rank.
+    """
     ranks = int(random.integers(2, 4))
     culprit, code = int(random.integers(ranks)), int(random.integers(1, 120))
     way = str(random.choice(list(_WAYS)))
@@ -76,7 +82,7 @@ def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator
     (folder / "ends.py").write_text(text, encoding="utf-8")
     options = ["--timeline", "trace.json"] if has_timeline else []
     began = time.monotonic()
-    late_s = 2 * LATE_S if by_torch else LATE_S  # torch is slow to import on a full machine
+    late_s = 2 * LATE_S if by_torch else LATE_S  # importing torch is slow on a loaded machine
     done = ran([*MULTIRING, "run", "-n", str(ranks), *options, "ends.py"], folder, deadline_s=late_s + 5)
     took_s = time.monotonic() - began
     about = f"rank {culprit} of {ranks}, {last}: {way.format(code=code)}; the others: {victim}; timeline {has_timeline}"
@@ -94,7 +100,7 @@ def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator
 
 
 def endings_torch(random: Random, folder: Path) -> Iterator[Fault]:
-    """The same under torch.distributed, whose hook writes the tracebacks."""
+    """Run `endings` under torch.distributed, whose hook writes the tracebacks."""
     yield from endings(random, folder, by_torch=True)
 
 
@@ -113,7 +119,10 @@ for stream, text, pause in plan[int(sys.argv[2])]:
 
 
 def outputs(random: Random, folder: Path) -> Iterator[Fault]:
-    """Lines of random lengths and bytes, on both streams: each arrives whole, in its rank's order, with its tag."""
+    """Write lines of random lengths and bytes on both streams.
+
+    Each line must arrive whole, in its rank's order, with the rank's tag.
+    """
     ranks, one_file = int(random.integers(1, 4)), bool(random.random() < 0.6)
     plan = [_writes(random) for _ in range(ranks)]
     (folder / "writes.py").write_text(_WRITES, encoding="utf-8")
@@ -146,7 +155,7 @@ def _writes(random: Random) -> list[tuple[int, str, float]]:
     has_long = bool(random.random() < 0.15)
     for number in range(int(random.integers(1, 8 if has_long else 250))):
         size = int(random.integers(0, 400_000 if has_long else 120))
-        # Any byte but those that end a line or return the carriage.
+        # any byte except newlines and carriage returns
         body = bytes(random.integers(32, 256, size, dtype="uint8")) if size < 1000 else b"x" * size
         data = b"%d " % number + body + b"\n"
         stream, cut = int(random.integers(2)), int(random.integers(len(data)))
@@ -160,9 +169,12 @@ def _writes(random: Random) -> list[tuple[int, str, float]]:
 
 
 def bars(random: Random, folder: Path) -> Iterator[Fault]:
-    """A progress bar of one rank, of random words and steps, and lines of another: each line stands by itself."""
+    """Print a progress bar on one rank and lines on another rank.
+
+    No line may share a screen line with the bar.
+    """
     steps, words = int(random.integers(3, 8)), "".join(random.choice(list("abc%# "), 6))
-    bar = int(random.integers(2))  # on which stream
+    bar = int(random.integers(2))  # 0 is standard output, 1 is standard error
     line = 1 - bar if random.random() < 0.7 else bar
     at = sorted(random.choice(np_range(steps - 1), int(random.integers(1, 3)), replace=False).tolist())
     text = f"""
@@ -197,7 +209,7 @@ def bars(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def np_range(count: int) -> list[int]:
-    """Return the numbers below `count`, for a generator to draw from."""
+    """Return the numbers below `count`; the random generator draws from such a list."""
     return list(range(count))
 
 
@@ -207,7 +219,10 @@ _numbers = itertools.count()
 
 
 def leftovers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Helpers that ranks start in random ways: none is there when the job has ended, however it did."""
+    """Start helper processes from ranks in random ways.
+
+    No helper may survive the job, however the job ends.
+    """
     length_s = f"{int(random.integers(300, 900))}.{int(random.integers(10**6)):06d}{next(_numbers)}"
     environment = str(random.choice(["{}", "None", "dict(os.environ)", "dict(PATH='/bin:/usr/bin')"]))
     session = bool(random.random() < 0.3)
@@ -254,10 +269,14 @@ def _sleepers(length_s: str) -> Iterator[int]:
 
 
 def workers(random: Random, folder: Path) -> Iterator[Fault]:
-    """Multiprocessing workers of random kinds import a script that joins at its top: they know the rank, and sum up."""
+    """Start multiprocessing workers of random kinds.
+
+    The workers import a script that joins the job at its top. They must have their parent's rank, and compute the right
+    sums.
+    """
     method = str(random.choice(["spawn", "forkserver", "fork"]))
     ranks, count = int(random.integers(1, 4)), int(random.integers(1, 4))
-    only = int(random.integers(-1, ranks))  # the rank that has workers; -1: all
+    only = int(random.integers(-1, ranks))  # the only rank with workers; -1 gives all ranks workers
     kind = str(random.choice(["Pool", "Process", "Executor"]))
     maker = {
         "Pool": f"with context.Pool({count}) as pool: total = sum(pool.map(work, range(6)))",
@@ -320,7 +339,10 @@ print("joined", group.rank, group.size)
 
 
 def children(random: Random, folder: Path) -> Iterator[Fault]:
-    """Programs that a rank starts in random ways join as nothing: an error at once, which names the rank's process."""
+    """Start programs from a rank in random ways; the programs try to join the job.
+
+    They must get an error at once that names the rank's process.
+    """
     child = folder / "child.py"
     child.write_text(_CHILD, encoding="utf-8")
     ranks = int(random.integers(2, 4))
@@ -356,7 +378,8 @@ def children(random: Random, folder: Path) -> Iterator[Fault]:
     words = told.split()
     is_right = (
         done.code == 0 and "kind StateError" in told and words[1] in told.partition("kind")[2]
-        and float(told.partition("kind StateError ")[2].split()[0]) < 2.0  # a second, on a full machine
+        # normally under a second; up to two seconds on a loaded machine
+        and float(told.partition("kind StateError ")[2].split()[0]) < 2.0
     )  # fmt: skip
     if not is_right:
         yield Fault(f"child joins: {how}", f"rank {parent} of {ranks}, env {before}: {told}; {shown(done)}")

@@ -1,4 +1,4 @@
-"""Random programs under random forms of launching, signals to the launcher, and commands with hostile options."""
+"""Launch random programs in random forms, with signals and hostile options."""
 
 import contextlib
 import os
@@ -47,7 +47,10 @@ _SIGNALS = (
 
 
 def programs(random: Random, folder: Path) -> Iterator[Fault]:
-    """A random program in a random form: its own code and bytes, one culprit, and nothing of it left."""
+    """Launch a random program in a random form.
+
+    The launcher must pass on its exit code and bytes, name one culprit, and leave nothing behind.
+    """
     length = f"{int(random.integers(600, 900))}.{int(random.integers(10**6)):06d}{os.getpid()}"
     ranks, form = int(random.integers(1, 4)), str(random.choice(_FORMS))
     lines = [str(random.choice(_STARTS)).format(length=length)]
@@ -75,7 +78,7 @@ def programs(random: Random, folder: Path) -> Iterator[Fault]:
     said = done.out + done.err
     if _OURS.search(said):
         yield Fault("program: a traceback of the launcher", about + shown(done))
-    if form == "script":  # a terminal makes other bytes of lines' ends
+    if form == "script":  # a terminal changes the line ends
         return
     if code and len(re.findall(rb"multiring: rank \d+ \(pid \d+\) failed: ", said)) != 1:
         yield Fault("program: not one culprit", about + shown(done))
@@ -108,7 +111,7 @@ def _command(form: str, ranks: int) -> list[str]:
 
 
 def _end(length: str) -> int:
-    """Kill what sleeps for this long; return how many there were."""
+    """Kill the processes that sleep for `length`; return their number."""
     found = 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -126,7 +129,10 @@ def _end(length: str) -> int:
 
 
 def signals(random: Random, folder: Path) -> Iterator[Fault]:
-    """Signals to the launcher at random times, once or twice: it ends soon, and nothing of the job is left."""
+    """Send signals to the launcher at random times, once or twice.
+
+    The launcher must end soon, and nothing of the job may remain.
+    """
     length = f"{int(random.integers(600, 900))}.{int(random.integers(10**6)):06d}{os.getpid()}"
     ignores = bool(random.random() < 0.3)
     joins = "import multiring; multiring.init()\n" if random.random() < 0.3 else ""
@@ -150,7 +156,8 @@ def signals(random: Random, folder: Path) -> Iterator[Fault]:
         for _ in range(times):
             launcher.send_signal(number)
             time.sleep(0.05)
-        if number in (signal.SIGUSR1, signal.SIGUSR2):  # goes on, once it has begun to
+        # the launcher continues after these signals, once it has started
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
             launcher.send_signal(signal.SIGTERM)
         try:
             code: int | None = launcher.wait(40)
@@ -173,7 +180,10 @@ def signals(random: Random, folder: Path) -> Iterator[Fault]:
 
 
 def _end_after(length: str, until: float) -> int:
-    """Return how many processes sleep for this long; kill them once `until` has come."""
+    """Return the number of processes that sleep for `length`.
+
+    After the time `until`, kill them.
+    """
     if time.monotonic() >= until:
         return _end(length)
     found = 0
@@ -191,7 +201,7 @@ _HOSTILE = (
     "*", "1_000", "1.5", "a,a", "3-1", "link", "text", "\n", "'", '"x', "\\", "@x", "65536", "localhost:0", "[::1]:1",
     "http://127.0.0.1:1/x", "file:///no", "multiring::x", "0bit", "1e99gbit", "python",
 )  # fmt: skip
-_SLOW = ("bench", "probe", "lab")  # where options are right, they measure
+_SLOW = ("bench", "probe", "lab")  # with valid options, these commands run long measurements
 
 
 @cache
@@ -200,7 +210,7 @@ def _helped(*words: str) -> str:
 
 
 def _drawn_command(random: Random) -> tuple[list[str], list[str]]:
-    """Return a command, and the options that its help names."""
+    """Return a random command and the options in its help text."""
     words = [str(random.choice(re.findall(r"(?m)^ {4}([a-z]+)\b", _helped())))]
     if words[0] in ("data", "trace"):
         names = re.search(r"\{([a-z,]+)\}", _helped(*words))
@@ -209,7 +219,10 @@ def _drawn_command(random: Random) -> tuple[list[str], list[str]]:
 
 
 def commands(random: Random, folder: Path) -> Iterator[Fault]:
-    """A command with hostile options and words: an answer, or one error; no traceback, and an end."""
+    """Run a command with hostile options and words.
+
+    The command must end with a result or one error, without a traceback.
+    """
     os.chdir(folder)
     (folder / "folder").mkdir()
     (folder / "empty").touch()

@@ -1,4 +1,4 @@
-"""Running commands for the evidence of launching: what they wrote, byte for byte, and how they ended."""
+"""Run commands for the launching evidence; keep the output bytes and the exit code."""
 
 import os
 import subprocess
@@ -27,7 +27,11 @@ OURS = (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a command ended. `code` is as subprocess has it; None where it did not end in time and was killed."""
+    """The result of a command.
+
+    Attributes:
+        code: The return code as in subprocess, or None if the command was killed at its deadline.
+    """
 
     code: int | None
     out: bytes
@@ -35,12 +39,12 @@ class Ran:
 
     @property
     def words(self) -> str:
-        """All that it wrote, as text."""
+        """The whole output as text."""
         return (self.out + self.err).decode(errors="replace")
 
 
 def plain_environment() -> dict[str, str]:
-    """Return this process's environment without what a launcher may have set."""
+    """Return this process's environment without the variables that launchers set."""
     return {name: text for name, text in inherited_environment().items() if not name.startswith(OURS)}
 
 
@@ -52,7 +56,10 @@ def ran(
     deadline_s: float = 40.0,
     one_file: bool = False,
 ) -> Ran:
-    """Run a command in `folder` to its end; with `one_file` its standard error goes where its standard output goes."""
+    """Run a command in `folder` until it ends or its deadline passes.
+
+    With `one_file`, standard error goes to the same file as standard output.
+    """
     out, err = folder / "evidence.out", folder / "evidence.err"
     with out.open("w+b") as out_file, err.open("w+b") as err_file:
         process = subprocess.Popen(  # noqa: S603 -- our own
@@ -68,7 +75,7 @@ def ran(
             code: int | None = process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             code = None
-            process.terminate()  # a launcher ends its ranks
+            process.terminate()  # the launcher shuts its ranks down
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
@@ -78,17 +85,17 @@ def ran(
 
 
 def shell(text: str) -> list[str]:
-    """Return the command that runs a line of shell."""
+    """Return a command that runs a line of shell script."""
     return ["bash", "-c", text]
 
 
 def shown(done: Ran) -> str:
-    """Return how a command ended, for a fault's text."""
+    """Return the result of a command as a text for a fault."""
     return f"code {done.code}; it wrote: {done.words[-400:]}"
 
 
 def lines_by_rank(data: bytes, ranks: int) -> dict[int, list[bytes]]:
-    """Return each rank's lines without their tags; what has none is under -1."""
+    """Return each rank's lines without their tags, and lines without a tag under -1."""
     found: dict[int, list[bytes]] = {rank: [] for rank in range(-1, ranks)}
     for line in data.split(b"\n")[:-1]:
         for rank in range(ranks):

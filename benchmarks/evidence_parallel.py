@@ -1,12 +1,15 @@
-"""Random parallel models and loops held against one process in float64.
+"""Compare random parallel models and training loops with one process in float64.
 
     python benchmarks/evidence_parallel.py [--seconds 1800] [--seed 1] [--only models,loops] [--again]
 
-`models`: of every kind that trips a mix: operations in place, buffers assigned anew, unused and tied parameters, layers
-used past their forward, batch norm, keywords, several inputs. `loops`: accumulation, clipping, optimizers, averages,
-lag and checkpoints under each mix. `optimizers`: two of them on uneven batches of `distribute`, and the noise scale of
-accumulated steps. `helpers`: each public helper under each mesh in each kind of loop, as evidence_parallel_helpers.py
-has them. Losses, weights, buffers and figures are those of one process, or there is a refusal by name.
+- `models` draws models with features that break a parallelism: in-place operations, reassigned buffers, unused and tied
+  parameters, layers used without their forward, batch norm, keyword arguments, several inputs.
+- `loops` combines accumulation, clipping, optimizers, averages, gradient lag and checkpoints under each parallelism.
+- `optimizers` runs two optimizers on uneven batches of `distribute`, and measures the noise scale of accumulated steps.
+- `helpers` runs each public helper under each mesh in each kind of loop (see evidence_parallel_helpers.py).
+
+Losses, weights, buffers and reported values must be those of one process, or an error must name the unsupported
+feature.
 """
 
 import sys
@@ -39,12 +42,13 @@ AIMS = {
     "models": ("05", "07", "16", "17", "18", "20"),
     "loops": ("01", "02", "04", "09"),
     "optimizers": ("03", "15"),
-    "helpers": ("02", "04"),  # and what has no program: it needs what later commits have
+    # The other helpers have no faulty program, because the programs' commits are older than those helpers.
+    "helpers": ("02", "04"),
 }
 
 
 def families(ranks: int = 2) -> list[Family]:
-    """Return the families, each on so many ranks."""
+    """Return the families for a number of ranks."""
     return [
         Family(name=name, run=_of(name), ranks=ranks, deadline_s=90.0, aims=[f"torch_{each}.py" for each in aims])
         for name, aims in AIMS.items()

@@ -1,8 +1,8 @@
-"""Every public helper of multiring.torch under every mesh, beside one process: the table of evidence_parallel.py.
+"""Compare every public helper of multiring.torch under every mesh with one process.
 
-A row is a helper; a cell is a row under a mesh, in a loop of some kind: plain, accumulating, with a last batch that
-ranks cannot divide, or with two optimizers. What a cell comes to is SAME, REFUSED, or what is wrong. `expected` says
-what it has to be; docs/loop.md has the same for those who read.
+evidence_parallel.py runs this table. Each row is a helper. A cell is a row under a mesh, in a kind of loop: plain,
+accumulating, with a last batch that the ranks cannot divide, or with two optimizers. The result of a cell is SAME,
+REFUSED or a fault. `expected` defines the right result; docs/loop.md documents it for users.
 """
 
 import re
@@ -29,7 +29,7 @@ Mesh = dict[str, int]
 
 
 def meshes(ranks: int) -> list[Mesh]:
-    """Return every mesh of one axis and of two that there can be on so many ranks."""
+    """Return every possible mesh of one or two axes for a number of ranks."""
     found = [{axis: ranks} for axis in AXES]
     if ranks == 4:
         found += [{"data": 2, axis: 2} for axis in AXES[1:]]
@@ -37,7 +37,7 @@ def meshes(ranks: int) -> list[Mesh]:
 
 
 def meshes_without() -> list[Mesh]:
-    """Return meshes that there are not: parallelize refuses them by name."""
+    """Return meshes that do not exist; `parallelize` refuses them by name."""
     pairs = [("shard", "tensor"), ("shard", "pipeline"), ("tensor", "pipeline")]
     return [*({first: 2, second: 2} for first, second in pairs), {"data": 2, "tensor": 2, "pipeline": 2}]
 
@@ -46,7 +46,10 @@ def meshes_without() -> list[Mesh]:
 
 
 def network() -> nn.Sequential:
-    """Return the same sequence each time: wide enough for a tensor axis, with parts enough for four stages."""
+    """Return the same network at each call.
+
+    The network is wide enough for a tensor axis and has enough layers for four stages.
+    """
     torch.manual_seed(0)
     made = nn.Sequential(
         *(nn.Linear(8, 1024), nn.Tanh(), nn.Linear(1024, 32), nn.Tanh()),
@@ -56,7 +59,7 @@ def network() -> nn.Sequential:
 
 
 def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
-    """Return the same batches of 16 samples each time."""
+    """Return the same batches of 16 samples at each call."""
     generator = torch.Generator().manual_seed(1)
     return [
         (torch.randn(16, 8, generator=generator).double(), torch.randn(16, 4, generator=generator).double())
@@ -66,7 +69,7 @@ def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 @cache
 def prospect() -> Prospect:
-    """Return what was measured of the network, once for all meshes."""
+    """Return the measurements of the network, which all meshes share."""
     return look(network(), (batches()[0][0],), None, 1, None)
 
 
@@ -75,12 +78,12 @@ Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of rows that are not of one."""
+    """Return the optimizer for rows that do not test an optimizer."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
 
 
 class Training:
-    """A model, its parameters, and a step of it, on many ranks or on one."""
+    """The training of a model on one process or on many ranks."""
 
     def __init__(self, mesh: Mesh | None, kind: str, folder: Path) -> None:
         self.mesh, self.kind, self.folder = mesh, kind, folder
@@ -90,11 +93,11 @@ class Training:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's."""
+        """The parameters that this rank holds."""
         return list(self.module.parameters())
 
     def backward(self, inputs: Tensor, targets: Tensor, loss: Any = LOSS) -> Tensor:
-        """Run forward and backward of a batch of all ranks; return its loss."""
+        """Run forward and backward on a batch of all ranks; return its loss."""
         if self.parallel is not None:
             own, labels = self.parallel.share(inputs, targets)
             found: Tensor = self.parallel.step(own, labels, loss)
@@ -104,7 +107,7 @@ class Training:
         return made.detach()
 
     def optimizers(self, make: Make) -> list[torch.optim.Optimizer]:
-        """Return one optimizer, or two that have half of the parameters each."""
+        """Return one optimizer, or two optimizers that share the parameters between them."""
         if self.kind != "two optimizers":
             return [make(self.parameters)]
         return [
@@ -113,11 +116,12 @@ class Training:
         ]
 
     def train(self, optimizers: Sequence[torch.optim.Optimizer], **options: Any) -> None:
-        """Run the loop, of its kind.
+        """Run the training loop of this training's kind.
 
         Args:
-            optimizers: which step together.
-            options: `loss`; `after`, called behind each backward, and `stepping` in place of the steps.
+            optimizers: The optimizers, which step together.
+            options: `loss` replaces the loss, `after` is called after each backward, and `stepping` replaces the
+                optimizer steps.
         """
         loss, after, stepping = (options.get(name) for name in ("loss", "after", "stepping"))
         passes = 2 if self.kind == "accumulation" else 1
@@ -142,7 +146,7 @@ class Training:
 
 
 class _all:  # noqa: N801 -- a context
-    """All of some accumulations at once."""
+    """A context manager that enters several accumulations together."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self._groups = groups
@@ -187,7 +191,7 @@ def _clipped(here: Training) -> None:
             each.step()
             each.zero_grad()
 
-    if here.kind == "accumulation":  # as docs/loop.md has it
+    if here.kind == "accumulation":  # the form of loop that docs/loop.md shows
         group = mt.accumulate(optimizers[0], 2)
         for inputs, targets in batches():
             with group as completes:
@@ -202,7 +206,7 @@ def _clipped(here: Training) -> None:
 
 def _scaled(here: Training) -> None:
     optimizers, scaler = here.optimizers(sgd), torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.zeros(()))  # where the loss is another stage's, too
+    scaler.scale(torch.zeros(()))  # needed by a stage that does not compute the loss
 
     def loss(made: Tensor, labels: Tensor, number: int) -> Tensor:
         found: Tensor = scaler.scale(LOSS(made, labels) * (float("inf") if number == 1 else 1.0))
@@ -222,7 +226,7 @@ def _scaled(here: Training) -> None:
 
 
 def _in_parts(here: Training, optimizers: Sequence[torch.optim.Optimizer], watches: Sequence[Any]) -> None:
-    """Train in steps of two micro-batches each, whatever the kind of loop is."""
+    """Train in steps of two micro-batches each, for every kind of loop."""
     for number, (inputs, targets) in enumerate(batches()):
         count = here.samples[number]
         here.backward(inputs[:count], targets[:count], lambda made, labels: LOSS(made, labels) / 2)
@@ -263,7 +267,7 @@ def _by_name(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _saved(here: Training) -> None:
-    """Save after half of the steps, and go on with what was saved, in another model of this mesh."""
+    """Save half-way, load into another model of the same mesh, and continue there."""
     make: Make = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731 -- as rows have it
     optimizers = here.optimizers(make)
     here.train(optimizers)
@@ -283,7 +287,7 @@ def _saved(here: Training) -> None:
 
 
 def _refuses(call: Callable[[Training, torch.optim.Optimizer], Any]) -> Callable[[Training], None]:
-    """Return a loop that trains, and calls what has no meaning for a model that is on the ranks already."""
+    """Return a loop that also makes a `call` which a parallel model must refuse."""
 
     def loop(here: Training) -> None:
         optimizers = here.optimizers(sgd)
@@ -303,7 +307,7 @@ def _elastic(here: Training, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _counted(here: Training) -> None:
-    """Report on a training whose plain model is at hand."""
+    """Call `training_report` with a function of the plain model."""
     if here.parallel is not None:
         mt.training_report(
             here.module, lambda plain: plain(batches()[0][0]).sum(), samples=8, measure=lambda: {"m": 1e9}
@@ -312,7 +316,7 @@ def _counted(here: Training) -> None:
 
 
 def _metrics(here: Training) -> None:
-    """Have the mean loss of the last batch, by rank, of outputs of this rank's samples."""
+    """Compute the mean loss of the last batch from the ranks' own samples."""
     optimizers = here.optimizers(sgd)
     here.train(optimizers)
     losses = []
@@ -330,7 +334,7 @@ def _metrics(here: Training) -> None:
 
 
 def _gathered(here: Training) -> None:
-    """Gather rows: each data rank's once, where one rank of each is taken."""
+    """Gather rows from all ranks; keep them once for each data rank."""
     here.train(here.optimizers(sgd))
     inputs, _ = batches()[0]
     if here.parallel is None:
@@ -345,11 +349,12 @@ def _gathered(here: Training) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A helper, or what a program does with torch's own in its place.
+    """A helper of the table, or the torch function that a program uses instead.
 
-    names: of `multiring.torch`, that it stands for.
-    loop: trains, with it.
-    refused: the meshes, or the kinds of loops, that it refuses beside those that every row does.
+    Attributes:
+        names: The names in `multiring.torch` that the row covers.
+        loop: Trains with the helper.
+        refused: The meshes or kinds of loops that this helper refuses, in addition to those that all rows refuse.
     """
 
     names: tuple[str, ...]
@@ -425,7 +430,7 @@ ROWS: dict[str, Row] = {
 _OF_TENSORS = "a collective of tensors that the program hands over: it knows of no model"
 _OF_THE_JOB = "of the job and its ranks"
 _OF_DATA = "of the samples, which docs/parallelize.md says how to divide; the first batch is compared"
-# What has no row, and why. A name that is in neither fails a test.
+# The names without a row, and the reasons. A test fails for a name that has neither a row nor an entry here.
 WITHOUT_ROW: dict[str, str] = {
     **dict.fromkeys(
         [
@@ -459,7 +464,7 @@ WITHOUT_ROW: dict[str, str] = {
 
 
 def expected(row: Row, mesh: Mesh, kind: str) -> str:
-    """Return what a cell has to be."""
+    """Return the right result of a cell."""
     axes = set(mesh)
     if row.refused and axes & set(row.refused):
         return REFUSED
@@ -469,7 +474,10 @@ def expected(row: Row, mesh: Mesh, kind: str) -> str:
 
 
 def cell(row: Row, mesh: Mesh, kind: str, folder: Path) -> str:
-    """Return what a helper comes to under a mesh, in a loop of some kind. Every rank calls it."""
+    """Return the result of a helper under a mesh, in a kind of loop.
+
+    All ranks must call this function.
+    """
     parallel = Training(mesh, kind, folder)
     failure: Exception | None = None
     try:
@@ -490,7 +498,10 @@ def cell(row: Row, mesh: Mesh, kind: str, folder: Path) -> str:
 
 @cache
 def truth_of(row: Row, kind: str) -> dict[str, Tensor]:
-    """Return what one process has after the loop, once for all meshes."""
+    """Return the tensors of one process after the loop.
+
+    All meshes share this result.
+    """
     one = Training(None, kind, Path())
     row.loop(one)
     return dict(_tensors(one.module))
@@ -506,7 +517,10 @@ Cell = tuple[str, Mesh, str]
 
 
 def cells(ranks: int, *, is_thinned: bool = False) -> Iterator[Cell]:
-    """Yield each helper under each mesh of so many ranks in each kind of loop; thinned: in one kind, by turns."""
+    """Yield each helper under each mesh of a number of ranks, in each kind of loop.
+
+    With `is_thinned`, each helper and mesh gets only one kind of loop, in rotation.
+    """
     for number, name in enumerate(ROWS):
         for turn, mesh in enumerate(meshes(ranks)):
             for kind in [LOOPS[(number + turn) % len(LOOPS)]] if is_thinned else LOOPS:
@@ -514,6 +528,6 @@ def cells(ranks: int, *, is_thinned: bool = False) -> Iterator[Cell]:
 
 
 def fault_of(name: str, mesh: Mesh, kind: str, folder: Path) -> str:
-    """Return what is wrong with a cell; "" where nothing is."""
+    """Return the fault of a cell, or "" if its result is right."""
     found, want = cell(ROWS[name], mesh, kind, folder), expected(ROWS[name], mesh, kind)
     return "" if found == want else f"{name}, {mesh}, {kind}: {found}; want {want}"

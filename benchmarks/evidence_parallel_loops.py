@@ -1,4 +1,4 @@
-"""Random training loops under random mixes, for evidence_parallel.py."""
+"""Run random training loops under random parallelisms, for evidence_parallel.py."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 Loop = dict[str, Any]
 Made = Callable[[Any], torch.optim.Optimizer]
 LOSS = nn.functional.mse_loss
-OFTEN = (0.1, 0.2, 0.25, 0.45)  # a stage knows least of the others
+OFTEN = (0.1, 0.2, 0.25, 0.45)  # pipelines are drawn most often, because a stage sees the least of the others
 OPTIMIZERS: dict[str, Made] = {
     "SGD": lambda each: torch.optim.SGD(each, lr=0.05, momentum=0.9),
     "Adam": lambda each: torch.optim.Adam(each, lr=0.01),
@@ -30,13 +30,13 @@ OPTIMIZERS: dict[str, Made] = {
 
 
 def whole(value: Any) -> Tensor:
-    """Return all of a tensor of which ranks may hold parts."""
+    """Return the full tensor if ranks hold parts of it."""
     found: Tensor = getattr(value, "full_tensor", lambda: value)()
     return found.detach()
 
 
 def drawn_loop(random: Random) -> Loop:
-    """Draw what a loop does; one thing alone, or several together."""
+    """Draw the features of a loop: a single one, or several together."""
     what = str(random.choice(["accumulation", "clipping", "checkpoint", "together"]))
     together = what == "together"
     return {
@@ -53,7 +53,7 @@ def drawn_loop(random: Random) -> Loop:
 
 
 def loop_case(random: Random, folder: Path) -> Iterator[Fault]:
-    """Train a sequence by a random loop under a random mix, and one process beside it."""
+    """Run a random training loop under a random parallelism; compare with one process."""
     joined()
     loop, axis, ranks = drawn_loop(random), str(random.choice(AXES, p=OFTEN)), dist.get_world_size()
     width = int(random.choice([8, 16]))
@@ -81,7 +81,7 @@ def loop_case(random: Random, folder: Path) -> Iterator[Fault]:
         yield Fault(f"{sign}: RuntimeError", f"{loop}: {error}")
         return
     except (ArgumentError, UnsupportedError):
-        return  # a refusal by name
+        return  # the error names the unsupported feature
     trained(
         loop,
         OPTIMIZERS[loop["optimizer"]](one.parameters()),
@@ -105,7 +105,7 @@ def loop_case(random: Random, folder: Path) -> Iterator[Fault]:
 def trained(
     loop: Loop, optimizer: Any, model: nn.Module, parameters: list[nn.Parameter], batches: Any, step: Any
 ) -> None:
-    """Run the loop."""
+    """Run the training loop."""
     group = mt.accumulate(optimizer, loop["passes"]) if loop["passes"] > 1 else None
     lag = mt.gradient_lag(optimizer) if loop["lag"] else None
     average = mt.moving_average(optimizer, model, 0.5) if loop["average"] else None
@@ -125,7 +125,7 @@ def trained(
 
 
 def saved(sign: str, made: Any, optimizers: tuple[Any, Made], case: Any, folder: Path) -> Iterator[Fault]:
-    """Save what was trained, and load it into a model of one process, and into one of the same mesh."""
+    """Save the model; load it into a plain model and into one of the same mesh."""
     optimizer, make = optimizers
     fresh, truth, sample, mesh = case
     again = copy.deepcopy(fresh)
@@ -149,13 +149,19 @@ def saved(sign: str, made: Any, optimizers: tuple[Any, Made], case: Any, folder:
 
 
 def optimizers_case(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train with two optimizers on uneven batches, or measure the noise scale of accumulated steps."""
+    """Train with two optimizers on uneven batches, or check the noise scale.
+
+    The noise scale is that of accumulated steps.
+    """
     joined()
     yield from two_optimizers(random) if random.random() < 0.6 else noise(random)
 
 
 def two_optimizers(random: Random) -> Iterator[Fault]:
-    """Two optimizers of a model, each given to distribute, on the batches of the second call's loader."""
+    """Train a model with two optimizers.
+
+    Each optimizer is given to `distribute`. The loop uses the loader of the second call.
+    """
     seed, rows, batch = int(random.integers(1 << 30)), int(random.integers(9, 40)), int(random.integers(2, 9))
     width, passes = int(random.integers(2, 9)), int(random.integers(1, 3))
     at = int(random.integers(1, 3))
@@ -187,7 +193,7 @@ def two_optimizers(random: Random) -> Iterator[Fault]:
 
 
 def noise(random: Random) -> Iterator[Fault]:
-    """The noise scale of steps of one batch, and of the same samples in several."""
+    """Compare the noise scale of whole batches with that of accumulated micro-batches."""
     seed, parts, small = int(random.integers(1 << 30)), int(random.integers(2, 5)), 2 * int(random.integers(2, 5))
     width, steps = int(random.integers(2, 7)), 10
     found = []
@@ -209,6 +215,6 @@ def noise(random: Random) -> Iterator[Fault]:
     (batch_1, value_1), (batch_2, value_2) = found
     if batch_1 != batch_2:
         yield Fault("noise scale: batch of an accumulated step", f"{batch_2} in {parts} parts, and {batch_1} in one")
-    # Microbatches of a rank are other samples of the step than its part of one batch: alike, not equal.
+    # A rank's micro-batches hold other samples than its part of a whole batch, so the values are only similar.
     elif parts == 1 and abs(value_1 - value_2) > 1e-6 * abs(value_1):
         yield Fault("noise scale: of an accumulated step", f"{value_2}, and {value_1} of one batch")

@@ -1,4 +1,4 @@
-"""Random models under random mixes, for evidence_parallel.py."""
+"""Draw random models and train them under random parallelisms, for evidence_parallel.py."""
 
 import copy
 import tempfile
@@ -19,11 +19,11 @@ from multiring.errors import ArgumentError, UnsupportedError
 
 AXES = ("data", "shard", "tensor", "pipeline")
 CLOSE = 1e-9
-WIDE = 512  # of layers that ranks divide or gather by themselves
+WIDE = 512  # wide enough for ranks to divide or gather the layer
 
 
 def joined() -> int:
-    """Join multiring's job, and torch's, once; return the rank."""
+    """Join the jobs of multiring and torch, once; return the rank."""
     if not dist.is_initialized():
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
@@ -33,7 +33,7 @@ def joined() -> int:
 
 
 def parallel(model: nn.Module, sample: Any, mesh: Any) -> Any:
-    """Return what parallelize makes of `model`; None where it refuses by name."""
+    """Return the parallel model, or None if `parallelize` refuses the model by name."""
     with redirect_stdout(StringIO()):
         try:
             return mt.parallelize(model, sample, mesh)
@@ -42,7 +42,7 @@ def parallel(model: nn.Module, sample: Any, mesh: Any) -> Any:
 
 
 def mesh_for(random: Random) -> Any:
-    """Draw a mesh for all ranks, "auto" now and then."""
+    """Draw a mesh for all ranks, sometimes "auto"."""
     ranks = dist.get_world_size()
     if random.random() < 0.25:
         return "auto"
@@ -53,7 +53,7 @@ def mesh_for(random: Random) -> Any:
 
 
 def apart(found: Tensor, want: Tensor) -> float:
-    """Return the relative difference."""
+    """Return the relative difference between two tensors."""
     return float((found - want).norm() / want.norm().clamp(min=1e-30))
 
 
@@ -61,7 +61,7 @@ def apart(found: Tensor, want: Tensor) -> float:
 
 
 class Oddity(nn.Module):
-    """A model with a forward of its own."""
+    """The base of models with an unusual feature and a forward of their own."""
 
     def __init__(self, inner: nn.Module, width: int, random: Random) -> None:
         super().__init__()
@@ -69,13 +69,16 @@ class Oddity(nn.Module):
         self.kind = int(random.integers(3))
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return a prediction."""
+        """Return the prediction for a batch."""
         made: Tensor = self.last(torch.tanh(self.inner(torch.tanh(self.first(given)))))
         return made
 
 
 class Remembering(Oddity):
-    """Assigns buffers anew, changes some in place, and counts; none of it is in the outputs."""
+    """A model that reassigns buffers, changes some in place, and counts its calls.
+
+    The outputs do not depend on the buffers.
+    """
 
     mean: Tensor
     calls: Tensor
@@ -91,7 +94,7 @@ class Remembering(Oddity):
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return a prediction."""
+        """Update the buffers and return the prediction."""
         if self.kind:
             self.mean = 0.9 * self.mean + 0.1 * given.detach().mean()
         self.calls = self.calls + 1
@@ -100,7 +103,7 @@ class Remembering(Oddity):
 
 
 class Unused(Oddity):
-    """Has parameters that its forward leaves out."""
+    """A model with parameters that its forward does not use."""
 
     def __init__(self, inner: nn.Module, width: int, random: Random) -> None:
         super().__init__(inner, width, random)
@@ -109,7 +112,7 @@ class Unused(Oddity):
 
 
 class Tied(nn.Module):
-    """Uses a weight by its layer, and by itself."""
+    """A model that uses one weight through its layer and directly."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -118,14 +121,14 @@ class Tied(nn.Module):
         self.words = words
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return scores of words."""
+        """Return the scores of the words."""
         return nn.functional.linear(torch.tanh(self.middle(self.embedding(words))).mean(1), self.embedding.weight)[
             :, :4
         ]
 
 
 class Encoder(nn.Module):
-    """Is used by another method than forward."""
+    """A module whose callers use `encode` instead of forward."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -133,19 +136,19 @@ class Encoder(nn.Module):
         self.more = nn.ParameterList([nn.Parameter(torch.randn(width, WIDE)), nn.Parameter(torch.randn(WIDE, width))])
 
     def encode(self, given: Tensor) -> Tensor:
-        """Return what forward would."""
+        """Encode a batch."""
         return torch.as_tensor(self.narrow(torch.tanh(self.wide(given))))
 
 
 class PastForward(Oddity):
-    """Calls a child past its forward."""
+    """A model that uses a child without calling the child's forward."""
 
     def __init__(self, inner: nn.Module, width: int, random: Random) -> None:
         super().__init__(inner, width, random)
         self.encoder = Encoder(width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return a prediction."""
+        """Return the prediction for a batch."""
         if self.kind:
             return super().forward(self.encoder.encode(given))
         first, second = self.encoder.more
@@ -153,22 +156,22 @@ class PastForward(Oddity):
 
 
 class Keywords(Oddity):
-    """Calls its layers by keyword."""
+    """A model that calls its layers with keyword arguments."""
 
     def __init__(self, inner: nn.Module, width: int, random: Random) -> None:
         super().__init__(inner, width, random)
         self.up, self.down = nn.Linear(width, WIDE), nn.Linear(WIDE, width)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return a prediction."""
+        """Return the prediction for a batch."""
         return super().forward(self.down(input=torch.tanh(self.up(input=given))))
 
 
 class Several(Oddity):
-    """Has two inputs and two outputs."""
+    """A model with two inputs and two outputs."""
 
     def forward(self, given: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override] # two of each
-        """Return two predictions."""
+        """Return the two predictions for a batch."""
         made = super().forward(given)
         return made, made * more[:, :4]
 
@@ -176,7 +179,7 @@ class Several(Oddity):
 def layers(
     random: Random, width: int, *, in_place: bool = False, norm: Callable[[int], nn.Module] | None = None
 ) -> nn.Sequential:
-    """Return a random sequence of layers from `width` to 4."""
+    """Return a random sequence of layers from `width` to 4 features."""
     activations = [nn.ReLU, nn.ELU, nn.LeakyReLU, nn.SiLU] if in_place else [nn.Tanh, nn.GELU, nn.ReLU]
     made: list[nn.Module] = []
     for _ in range(int(random.integers(2, 5))):
@@ -204,13 +207,13 @@ ODD: dict[str, Callable[[Random, int], nn.Module]] = {
 
 
 def loss_of(made: Any, targets: Tensor) -> Tensor:
-    """Return the mean over samples, of one output or several."""
+    """Return the loss of one or several outputs: the sum of their mean squared errors."""
     outputs = made if isinstance(made, tuple) else (made,)
     return torch.stack([nn.functional.mse_loss(each, targets) for each in outputs]).sum()
 
 
 def model_case(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train a model of some kind for three steps, and one process beside it."""
+    """Train a random model under a random mesh; compare three steps with one process."""
     joined()
     kind = str(random.choice(list(ODD)))
     width, batch = int(random.choice([8, 16, 32])), 8 * int(random.integers(1, 4))
@@ -264,7 +267,7 @@ def _trained(kind: str, made: Any, one: nn.Module, batch: tuple[Any, Tensor], de
 
 
 def shared_folder() -> str:
-    """Return a new folder that all ranks know."""
+    """Create a folder on rank 0 and return its path on all ranks."""
     told = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(told, 0)
     return str(told[0])

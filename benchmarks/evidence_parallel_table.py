@@ -1,4 +1,4 @@
-"""A cell of the table of helpers and meshes, for evidence_parallel.py."""
+"""Run one cell of the table of helpers and meshes, for evidence_parallel.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks.evidence_parallel_models import joined
 
 
 def helper_case(random: Random, folder: Path) -> Iterator[Fault]:
-    """Try a helper under a mesh in a kind of loop."""
+    """Run a random helper under a random mesh in a random kind of loop."""
     joined()
     every = list(cells(dist.get_world_size()))
     name, mesh, kind = every[int(random.integers(len(every)))]

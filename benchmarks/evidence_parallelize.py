@@ -1,10 +1,11 @@
-"""Is what `parallelize` chooses as good as the best that it printed? Five models in a lab on this machine (as root).
+"""Compare the parallelism that `parallelize` chooses with the fastest one it lists.
 
     sudo .venv/bin/python benchmarks/evidence_parallelize.py [--only wide,deep,...] [--short | --divide N]
 
-Each model is trained under every mix that fits, mixes in turn; a mix's figure is the median of its turns, each of which
-is as long as that of the slowest rank. Losses of all mixes are compared first. Exits with 1 where the choice takes more
-than 10 % longer than the best.
+The program trains five models in a lab on this machine. It trains each model under every parallelism that fits in
+memory, in turns. The result of a parallelism is the median time of its turns; a turn takes as long as its slowest rank.
+The losses of all parallelisms are compared first. The exit code is 1 if the chosen parallelism is more than 10 % slower
+than the fastest.
 """
 
 import json
@@ -21,7 +22,7 @@ from benchmarks.evidence import Claim, report, shown
 from benchmarks.evidence_job import ROOT, LabJob
 
 RANK = Path(__file__).with_name("evidence_parallelize_rank.py")
-# What was measured, with the forecasts: another model of time can be held against it without a machine.
+# The measurements and forecasts. With this file, another time model can be checked without a machine.
 RECORDS = ROOT / "build" / "evidence_parallelize.jsonl"
 LAB = "--hosts 2 --slots 2 --link 1gbit"
 WITHIN = 1.10
@@ -31,7 +32,7 @@ MODELS = ("wide", "deep", "embedding", "convolutional", "large")
 
 
 def choice(name: str, share: int) -> Iterator[Claim]:
-    """Yield how the choice for the model `name` is beside the best."""
+    """Yield the claim that the choice for the model `name` is close to the fastest."""
     text = f"{name}: the choice is within {WITHIN - 1:.0%} of the best of the mixes that were printed ({LAB})"
     with LabJob(LAB, RANK, name, max(3, TURNS // share)) as job:
         try:

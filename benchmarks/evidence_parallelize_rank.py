@@ -1,4 +1,7 @@
-"""What one rank does for evidence_parallelize.py: python evidence_parallelize_rank.py FOLDER MODEL TURNS."""
+"""Run one rank of evidence_parallelize.py.
+
+python evidence_parallelize_rank.py FOLDER MODEL TURNS
+"""
 
 import gc
 import sys
@@ -18,13 +21,14 @@ from multiring.torch.parallelizing.deciding import Prospect, build, look
 from multiring.torch.parallelizing.model import ParallelModel
 
 CLASSES, WARM_UP, MIB = 10, 2, 1 << 20
-# Of the loss of each of the first steps. Mixes sum in different orders, and Adam makes much of little: after five steps
-# in float32 `large` is 1e-3 from what all mixes give in float64, to ten digits (tests/frameworks hold that for SGD).
+# The relative tolerance for the losses of the first steps. Parallelisms sum in different orders, and Adam amplifies
+# small differences. After five steps in float32, `large` differs by 1e-3 from the loss in float64. In float64, all
+# parallelisms agree to ten digits (tests/frameworks checks this for SGD).
 AGREE, COMPARED = 1e-4, 3
 
 
 class Block(nn.Module):
-    """A residual block of two layers."""
+    """A residual block of two linear layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,14 +37,14 @@ class Block(nn.Module):
         )
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return what comes in and what is made of it."""
+        """Return the input plus the output of the block's body."""
         made: Tensor = given + self.body(given)
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, the batch of all ranks, and what a rank may hold (None: what it likes)."""
+    """A model, the batch of all ranks, and a rank's memory limit (None: unlimited)."""
 
     make: Callable[[], nn.Sequential]
     inputs: Callable[[], Tensor]
@@ -83,14 +87,14 @@ CASES = {
     "deep": Case(_deep, lambda: torch.randn(512, 256)),
     "embedding": Case(_embedding, lambda: torch.randint(100_000, (256, 8))),
     "convolutional": Case(_convolutional, lambda: torch.randn(64, 3, 32, 32)),
-    # Parameters, gradients and Adam's moments are 153 MiB.
+    # The parameters, gradients and Adam's moments take 153 MiB.
     "large": Case(_large, lambda: torch.randn(128, 1000), 100.0 * MIB),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model under one mix, its optimizer, and what its steps took."""
+    """A model under one parallelism, its optimizer, and its step times and losses."""
 
     model: ParallelModel
     optimizer: torch.optim.Optimizer
@@ -98,7 +102,7 @@ class Trial:
     losses: list[float]
 
     def turn(self, inputs: Tensor, targets: Tensor) -> None:
-        """Take one step, and note what it took the slowest rank."""
+        """Take one step, and record the time of the slowest rank."""
         given = self.model.share(inputs, targets)
         dist.barrier()
         begin = time.perf_counter()
@@ -112,14 +116,14 @@ class Trial:
 
 
 def trial(case: Case, mesh: Any, prospect: Prospect) -> Trial:
-    """Return the model under `mesh`."""
+    """Return the trial of a case under `mesh`."""
     torch.manual_seed(0)
     model = build(case.make(), mesh, prospect)
     return Trial(model, torch.optim.Adam(model.parameters(), lr=1e-4), [], [])
 
 
 def main() -> None:
-    """Measure every mix of one model."""
+    """Measure every parallelism of one model."""
     folder, name, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     settings = Settings.from_environment()
     torch.set_num_threads(1)

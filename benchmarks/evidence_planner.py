@@ -1,4 +1,7 @@
-"""Plans in labs of many kinds: is the chosen one as good as the best measured, and which algorithm won where."""
+"""Compare the chosen plan with the fastest measured plan in labs of many kinds.
+
+The claims also count which algorithm was the fastest.
+"""
 
 import json
 import statistics
@@ -13,15 +16,15 @@ from benchmarks.evidence import Claim, shown
 from benchmarks.evidence_job import ROOT, LabJob
 
 RANK = Path(__file__).with_name("evidence_planner_rank.py")
-# What was measured, with the constants that the probe found: another price can be held against it without a machine.
+# The measurements and the probe's constants. With this file, another cost model can be checked without a machine.
 RECORDS = ROOT / "build" / "evidence_planner.jsonl"
 WITHIN, GAIN = 1.05, 1.10
 KIB, MIB = 2**10, 2**20
 SMALL, MIDDLE, LARGE = 4 * KIB, 512 * KIB, 16 * MIB
 JOB_S = 600.0
-# Where nothing limits them links are as fast as processors are free, which differs from job to job.
+# Links without a limit are as fast as the processors are free. That differs from job to job, so several jobs run.
 UNLIMITED_JOBS = 3
-# Lab -> sizes: 30 configurations of hosts, slots, rates, racks, rails and sizes.
+# Each lab with its sizes in bytes: 30 configurations of hosts, slots, rates, racks, rails and sizes.
 LABS: dict[str, tuple[int, ...]] = {
     "--hosts 4 --slots 2 --link 1gbit": (SMALL, MIDDLE, LARGE),
     "--hosts 2 --slots 4 --link 1gbit": (SMALL, MIDDLE, LARGE),
@@ -39,7 +42,10 @@ LABS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One plan, as measured: what a call took in each turn. In the same turn all plans were measured, one by one."""
+    """A measured plan: the seconds of a call in each turn.
+
+    Each turn measures all plans, one after the other.
+    """
 
     algorithm: str
     grid: tuple[int, ...]
@@ -50,16 +56,16 @@ class Tried:
 
     @property
     def seconds(self) -> float:
-        """The median turn."""
+        """The median of the turns, in seconds."""
         return statistics.median(self.turns)
 
     def over(self, other: "Tried") -> list[float]:
-        """Return how many times as long as `other` this took, in each of the turns that both have."""
+        """Return this plan's time divided by `other`'s, for each turn that both have."""
         return [mine / theirs for mine, theirs in zip(self.turns, other.turns, strict=False)]
 
     @property
     def plan(self) -> "Tried":
-        """The same in all jobs."""
+        """The plan without its times, so that plans of different jobs compare equal."""
         return replace(self, predicted_s=0.0, turns=())
 
     def __str__(self) -> str:
@@ -70,7 +76,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What jobs in one lab measured for one size; each job's chosen plan comes first."""
+    """The measurements of one size by the jobs in one lab.
+
+    The chosen plan comes first in each job.
+    """
 
     lab: str
     size_bytes: int
@@ -82,39 +91,42 @@ class Configuration:
 
     @property
     def chosen(self) -> list[Tried]:
-        """What the planner takes, in each job."""
+        """The plan that the planner chose in each job."""
         return [job[0] for job in self.jobs]
 
     @property
     def plans(self) -> set[Tried]:
-        """What most jobs have measured."""
+        """The plans that more than half of the jobs measured."""
         counts = Counter(tried.plan for job in self.jobs for tried in job)
         return {plan for plan, count in counts.items() if 2 * count > len(self.jobs)}
 
     def behind(self, plan: Tried) -> float:
-        """Return how many times as long as `plan` the chosen one took: the median over all jobs' turns."""
+        """Return the chosen plan's time divided by `plan`'s, as the median over all turns."""
         return statistics.median(
             ratio for job in self.jobs for tried in job if tried.plan == plan for ratio in job[0].over(tried)
         )
 
     @property
     def best(self) -> Tried:
-        """The plan that was fastest, held against the chosen one turn by turn; the chosen one if none was faster."""
+        """The fastest plan, compared with the chosen plan turn by turn.
+
+        It is the chosen plan if no other plan was faster.
+        """
         return max([self.chosen[0].plan, *sorted(self.plans, key=str)], key=self.behind_or_level)
 
     def behind_or_level(self, plan: Tried) -> float:
-        """As `behind`; 1 for a plan that few have measured."""
+        """Return `behind(plan)`, or 1 for a plan that few jobs measured."""
         return self.behind(plan) if plan in self.plans else 1.0
 
     def seconds(self, plan: Tried) -> float:
-        """Return the median of the jobs' median turns of `plan`."""
+        """Return the median over the jobs of `plan`'s median turn, in seconds."""
         return statistics.median(tried.seconds for job in self.jobs for tried in job if tried.plan == plan)
 
     @property
     def gains(self) -> tuple[float, float] | None:
-        """By how much the best grid of several axes beats the ring through all ranks: predicted, and measured.
+        """The predicted and the measured gain of the best grid over the flat ring.
 
-        None: there are not both.
+        The flat ring runs through all ranks; the grid has several axes. The value is None unless both were measured.
         """
         predicted, measured = [], []
         for job in self.jobs:
@@ -129,7 +141,10 @@ class Configuration:
 
 
 def planner(share: int, *, limited: bool) -> Iterator[Claim]:
-    """Yield a claim for each configuration of links with a limit, or without one, and what they amount to together."""
+    """Yield a claim for each configuration, and summary claims.
+
+    With `limited`, the links have a rate limit; otherwise they have none.
+    """
     found: list[Configuration] = []
     labs = {lab: sizes for lab, sizes in LABS.items() if ("--link" in lab) == limited}
     jobs = 1 if limited else max(1, UNLIMITED_JOBS // share)
@@ -149,7 +164,7 @@ def planner(share: int, *, limited: bool) -> Iterator[Claim]:
 
 
 def assessed(each: Configuration) -> Claim:
-    """Return the claim that the chosen plan is as good as the best."""
+    """Return the claim that the chosen plan is as fast as the fastest plan."""
     ratio = each.behind_or_level(each.best)
     counts = Counter(str(tried) for tried in each.chosen)
     names = ", ".join(f"{name} ({count} x)" if len(counts) > 1 else name for name, count in counts.most_common())
@@ -165,7 +180,7 @@ def assessed(each: Configuration) -> Claim:
 
 
 def measured(lab: str, sizes: tuple[int, ...]) -> list[tuple[int, tuple[Tried, ...]]]:
-    """Return the sizes that one job has measured, as far as it got, each with its plans."""
+    """Run one job; return the sizes that it measured in time, each with its plans."""
     with LabJob(lab, RANK, "plans", ",".join(map(str, sizes))) as job:
         with suppress(TimeoutError):
             job.wait_for(lambda heard: len(heard) == len(sizes), JOB_S)
@@ -177,13 +192,13 @@ def measured(lab: str, sizes: tuple[int, ...]) -> list[tuple[int, tuple[Tried, .
 
 
 def tried_of(word: dict[str, Any]) -> Tried:
-    """Return a plan as its rank told of it."""
+    """Return the measured plan from a rank's report."""
     grid, shares = tuple(word["grid"]), tuple(word["shares"])
     return Tried(word["algorithm"], grid, shares, word["segment_bytes"], word["predicted_s"], tuple(word["seconds"]))
 
 
 def together(found: list[Configuration]) -> Iterator[Claim]:
-    """Yield how multi-ring is beside the flat ring, and who won how often."""
+    """Yield the gain of multi-ring over the flat ring, and how often each algorithm won."""
     gains = [(each.gains[1], f"{each}: {each.gains[1]:.2f} x") for each in found if each.gains and each.gains[0] > GAIN]
     slower = [text for gain, text in gains if gain <= 1]
     yield Claim(

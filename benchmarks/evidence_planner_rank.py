@@ -1,6 +1,9 @@
-"""One rank of a job that measures plans: python evidence_planner_rank.py FOLDER plans SIZE,...
+"""Measure plans as one rank of a job.
 
-Reports, for each size, the plan that is chosen and every other with what it takes, each by turns, to FOLDER/words.
+    python evidence_planner_rank.py FOLDER plans SIZE,...
+
+For each size, rank 0 sends a report to FOLDER/words. It holds the chosen plan and the other candidates, each with its
+time in every turn.
 """
 
 import statistics
@@ -19,15 +22,15 @@ from multiring.schedule import Collective
 from multiring.topology import Topology, text_of
 
 TURNS = 3
-AGAIN_TURNS, RIVALS = 6, 8  # more turns for those that looked faster than the chosen one, or nearly
+AGAIN_TURNS, RIVALS = 6, 8  # Plans that were faster than the chosen plan, or nearly, get more turns.
 NEARLY = 1.02
-TIMED_S = 0.3  # of one plan in one turn, by what is predicted
+TIMED_S = 0.3  # the time to measure one plan in one turn, by its predicted time
 LEAST_CALLS, MOST_CALLS = 2, 200
 DRAIN_S = 1.0
 
 
 def main() -> None:
-    """Probe, then measure for each size."""
+    """Probe the topology, then measure the plans for each size."""
     folder, _, sizes = sys.argv[1:]
     group = multiring.init()
     topology = probe(group).topology
@@ -43,9 +46,10 @@ def main() -> None:
 
 
 def contenders(task: Task, topology: Topology, chosen: Plan) -> list[Plan]:
-    """Return what to measure beside `chosen`: the best of each algorithm, grid and set of shares, as predicted.
+    """Return the plans to compare with `chosen`: the best predicted one of each kind.
 
-    Of the chosen one's all lengths of segments, also where the planner cuts nothing.
+    A kind is an algorithm, a grid and a set of shares. For the kind of `chosen`, return all segment lengths, even if
+    the planner does not cut the array.
     """
     there_are = ranked(task, replace(topology, takes_turns=False))
     plans = [replace(plan, predicted_seconds=repriced(task, plan, topology)) for plan in there_are]
@@ -61,14 +65,15 @@ def contenders(task: Task, topology: Topology, chosen: Plan) -> list[Plan]:
 
 
 def kind_of(plan: Plan) -> tuple[object, ...]:
-    """Return what tells plans apart but for their segments."""
+    """Return the properties that distinguish plans, apart from their segments."""
     return plan.schedule.algorithm, plan.schedule.grid, plan.schedule.shares
 
 
 def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[float]]:
-    """Return what a call of each plan takes on the slowest rank, in each turn; every other turn goes backwards.
+    """Return the seconds of a call of each plan on the slowest rank, for each turn.
 
-    The fastest of many is partly the luckiest: the chosen one, the first, and its rivals have some turns more.
+    Every other turn runs in reverse order. The fastest of many plans is partly the luckiest, so the chosen plan and its
+    rivals get additional turns.
     """
     array = group.allocate(task.size_bytes // 4, "float32")
     array[...] = 0
@@ -95,7 +100,7 @@ def run(
     array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
     calls: int,
 ) -> float:
-    """Return the seconds of one of `calls` calls by `plan`, behind one that does not count."""
+    """Return the seconds per call of `plan` over `calls` calls, after one untimed call."""
     group.pin(task, plan)
     group.all_reduce(array)
     group.barrier()
@@ -108,7 +113,7 @@ def run(
 
 
 def word_of(plan: Plan, seconds: list[float]) -> dict[str, object]:
-    """Return a plan and its times as JSON has them."""
+    """Return a plan and its times as a JSON object."""
     schedule = plan.schedule
     return {
         "algorithm": schedule.algorithm,

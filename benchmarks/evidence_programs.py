@@ -1,9 +1,10 @@
-"""Random programs of collectives against NumPy on every rank, over hosts, slots, rails, racks and engines (as root).
+"""Run random programs of collectives and compare them with NumPy on every rank.
 
     sudo .venv/bin/python benchmarks/evidence_programs.py [--seconds 3600] [--seed N] [--only 'tcp x 3,...']
 
-The places take turns of a minute, each with the next seed. What fails is printed with the command that repeats it;
-the others go on. Exits with 1 where anything failed. tests/conformance/programs.py is what runs.
+The places vary hosts, slots, rails, racks and engines. They take turns of a minute, each with the next seed. A failure
+is printed with the command that repeats it, and the other places continue. The exit code is 1 if any program failed.
+The programs are in tests/conformance/programs.py.
 """
 
 import argparse
@@ -29,15 +30,15 @@ from multiring.bench.variants import VARIANTS
 from multiring.settings import environment_of, inherited_environment
 
 TURN_S = 60.0
-PATIENCE_S = 240.0  # beyond its turn a place is a hang
-TOLD = 2500  # characters of a failure's output
+PATIENCE_S = 240.0  # a place that runs longer than its turn and this time counts as hung
+TOLD = 2500  # the number of characters printed of a failure's output
 RAILS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 _RUN = ("-m", "multiring", "run", "-n")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a program runs: what starts its ranks, and what they find in their environment."""
+    """The setting of a program: the command that starts its ranks, and their environment."""
 
     starter: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -54,11 +55,15 @@ class Tally:
 
 
 def places() -> Iterator[tuple[str, Place]]:
-    """Yield every place by its name; those that need an MPI where it is installed."""
+    """Yield every place with its name.
+
+    Some places need an MPI implementation.
+    """
     python = sys.executable
     for ranks in (1, 2, 3, 4, 6):
         yield f"shm x {ranks}", Place((python, *_RUN, str(ranks), "--"))
-    # More than 16 ranks do not all tell each other at once; and the ways round fused kernels and single copies.
+    # With more than 16 ranks, not every rank reports to all others at once. The last place avoids fused kernels and
+    # single-copy reads.
     yield "shm x 18", Place((python, *_RUN, "18", "--"))
     yield "shm x 3, move by move", Place((python, *_RUN, "3", "--"), environment_of(lower=False, read_peers=False))
     for ranks in (2, 3, 5):
@@ -87,7 +92,7 @@ def places() -> Iterator[tuple[str, Place]]:
 
 
 def main() -> int:
-    """Run programs until the time is over; return 1 where one failed."""
+    """Run programs until the time is used up; return 1 if a program failed."""
     known = dict(places())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0, help="for how long in all")
@@ -111,7 +116,7 @@ def main() -> int:
 
 
 def run(name: str, place: Place, seed: int, seconds: float, tally: Tally) -> None:
-    """Run the program of `seed` at a place, and say what was wrong."""
+    """Run the program of `seed` at a place; print and count the result."""
     program = (sys.executable, "-m", "tests.conformance.programs", "--seed", str(seed), "--seconds", f"{seconds:.0f}")
     variables = {
         "OMP_NUM_THREADS": "1",

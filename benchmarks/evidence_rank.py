@@ -1,6 +1,9 @@
-"""What one rank of a job does for the evidence: python evidence_rank.py FOLDER TASK ...
+"""Run one rank of a job for the evidence.
 
-Needs NumPy only. It reports in JSON words to FOLDER/words, and looks there for words to it.
+    python evidence_rank.py FOLDER TASK ...
+
+The rank needs only NumPy. It sends its reports as JSON words to the socket FOLDER/words, and looks in FOLDER for words
+to it.
 """
 
 import contextlib
@@ -27,28 +30,28 @@ FOREVER_S = 60.0
 
 
 def main() -> None:
-    """Run the task."""
+    """Run the task of the command line."""
     folder, task, *arguments = sys.argv[1:]
     tasks: dict[str, Any] = {"die": die, "join": join, "sums": sums, "open": stay_open, "crowded": crowded}
     tasks[task](Path(folder), *arguments)
 
 
 def tell(folder: Path, **word: Any) -> None:
-    """Report."""
+    """Send a report to the parent process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.connect(f"{folder}/words")
         line.send(json.dumps(word).encode())
 
 
 def die(folder: Path, stage: str, victim: str, workers: str) -> None:
-    """Report from `stage`, where somebody kills the victim, and try to go on."""
+    """Report from `stage`, where the parent kills the victim, and try to continue."""
     rank = Settings.from_environment().rank
     here = {"rank": rank, "pid": os.getpid(), "stage": stage}
     if stage == "init" and rank == int(victim):
         tell(folder, **here)
     group = multiring.init()
     for _ in range(int(workers)):
-        if os.fork() == 0:  # as a data loader's worker
+        if os.fork() == 0:  # imitates a data loader's worker
             time.sleep(FOREVER_S)
             os._exit(0)
     array = group.allocate(300_000, "float32")
@@ -69,7 +72,7 @@ def die(folder: Path, stage: str, victim: str, workers: str) -> None:
 
 
 def join(folder: Path) -> None:
-    """Join, sum, and report when init returned and how many descriptors there are."""
+    """Join and sum; report the time of joining and the number of open descriptors."""
     group = multiring.init()
     joined_s = time.monotonic()
     total = np.full(1000, group.rank + 1, np.int64)
@@ -81,7 +84,10 @@ def join(folder: Path) -> None:
 
 
 def sums(folder: Path, cases: str) -> None:
-    """Sum random float32 and bfloat16 arrays, compare with the oracle, and report all bits in brief."""
+    """Sum random float32 and bfloat16 arrays and compare with the oracle.
+
+    The report has a digest of all bits.
+    """
     group = multiring.init()
     digest = hashlib.blake2b(digest_size=16)
     sizes = np.random.default_rng(0).integers(1, 100_000, int(cases))
@@ -97,7 +103,7 @@ def sums(folder: Path, cases: str) -> None:
 
 
 def stay_open(folder: Path) -> None:
-    """Report the listening port, and sum until told to stop; report whether all sums were right."""
+    """Report the listening port, sum until the parent says stop, and check all sums."""
     group = multiring.init()
     tell(folder, rank=group.rank, port=listening_port())
     total, turns, going = np.ones(10_000), 0, np.ones(1)
@@ -111,12 +117,16 @@ def stay_open(folder: Path) -> None:
 
 
 def crowded(folder: Path, hosts: str, held: str) -> None:
-    """Link with all ranks, on `hosts` virtual hosts, while strangers hold `held` connections at this rank's port."""
+    """Connect to all ranks while foreign connections occupy this rank's port.
+
+    The ranks are on `hosts` virtual hosts. There are `held` foreign connections.
+    """
     settings = Settings.from_environment()
     assert settings.rank is not None
     assert settings.size is not None
     host = settings.rank // (settings.size // int(hosts))
-    world = importlib.import_module("multiring.runtime.job.joining")  # a function of the package has its name, too
+    # a function of the package has the same name, so the module is imported by its path
+    world = importlib.import_module("multiring.runtime.job.joining")
     vars(world)["host_id"] = lambda: f"host {host}"
     door = CrowdedDoor(int(held))
     start = time.monotonic()
@@ -139,23 +149,26 @@ def crowded(folder: Path, hosts: str, held: str) -> None:
 
 
 class CrowdedDoor:
-    """Silent connections to this process's port from when it listens on: one that is closed is made again."""
+    """Holds silent connections to this process's port, from when it listens.
+
+    A connection that is closed is replaced.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._lines: dict[int, socket.socket] = {}
         self._closing = threading.Event()
-        self.came = 0  # ever
+        self.came = 0  # the number of connections so far
         self._thread = threading.Thread(target=self._hold, daemon=True)
         self._thread.start()
 
     def wait_until_full(self) -> None:
-        """Return when there are as many as there should be."""
+        """Wait until the wanted number of connections is open."""
         while len(self._lines) < self._count:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all connections."""
         self._closing.set()
         self._thread.join()
         for line in self._lines.values():

@@ -1,9 +1,10 @@
-"""A thousand ranks and more, on one machine: what the proof of their schedules takes, and what 64 of them keep.
+"""Test a thousand ranks and more on one machine.
 
     python benchmarks/evidence_scale.py [--only lines,drawn,altered,memory]
 
-For the first three no ranks run: schedules are values. Their times are of one processor, whatever else the machine
-does. The printed text goes into benchmarks/results/.
+The first three claims run no ranks: they prove schedules, which are plain values. Their times are processor times, so
+other load does not count. The claim `memory` runs 64 ranks and measures the memory that they keep. The printed table is
+kept in benchmarks/results/.
 """
 
 import re
@@ -17,7 +18,7 @@ from time import process_time
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the others' report is there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import evidence.py's report
 
 from benchmarks.evidence import Claim, report
 
@@ -37,7 +38,7 @@ def lines(_: int) -> Iterator[Claim]:
 
 
 def drawn(_: int) -> Iterator[Claim]:
-    """Prove every algorithm on a long flat line, comparing drawn ranks."""
+    """Prove every algorithm on a long flat line, comparing a random sample of ranks."""
     yield from _proofs(LONG, np.random.default_rng(1).choice(LONG, DRAWN, replace=False).tolist(), LONG_S)
 
 
@@ -56,7 +57,7 @@ def _proofs(ranks: int, compared: list[int] | None, limit_s: float) -> Iterator[
 
 
 def altered(divide: int) -> Iterator[Claim]:
-    """Alter one move of one drawn rank; it has to be refused."""
+    """Alter one move of one sampled rank; `check` must refuse the schedule."""
     generator, tried, refused, longest_s = np.random.default_rng(2), 0, 0, 0.0
     for _ in range(max(1, 20 // divide)):
         algorithm = str(generator.choice(["ring", "direct", "exchange"]))
@@ -78,7 +79,10 @@ def altered(divide: int) -> Iterator[Claim]:
 
 
 def memory(divide: int) -> Iterator[Claim]:
-    """Exchange 64 MiB of every rank among 64 ranks, and look at what the ranks keep beside their arrays."""
+    """Run all_to_all with 64 MiB per rank on 64 ranks; check the memory that ranks keep.
+
+    The user's arrays do not count.
+    """
     ranks = max(4, RANKS // divide)
     for engine, settings in (
         ("tcp", {"MULTIRING_ENGINE": "tcp"}),

@@ -1,6 +1,8 @@
-"""One rank of evidence_scale.py: prints, on rank 0, what all_to_all leaves behind on the rank that keeps most.
+"""Print the memory that all_to_all leaves on the rank that keeps the most.
 
-multiring run -n RANKS -- python benchmarks/evidence_scale_rank.py MIB
+    multiring run -n RANKS -- python benchmarks/evidence_scale_rank.py MIB
+
+Rank 0 prints the result.
 """
 
 import sys
@@ -12,13 +14,13 @@ import multiring
 
 
 def proportional_mib() -> float:
-    """Return this process' memory in MiB, what it shares counted by its share."""
+    """Return this process's proportional memory (PSS) in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
 
 
 def main() -> None:
-    """Exchange MIB of every rank with all others, and compare what is resident before and after with the result."""
+    """Exchange MIB per rank with all ranks; print the memory growth beyond the result."""
     group = multiring.init()
     array = np.ones((int(sys.argv[1]) << 18) // group.size * group.size, np.float32)
     group.barrier()

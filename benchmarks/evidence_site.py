@@ -1,9 +1,10 @@
-"""The site of docs in a browser: every page at the widths of a phone and a desktop.
+"""Check every page of the docs site in a browser, at phone and desktop widths.
 
     python benchmarks/evidence_site.py [FOLDER]
 
-looks at what `make site` built (build/site), in Debian's chromium (apt-get install chromium). It fails where a page
-writes an error to the console, lacks something it loads, scrolls sideways, or where the reference lacks a public name.
+FOLDER is the output of `make site` (default build/site). The browser is Debian's Chromium (apt-get install chromium). A
+page fails if it logs an error to the console, cannot load a resource, or scrolls sideways. The program also fails if
+the reference lacks a public name.
 """
 
 import http.server
@@ -21,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 WIDTHS = (390, 1440)
 DEADLINE_S = 600.0
-# In front of every page's own scripts.
+# This script is inserted before every page's own scripts.
 WITNESS = """<script>
 window.__errors = [];
 const note = text => window.__errors.push(String(text));
@@ -58,14 +59,14 @@ async function look(page, width) {
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves the site, the page that looks at it, and takes what that has found."""
+    """Serves the site and the page that checks it, and receives the result."""
 
     def __init__(self, *arguments: Any, pages: list[str], found: list[Any], done: threading.Event, **rest: Any) -> None:
         self._pages, self._found, self._done = pages, found, done
         super().__init__(*arguments, **rest)
 
     def do_GET(self) -> None:
-        """Serve a file; a page with the witness in it."""
+        """Serve a file. Pages of the site get the error-recording script."""
         name = self.path.partition("?")[0].lstrip("/")
         if name == "look":
             self._send(LOOK.replace("PAGES", json.dumps(self._pages)).replace("WIDTHS", json.dumps(WIDTHS)))
@@ -78,13 +79,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             super().do_GET()
 
     def do_POST(self) -> None:
-        """Take what was found."""
+        """Receive the result of the check."""
         self._found += json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._send("")
         self._done.set()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing of each request."""
+        """Drop the log message of a request."""
 
     def _send(self, text: str) -> None:
         data = text.encode()
@@ -96,7 +97,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def looked_at(site: Path, pages: list[str]) -> list[dict[str, Any]]:
-    """Return what the browser found of each page at each width."""
+    """Return the browser's findings for each page at each width."""
     browser = shutil.which("chromium")
     if browser is None:
         sys.exit("no chromium here: apt-get install chromium")
@@ -127,7 +128,7 @@ def looked_at(site: Path, pages: list[str]) -> list[dict[str, Any]]:
 
 
 def missing_names(site: Path) -> list[str]:
-    """Return the public names that the reference lacks."""
+    """Return the public names that are missing in the reference."""
     sys.path.insert(0, str(ROOT / "docs" / "site"))
     import hooks  # type: ignore[import-not-found] # noqa: PLC0415 -- of the site, beside its pages
 
@@ -140,7 +141,7 @@ def missing_names(site: Path) -> list[str]:
 
 
 def main() -> None:
-    """Look, and say what is wrong."""
+    """Check all pages and print the faults."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve()
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     if not pages:

@@ -1,8 +1,8 @@
-"""What strangers can do: fuzzed words in process and at listening ports, crowded doors, thousands at the rendezvous.
+"""Attack a job from outside: fuzzed messages, occupied ports and a full rendezvous.
 
     python benchmarks/evidence_strangers.py [--only parsers,ports] [--short]
 
-Takes under half an hour; needs GCC's sanitizers, and nothing else beside the tests' own needs.
+The program takes under half an hour. In addition to the tests' requirements, it needs GCC's sanitizers.
 """
 
 import random
@@ -22,7 +22,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' strangers are there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' strangers
 
 from benchmarks.evidence import Claim, report
 from benchmarks.evidence_job import ROOT, Job
@@ -37,7 +37,7 @@ from multiring.settings import environment_of, inherited_environment
 
 INPUTS, AT_A_PORT = 1_000_000, 10_000
 NATIVE_INPUTS_A_SCALE = 25_000
-A_TURN = 10  # inputs of one example
+A_TURN = 10  # the number of inputs in one hypothesis example
 LIGHT, RANK_0_BYTES, MEET_S = 2048, 256 << 20, 20.0
 HELD = 300
 AT_A_TIME = 50
@@ -45,7 +45,7 @@ SECRET = "of the evidence"  # noqa: S105 -- of jobs that live for seconds
 
 
 def parsers(share: int) -> Iterator[Claim]:
-    """Fuzz what reads: natively under ASan and UBSan, in Python by hypothesis."""
+    """Fuzz the parsers: in C++ under ASan and UBSan, in Python with hypothesis."""
     start = time.monotonic()
     heard, limit = 0, INPUTS // 20 // share
     door = Door()
@@ -102,7 +102,10 @@ def parsers(share: int) -> Iterator[Claim]:
 
 
 def ports(share: int) -> Iterator[Claim]:
-    """Visit the rendezvous of a job that waits for its last rank, and the ports of one at work."""
+    """Send fuzzed frames to a waiting rendezvous and to the ports of a running job.
+
+    The rendezvous waits for its last rank.
+    """
     count = AT_A_PORT // share
     for place in (f"@multiring-evidence-{secrets.token_hex(8)}", f"127.0.0.1:{_free_port()}"):
         start = time.monotonic()
@@ -137,7 +140,7 @@ def ports(share: int) -> Iterator[Claim]:
 
 
 def doors(share: int) -> Iterator[Claim]:
-    """Hold silent connections at every rank's port while all ranks connect with all."""
+    """Hold silent connections at every rank's port while all ranks connect to each other."""
     hosts, slots = (8, 8) if share == 1 else (4, 2)
     with Job(hosts * slots, "crowded", hosts, HELD, multiring_init_timeout_s=300) as job:
         job.wait_for(lambda heard: len(heard) == hosts * slots, 500)
@@ -153,7 +156,7 @@ def doors(share: int) -> Iterator[Claim]:
 
 
 def thousands(share: int) -> Iterator[Claim]:
-    """Meet with thousands of sockets that do not parse."""
+    """Start a rendezvous with thousands of light clients, which are bare sockets."""
     size = LIGHT // share + 1
     place = f"@multiring-evidence-{secrets.token_hex(8)}"
     mine, theirs = get_context("spawn").Pipe()
@@ -186,7 +189,7 @@ def _rank_0(report_to: Connection, place: str, size: int) -> None:
 
 
 def _peer_info() -> dict[str, object]:
-    # As large as what `init` tells of a host of 64 cores.
+    # as large as the information that `init` sends from a host with 64 cores
     return {"host": "h" * 90, "name": "n" * 20, "handover": "m" * 42, "cores": list(range(64)), "rest": "r" * 200}
 
 
@@ -226,7 +229,10 @@ def _rank(rank: int, place: str) -> "subprocess.Popen[bytes]":
 
 
 def _rendezvous_words(noise: random.Random, count: int) -> Iterator[bytes]:
-    """Yield frames that are right but for a field, a length or their end, and noise."""
+    """Yield nearly valid frames and noise.
+
+    The frames have a wrong field, a wrong length, or a missing end.
+    """
     odd: list[object] = [
         None,
         True,
@@ -263,7 +269,7 @@ def _rendezvous_words(noise: random.Random, count: int) -> Iterator[bytes]:
 
 
 def _visit_rendezvous(place: str, said: list[bytes]) -> list[bytes]:
-    """Say each on a connection of its own, all at the same time; return what comes back."""
+    """Send each text on its own connection, all at the same time; return the answers."""
     lines = [_connected(place) for _ in said]
     for line, each in zip(lines, said, strict=True):
         with suppress(OSError):
@@ -280,7 +286,7 @@ def _visit_rendezvous(place: str, said: list[bytes]) -> list[bytes]:
 
 
 def _connected(place: str) -> socket.socket:
-    """Return a connection with who listens there, as soon as somebody does."""
+    """Return a connection to the listener at `place`, waiting until it listens."""
     deadline = time.monotonic() + 60
     host, _, port = place.rpartition(":")
     while True:

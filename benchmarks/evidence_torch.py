@@ -1,9 +1,10 @@
-"""Random torch programs on two ranks against one process, or against plain arithmetic: torch's corners.
+"""Test unusual uses of torch on two ranks.
 
     python benchmarks/evidence_torch.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 
-What programs do to gradients and their memory, callbacks that wait, compiled functions, the state of modules, odd
-structures, two networks. benchmarks/evidence_cases.py says how families take turns.
+The families run random programs and compare them with one process or with plain arithmetic. They cover changes to
+gradients and their memory, callbacks that wait, compiled functions, the state of modules, odd structures, and the
+training of two networks. benchmarks/evidence_cases.py explains how families take turns.
 """
 
 import sys
@@ -34,7 +35,10 @@ from multiring.frontend.errors import LoopOrderError
 
 
 def compiled_model(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train a compiled DDP beside one that is not."""
+    """Train a compiled DistributedDataParallel model and an uncompiled one.
+
+    Both must get the same weights.
+    """
     rank, _ = ready()
     make, features = network(random)
     seed = int(random.integers(1 << 20))
@@ -92,7 +96,7 @@ COMPILED: list[Callable[[Tensor], Tensor]] = [
 
 
 def compiled_calls(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Compile a function of some collectives, ours and torch's, beside the same function as it is."""
+    """Compare a compiled function of some collectives with the uncompiled function."""
     rank, _ = ready()
     shape = tuple(int(each) for each in random.integers(1, 5, int(random.integers(1, 3))))
 
@@ -108,7 +112,7 @@ def compiled_calls(random: Random, _folder: Path) -> Iterator[Fault]:
     torch._dynamo.reset()  # noqa: SLF001 -- torch's name
     compiled = torch.compile(function, backend="eager", dynamic=bool(random.integers(2)))
     inner = torch.compile(compiled, backend="eager") if random.random() < 0.3 else compiled
-    for more in range(3):  # again, with other shapes and other turns
+    for more in range(3):  # once more with other shapes and numbers of turns
         whole = (shape[0] + more, *shape[1:])
         start = torch.arange(1.0, 1 + float(np.prod(whole))).view(whole) * (rank + 1)
         wanted = function(start.clone(), 1 + more)
@@ -125,7 +129,7 @@ def compiled_calls(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 class Odd(nn.Module):
-    """A module with buffers of random kinds, and perhaps state that is no tensor."""
+    """A module with buffers of random types, and possibly state that is no tensor."""
 
     def __init__(self, random: Random, mine: int) -> None:
         super().__init__()
@@ -138,27 +142,27 @@ class Odd(nn.Module):
             self.register_buffer(f"b{number}", value, persistent=bool(random.integers(2)))
         self.form = ("none", "tensor", "dict", "list")[int(random.integers(4))]
         self.extra = mine
-        if self.form == "none":  # of the instance's own class: torch asks the class
+        if self.form == "none":  # torch looks the method up in the class, so the instance changes its class
             self.__class__ = Plain
 
     def get_extra_state(self) -> Any:
-        """Return it in one form or another."""
+        """Return the extra state in this module's form."""
         return {"tensor": torch.tensor(self.extra), "dict": {"x": self.extra}, "list": [self.extra]}[self.form]
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` returned."""
+        """Restore the extra state."""
         self.extra = int(state["x"] if self.form == "dict" else state[0] if self.form == "list" else state)
 
 
 class Plain(Odd):
-    """The same, without extra state."""
+    """The same module without extra state."""
 
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state
 
 
 def state(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Give all ranks rank 0's module, in one of the ways there are."""
+    """Copy rank 0's module to all ranks, with `distribute` or `elastic`."""
     rank, _ = ready()
     entropy, way = int(random.integers(1 << 30)), ("distribute", "elastic")[int(random.integers(2))]
     module, wanted = (Odd(np.random.default_rng(entropy), mine) for mine in (rank, 0))
@@ -181,7 +185,10 @@ def state(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def structure(source: Random, own: int, order: Random, depth: int, number: int = 1) -> Any:
-    """Return the structure that `source` draws, with contents of one rank, and names in an order of its own."""
+    """Return the structure that `source` draws, with one rank's contents.
+
+    The rank's `order` decides the order of the dictionaries' names.
+    """
     kind = int(source.integers(4 if depth else 2)) if number > 1 else 3
     if kind == 0:
         return torch.arange(float(own + 1)).add(100 * number + 10 * own)
@@ -195,7 +202,7 @@ def structure(source: Random, own: int, order: Random, depth: int, number: int =
 
 
 def joined(parts: list[Any]) -> Any:
-    """Return the structures of all ranks as one."""
+    """Return the structures of all ranks concatenated into one."""
     if isinstance(parts[0], Tensor):
         return torch.cat(parts).tolist()
     if isinstance(parts[0], list):
@@ -206,7 +213,7 @@ def joined(parts: list[Any]) -> Any:
 
 
 def gather(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Gather odd structures, whose dicts have their names in another order on each rank."""
+    """Gather odd structures whose dictionaries have another order on each rank."""
     rank, ranks = ready()
     entropy = int(random.integers(1 << 30))
     drawn_for = [
@@ -227,7 +234,7 @@ def gather(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def complex_parameters(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Step on complex parameters, as torch's AdamW does; Muon refuses them by name."""
+    """Step on complex parameters: LAMB must match AdamW, and Muon must refuse them."""
     shape = tuple(int(each) for each in random.integers(1, 4, 2))
     kind = (torch.complex64, torch.complex128)[int(random.integers(2))]
     torch.manual_seed(int(random.integers(1 << 30)))
@@ -258,16 +265,16 @@ def complex_parameters(random: Random, _folder: Path) -> Iterator[Fault]:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A loop that trains two networks, one through the other."""
+    """A loop that trains a maker and a judge, one through the other."""
 
     seed: int
     width: int
     rate: float
-    passes: int  # backwards for a step of the judge's
+    passes: int  # the number of backward passes per step of the judge
     makes_first: bool
 
     def play(self, those: Any, *, shares: bool, freezes: bool) -> list[nn.Module]:
-        """Return the networks after some steps on the samples of these ranks."""
+        """Train on the samples of these ranks; return the two networks."""
         torch.manual_seed(self.seed)
         maker = nn.Linear(3, self.width)
         judge = nn.Sequential(nn.Linear(self.width, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -300,7 +307,10 @@ class Game:
 
 
 def two_networks(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train two networks, one through the other; where a loop is refused, what the error says to do is right."""
+    """Train two networks, one through the other.
+
+    If multiring refuses the loop, the advice in the error must work.
+    """
     rank, ranks = ready()
     game = Game(
         seed=int(random.integers(1 << 20)),
