@@ -58,7 +58,8 @@ class Settings:
         str,
         None,
         "set by multiring run",
-        "variables of other launchers at the start; a rank with other ones was started by a launcher in the job",
+        "variables of other launchers when the job started; a process with different ones was started by a launcher "
+        "inside the job",
     )
     engine: str = _setting(
         "MULTIRING_ENGINE",
@@ -91,8 +92,8 @@ class Settings:
         None,
         "different interface names or addresses with commas between, each with its :rate or without, "
         "like rail0:1gbit,rail1:250mbit",
-        "interfaces that carry bytes between hosts; else MULTIRING_INTERFACE's, else those of the topology file, else "
-        "the default route's",
+        "interfaces that carry bytes between hosts. Default: MULTIRING_INTERFACE, else the interfaces of the topology "
+        "file, else the interface of the default route",
     )
     rail_timeout_s: float = _setting(
         "MULTIRING_RAIL_TIMEOUT_S",

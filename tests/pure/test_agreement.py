@@ -166,10 +166,10 @@ def test_of_many_that_say_the_same_a_few_are_named() -> None:
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda member: member.announce("a", TERMS), "rank 1 has announced 'a', and it is not decided yet"),
-        (lambda member: member.announce_all([("b", TERMS), ("b", TERMS)]), "a name is there twice"),
+        (lambda member: member.announce("a", TERMS), "rank 1 has announced 'a' already, and it is not decided yet"),
+        (lambda member: member.announce_all([("b", TERMS), ("b", TERMS)]), "a name occurs twice"),
         (lambda member: member.announce("\ud83d\ude00", TERMS), "surrogates not allowed"),
-        (lambda member: member.lost(1), "rank 1 is lost, want another one than 1 of a group of 3"),
+        (lambda member: member.lost(1), "rank 1 is lost: want a rank other than 1 in a group of 3"),
         (lambda member: member.lost(3), "rank 3 is lost"),
         (lambda member: [member.join(), member.join()], "rank 1 has joined"),
         (lambda member: [member.join(), member.announce("c", TERMS)], "rank 1 has joined"),

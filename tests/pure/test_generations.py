@@ -35,7 +35,7 @@ def test_a_rank_fewer() -> None:
 
 @pytest.mark.parametrize("lost", [{2}, {5}, {-1, 0}])
 def test_who_cannot_be_lost(lost: set[int]) -> None:
-    with pytest.raises(ArgumentError, match=r"want ranks of 5, and not this one, 2"):
+    with pytest.raises(ArgumentError, match=r"want ranks below 5 other than this rank, 2"):
         _membership(2).without(lost)
 
 

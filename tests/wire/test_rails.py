@@ -62,8 +62,8 @@ def test_rails_that_are_not_there(rails: str, words: str) -> None:
 def test_ranks_with_different_rails_say_who_has_what() -> None:
     report = report_of(join, 3, engine="tcp", by_rank=[{"rails": TWO}, {"rails": "127.0.0.1"}, {"rails": TWO}])
     words = (
-        r"all ranks must have as many rails, but there are 2 \(127.0.0.1, 127.0.0.2\) on ranks \[0, 2\]; "
-        r"1 \(127.0.0.1\) on ranks \[1\]; set MULTIRING_RAILS alike"
+        r"all ranks must have equally many rails, but there are 2 \(127.0.0.1, 127.0.0.2\) on ranks \[0, 2\]; "
+        r"1 \(127.0.0.1\) on ranks \[1\]; set MULTIRING_RAILS to match"
     )
     for outcome in report.outcomes:
         assert isinstance(outcome.error, LaunchError)

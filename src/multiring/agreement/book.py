@@ -31,17 +31,17 @@ class Book:
     def check_in_step(self) -> None:
         """Raise ValueError if this rank has joined."""
         if self.joined & 1:
-            raise ValueError(f"rank {self._rank} has joined, and can announce and join nothing until all have")
+            raise ValueError(f"rank {self._rank} has joined; it cannot announce or join until all ranks have joined")
 
     def check_announcement(self, operations: Sequence[tuple[str, str]]) -> None:
         """Raise ValueError if this rank cannot announce these operations."""
         self.check_in_step()
         names = [name for name, _ in operations]
         if len(set(names)) < len(names):
-            raise ValueError(f"a name is there twice: {names}")
+            raise ValueError(f"a name occurs twice: {names}")
         for name, terms in operations:
             if self._has_come(1, name):
-                raise ValueError(f"rank {self._rank} has announced {name!r}, and it is not decided yet")
+                raise ValueError(f"rank {self._rank} has announced {name!r} already, and it is not decided yet")
             # JSON would turn a pair of surrogates into one character, which is another name. Encoding the text raises
             # a ValueError for it.
             f"{name}{terms}".encode()
@@ -83,12 +83,12 @@ class Book:
         place = self._place[child]
         least = self._child_seen[child]
         if not least <= report.seen <= self.seen:
-            raise ValueError(f"it has seen {report.seen} decisions, want {least} to {self.seen}")
+            raise ValueError(f"the report counts {report.seen} decisions, want {least} to {self.seen}")
         if self.joined & place and (report.arrivals or report.last is not None):
-            raise ValueError("it goes on, though it has joined")
+            raise ValueError("it has news, but its ranks have joined")
         names = [arrival.name for arrival in report.arrivals]
         if len(set(names)) < len(names) or any(self._has_come(place, name) for name, _ in self._current(report)):
-            raise ValueError(f"it has come before to one of {names[:8]}")
+            raise ValueError(f"it announces one of {names[:8]} again")
 
     def take_report(self, child: int, report: Report) -> list[str]:
         """Record a child's report; return the operations that it affects."""

@@ -159,7 +159,7 @@ class Member:
             ValueError: `rank` is this rank, or not a rank of the group.
         """
         if not 0 <= rank < self.size or rank == self.rank:
-            raise ValueError(f"rank {rank} is lost, want another one than {self.rank} of a group of {self.size}")
+            raise ValueError(f"rank {rank} is lost: want a rank other than {self.rank} in a group of {self.size}")
         outcome = Outcome()
         if self._lost is None:
             self._take_lost(Lost(rank), outcome, told_by=None)
@@ -192,12 +192,12 @@ class Member:
     def _understood(self, sender: int, message: bytes) -> Report | Orders | Lost | Silent:
         below = self._below.get(sender)
         if below is None and sender != self.parent:
-            raise ValueError("it is not next to this rank in the tree")
+            raise ValueError("the sender is not next to this rank in the tree")
         received = decode(message, self.size, below)
         if isinstance(received, Report):
             self._book.check_report(sender, received)
         elif isinstance(received, Orders) and received.position != self._book.seen:
-            raise ValueError(f"it goes on after {received.position} decisions, want {self._book.seen}")
+            raise ValueError(f"the orders follow {received.position} decisions, want {self._book.seen}")
         return received
 
     def _take_report(self, sender: int, report: Report, outcome: Outcome) -> None:

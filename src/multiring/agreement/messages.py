@@ -148,9 +148,9 @@ def decode(message: bytes, size: int, below: range | None) -> Report | Orders | 
     try:
         content = json.loads(message.decode())
     except RecursionError:
-        raise ValueError(f"its {len(message)} bytes are nested without end") from None
+        raise ValueError(f"its {len(message)} bytes are nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"it is no JSON: {error}, got {message[:40]!r}") from None
+        raise ValueError(f"it is not JSON: {error}, got {message[:40]!r}") from None
     ranks = range(size)
     match content:
         case ["r", seen, list(arrivals), last, 0 | 1 as asks, answer] if below is not None:
@@ -203,15 +203,15 @@ def _arrival(row: object, below: range) -> Arrival:
             return Arrival(name, (_voice([terms, count, ranks], below),))
         case [str(name), list(rows)]:
             return Arrival(name, _voices(rows, below))
-    raise ValueError(f"want a name and who said what of it, got {_shown(row)}")
+    raise ValueError(f"want a name and the ranks' terms, got {_shown(row)}")
 
 
 def _voices(rows: list[Any], ranks: range) -> list[Voice]:
     voices = [_voice(row, ranks) for row in rows]
     if len({voice.terms for voice in voices}) != len(voices) or len(voices) < 2:
-        raise ValueError(f"want two or more that differ, got {_shown([voice.terms for voice in voices])}")
+        raise ValueError(f"want two or more different terms, got {_shown([voice.terms for voice in voices])}")
     if sum(voice.number for voice in voices) > len(ranks):
-        raise ValueError(f"{sum(voice.number for voice in voices)} of {len(ranks)} ranks said something")
+        raise ValueError(f"{sum(voice.number for voice in voices)} of {len(ranks)} ranks are counted")
     return voices
 
 
@@ -220,9 +220,9 @@ def _voice(row: object, ranks: range) -> Voice:
         case [str(terms), count, list(named)]:
             number = _number(count)
             if not 0 < len(named) <= min(number, FEW) or number > len(ranks):
-                raise ValueError(f"{len(named)} ranks are named of {number} of {len(ranks)} that said the same")
+                raise ValueError(f"{len(named)} ranks are listed for {number} of {len(ranks)} with the same terms")
             return Voice(terms, number, [_rank(rank, ranks) for rank in named])
-    raise ValueError(f"want terms, a count and ranks that said so, got {_shown(row)}")
+    raise ValueError(f"want terms, a count and ranks, got {_shown(row)}")
 
 
 def _answer(row: object, below: range) -> tuple[int, Answer]:
@@ -305,7 +305,7 @@ def _rank(value: object, ranks: range) -> int:
 
 def _number(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"want a number, got {_shown(value)}")
+        raise ValueError(f"want an integer >= 0, got {_shown(value)}")
     return value
 
 

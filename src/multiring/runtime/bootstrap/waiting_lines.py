@@ -59,4 +59,4 @@ def who_says_so(identity: Identity) -> str:
     if not identity.told:
         return ""
     hint = "" if identity.source == "multiring" else f"; {_LEFT_OVER}"
-    return f"; this process is rank {identity.rank} of {identity.size} by {identity.told}{hint}"
+    return f"; this process is rank {identity.rank} of {identity.size} according to {identity.told}{hint}"

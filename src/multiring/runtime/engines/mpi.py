@@ -220,7 +220,7 @@ def check_engines(peer_infos: Sequence[dict[str, Any]]) -> None:
     if "mpi" in engines and len(set(engines)) > 1:
         first = {engine: engines.index(engine) for engine in sorted(set(engines))}
         raise LaunchError(
-            f"MULTIRING_ENGINE differs, by the first rank that has it: {first}; mpi has to be set on all ranks"
+            f"MULTIRING_ENGINE differs; the first rank with each value is {first}; set mpi on all ranks, or on none"
         )
     for rank, peer_info in enumerate(peer_infos):
         if peer_info["mpi"] and peer_info["mpi"]["problem"] is not None:

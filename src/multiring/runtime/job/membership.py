@@ -64,7 +64,7 @@ class Membership:
             ArgumentError: `lost` contains this process's rank, or a rank that is not in the job.
         """
         if self.rank in lost or not set(lost) <= set(range(self.size)):
-            raise ArgumentError(f"lost={sorted(lost)}: want ranks of {self.size}, and not this one, {self.rank}")
+            raise ArgumentError(f"lost={sorted(lost)}: want ranks below {self.size} other than this rank, {self.rank}")
         left = [rank for rank in range(self.size) if rank not in lost]
         return Membership(
             job=self.job,

@@ -228,7 +228,7 @@ class NamedOperations:
             try:
                 self._hear(notice)
             except ValueError as error:  # an invalid message; all ranks must stop waiting
-                self._pass_on_stall(f"rank {self.ranks[self._group.rank]} cannot go on: {error}")
+                self._pass_on_stall(f"rank {self.ranks[self._group.rank]} cannot continue: {error}")
                 raise
             finally:
                 self.changed.notify_all()

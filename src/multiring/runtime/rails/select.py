@@ -112,7 +112,7 @@ def agreed_rails(told: Sequence[Sequence[Any]]) -> list[list[RailEndpoint]]:
         who = "; ".join(
             f"{len(names)} ({', '.join(names)}) on ranks {ranks}" for names, ranks in ranks_by_rails.items()
         )
-        raise LaunchError(f"all ranks must have as many rails, but there are {who}; set MULTIRING_RAILS alike")
+        raise LaunchError(f"all ranks must have equally many rails, but there are {who}; set MULTIRING_RAILS to match")
     return places
 
 
