@@ -10,7 +10,7 @@ from multiring.planner.ways import ways_of
 from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
 from multiring.topology import Topology, grid_of
 
-NOTES_BYTES = 64 << 10  # an exchange up to this size travels with the agreement; the native core's NOTE_BYTES
+NOTES_BYTES = 64 << 10  # an exchange up to this size travels with the agreement; equals the native core's NOTE_BYTES
 # The cost of cutting a buffer, in message overheads: until the stream is full, ranks wake up for each piece. Measured
 # on 2 hosts x 1 rank, no rate limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message took
 # 37 us (docs/decisions/0011).

@@ -28,9 +28,9 @@ GRAIN = 16
 
 
 def grain_of(frame: Frame) -> int:
-    """Return the number of elements at whose multiples `frame` cuts.
+    """Return the granularity of cuts, in elements: all cuts are at its multiples.
 
-    A cut never splits a block with one scale.
+    So a cut never splits a block of INT8 elements that share a scale.
     """
     return BLOCK if Wire.INT8 in frame.wires else GRAIN
 

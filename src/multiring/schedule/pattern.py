@@ -10,7 +10,7 @@ from multiring.schedule.moves import Moves
 class Effect(Enum):
     """The effect of a pattern on a line of p ranks whose range of blocks is cut into p parts."""
 
-    REDUCE_SCATTER = "reduce_scatter"  # coordinate i ends with the sum of all parts i
+    REDUCE_SCATTER = "reduce_scatter"  # coordinate i ends with the sum of part i over all coordinates
     ALL_GATHER = "all_gather"  # coordinate i starts with part i; all coordinates end with all parts
     BROADCAST = "broadcast"  # there is one part; coordinate 0 starts with it; all coordinates end with it
     ALL_REDUCE = "all_reduce"  # there is one part; it is first copied aside; all coordinates end with its sum

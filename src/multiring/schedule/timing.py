@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The timed part of a move. A step without `sends` and `takes` is a local copy."""
+    """The parts of a move that cost time. A step without `sends` and `takes` is a local copy."""
 
     chunks: int
     sends: tuple[Message, ...]

@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError
 
 HEAD = '{"traceEvents":[\n'  # the beginning of a timeline's file
 _WRITER = b'"written_by": "multiring '
-_TAIL_BYTES = 16 << 20  # the end of a file that contains its metadata
+_TAIL_BYTES = 16 << 20  # the metadata lies within this many bytes at the end of a file
 _PIECE_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16  # the longest first line of a part
 _KINDS = {

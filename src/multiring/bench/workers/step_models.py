@@ -144,7 +144,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A language model of the size of the smallest GPT-2, with fewer words: 97 737 216 parameters."""
+    """A language model like the smallest GPT-2, with a smaller vocabulary: 97 737 216 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
