@@ -42,7 +42,7 @@ class WarmThen(Schedule):
     then: Schedule
 
     def __call__(self, step: float) -> float:
-        """Return the factor."""
+        """Return the learning rate at `step`, relative to the highest rate."""
         return step / self.steps if step < self.steps else self.then(step - self.steps)
 
 
