@@ -105,7 +105,7 @@ def test_outside_a_job_it_says_what_it_assumes(
     assert main(["plan", "--sizes", "1MiB", "--save", str(tmp_path / "p.toml")]) == 0
     first, _, title, _, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(
-        "Assumed: 1 host of 3 ranks, with assumed, not measured links. For other hosts give --hosts"
+        "Assumed: 1 host of 3 ranks. The costs of its links are assumed, too. For other hosts give --hosts"
     )
     assert title == "all_reduce of 1 MiB on 3 ranks"
     assert all(float(row.split()[0]) > 0 for row in rows)

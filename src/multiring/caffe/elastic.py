@@ -17,7 +17,7 @@ __all__ = ["CaffeState", "ObjectState", "State", "run"]
 class CaffeState(ValuesState):
     """A state with the parameters of a solver's net and other values.
 
-    Each of the other values is an attribute.
+    Each of the other values is an attribute of the state.
 
     The state does not restore a solver's momentum and iteration, because pycaffe gives no access to them.
 

@@ -19,7 +19,7 @@ __all__ = ["ChainerState", "ObjectState", "State", "run"]
 class ChainerState(ValuesState):
     """A state with a Chainer model, its optimizer and other values.
 
-    Each of them is an attribute.
+    The model, the optimizer and each value are attributes of the state.
 
     Args:
         model: a link.

@@ -1,4 +1,7 @@
-"""Run the bench in a lab: start its jobs on virtual hosts, and compute the bounds that the links set."""
+"""Run the bench in a lab.
+
+The jobs of the bench run on virtual hosts, and the speed of the hosts' links sets bounds for the results.
+"""
 
 import argparse
 import shlex

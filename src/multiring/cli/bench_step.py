@@ -1,4 +1,7 @@
-"""multiring bench step: time a training step against DistributedDataParallel and a step without communication."""
+"""multiring bench step: time a training step.
+
+It is compared with DistributedDataParallel and with a step without communication.
+"""
 
 import argparse
 import importlib.util

@@ -1,4 +1,7 @@
-"""multiring data plan without a data set: estimate the time to bring a data set to a machine's hosts from bounds."""
+"""multiring data plan without a data set: a forecast from bounds.
+
+The forecast is the time to bring a data set to the hosts of a machine.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -47,7 +50,7 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
     needed = ("topology", "samples", "sample_bytes", "source_rate")
     missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(arguments, name) is None]
     if missing:
-        raise ArgumentError(f"want a data set, or on paper also {', '.join(missing)}")
+        raise ArgumentError(f"a plan on paper also needs {', '.join(missing)}; or name a data set")
     topology = read_topology(arguments.topology)
     if not topology.names:
         raise ArgumentError(f"--topology {arguments.topology} names no hosts: add [[hosts]]")

@@ -1,4 +1,7 @@
-"""Print how long a bench will take: an estimate before it begins, and a better one after its first turn."""
+"""Print how long a bench will take.
+
+There is an estimate before the bench begins, and a better one after its first turn.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """multiring horovodrun: run a program with Horovod's command line; the program gets multiring as its Horovod.
 
-Every option of Horovod 0.28.1 is accepted. If multiring has the feature, the option does the same. If an option has no
-effect, a message gives the reason. If multiring cannot do what an option asks for, it is refused with an alternative.
-docs/horovod.md has the table.
+The command knows every option of Horovod 0.28.1. If multiring has the feature, the option does the same. If an option
+has no effect, a message gives the reason. If multiring cannot do what an option asks for, an error names an
+alternative. docs/horovod.md has the table.
 """
 
 import argparse

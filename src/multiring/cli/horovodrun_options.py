@@ -1,4 +1,4 @@
-"""The tables of horovodrun's options and their variables, and the reader of the YAML file of options."""
+"""The tables of horovodrun's options and variables, and a reader of its YAML file."""
 
 import argparse
 import importlib

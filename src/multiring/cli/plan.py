@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if group.size == 1 and not arguments.measure:
             assumed = _this_machine()
-            show(f"Assumed: {assumed}, with assumed, not measured links. {_OTHERWISE}")
+            show(f"Assumed: {assumed}. The costs of its links are assumed, too. {_OTHERWISE}")
             chosen = [_table(task, ranked(task, assumed), arguments.top) for task in tasks]
             _save(arguments, assumed, zip(tasks, chosen, strict=True))
             return 0

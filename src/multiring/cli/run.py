@@ -201,9 +201,9 @@ def variables_of(words: list[str]) -> dict[str, str]:
 
 
 def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
-    """Write the timeline from the ranks' parts on this machine if rank 0 could not write it, or report the problem.
+    """Write the timeline from the ranks' parts on this machine if rank 0 could not write it.
 
-    `is_here` says whether all ranks were on this machine.
+    Missing parts and other problems are printed. `is_here` says whether all ranks were on this machine.
     """
     found = parts_of(path)
     left = [each for each in found if not is_held(each)]  # a held part belongs to another job that records now

@@ -1,4 +1,7 @@
-"""Read the file of `multiring run --options`: a TOML table of the command line's options by name."""
+"""Read the file of `multiring run --options`.
+
+The file is a TOML table of the command line's options by name.
+"""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ class Call:
     root: int  # the root's rank in the whole job; for a reduction, its number for the comparison of first steps
     wire: str | None
     process_set: int
-    name: str  # ranks match calls by name; with "" by the order of calls
+    name: str  # ranks match calls by name; if it is "", by the order of calls
     is_inline: bool = False  # the call runs on the calling thread
     shows: bool = False  # the call shows its arrays to the process and has no results
 

@@ -34,7 +34,7 @@ class _Programs:
     def trace_anew(self) -> None:
         """Make JAX trace all programs again if this process's rank or the number of ranks has changed.
 
-        Programs that use process sets or groups are always traced again: they contain the numbers of the sets, and in
+        It also does so if programs use process sets or groups. Such programs contain the numbers of the sets, and in
         another job a number may belong to another set.
         """
         if not is_rank():

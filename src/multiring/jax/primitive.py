@@ -77,7 +77,7 @@ def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
     with jax.disable_jit(False):
         try:
             return _compiled(called)(*arrays)
-        except ValueError as error:  # JAX raises failures of a small program in this type
+        except ValueError as error:  # JAX raises the failure of a small program as a ValueError
             if error_of(error) is None:
                 raise
             raise jax.errors.JaxRuntimeError(str(error)) from None

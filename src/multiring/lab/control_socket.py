@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Caller:
-    """A connection.
+    """A connection to a control socket.
 
     `descriptors` came with its message. `hang_up` is called when the other end closes.
     """
@@ -52,7 +52,7 @@ class Caller:
     def listen(self) -> Message | None:
         """Read once, and return the message if it is complete, else None.
 
-        At the end of the stream, close it.
+        At the end of the stream, the connection is closed.
         """
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _MOST_DESCRIPTORS)

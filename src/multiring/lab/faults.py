@@ -60,7 +60,7 @@ class TimedFault:
 def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
     """Return the fault that words describe in a lab of `plan`.
 
-    An example of words is ("slow", "host1", "10mbit").
+    The words are like ("slow", "host1", "10mbit").
 
     Raises:
         ArgumentError: the words describe no fault. The text shows the usage.

@@ -144,7 +144,7 @@ class Host:
     def close(self) -> None:
         """Kill the host if it runs, and wait for its end.
 
-        Reap this process's children in the host before.
+        The caller must have reaped its own children in the host.
         """
         if self.is_alive:
             self.kill()

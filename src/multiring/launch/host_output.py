@@ -62,7 +62,7 @@ class HostTagger:
         return bytes(out)
 
     def interrupt(self) -> None:
-        """Note that other output was written after the returned unfinished line."""
+        """Record that other output follows the unfinished line returned last."""
         if self._open is not None:
             self._open.interrupt()
             self._open = None

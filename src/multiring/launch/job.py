@@ -97,7 +97,7 @@ class Member:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the process ended with an error that nobody requested."""
+        """Whether the process ended with an error, and nobody requested its end."""
         return self.code not in (None, 0) and not self.is_excused
 
     @property

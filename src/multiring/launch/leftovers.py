@@ -126,10 +126,10 @@ def _processes() -> Iterator[_Process]:
 
 
 def descendants(ancestor: int, spared: Iterable[int] = ()) -> list[int]:
-    """Return the running descendants of `ancestor`, except those below some children.
+    """Return the running descendants of `ancestor`, with some exceptions.
 
-    The exceptions are the children in `spared` and the children in the session of `ancestor`. Children in that session
-    are older than the ranks, because each rank has its own session.
+    The exceptions are the children in `spared`, the children in the session of `ancestor`, and all descendants of these
+    children. Children in that session are older than the ranks, because each rank has its own session.
     """
     children: dict[int, list[_Process]] = {}
     own = os.getsid(ancestor)

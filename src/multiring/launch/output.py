@@ -77,7 +77,7 @@ class LineTagger:
         return bytes(out)
 
     def interrupt(self) -> None:
-        """Note that other output was written after the unfinished line.
+        """Record that other output follows the unfinished line.
 
         The rest of the line gets a new tag.
         """
@@ -119,7 +119,7 @@ class Tagger(Protocol):
         """Return the rest of the output at the end of the stream."""
 
     def interrupt(self) -> None:
-        """Note that other output was written after the returned unfinished line."""
+        """Record that other output follows the unfinished line returned last."""
 
 
 class Outlet:
@@ -183,7 +183,7 @@ class Outlet:
 def outlets() -> tuple[Outlet, Outlet]:
     """Return the outlets of standard output and error.
 
-    It is one outlet twice if both are the same file.
+    If both are the same file, the same outlet is returned twice.
     """
     out, err = os.fstat(1), os.fstat(2)
     first = Outlet(1)
@@ -194,7 +194,8 @@ def outlets() -> tuple[Outlet, Outlet]:
 class RankStream:
     """One rank's stdout or stderr.
 
-    It is read from a pipe, goes to an outlet with tags, and to a log file as it is.
+    It is read from a pipe, and the tagged lines go to an outlet. The log file gets the raw bytes, or the tagged lines
+    if the raw bytes contain marks.
     """
 
     def __init__(

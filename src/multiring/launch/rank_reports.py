@@ -16,7 +16,7 @@ from multiring.settings import JobNews, roll_address
 
 _UCRED = struct.Struct("3i")
 _MOST_BYTES = 64
-ANY = -1  # stands for a lost rank without a known process
+ANY = -1  # stands for a lost rank whose process is unknown
 
 
 class RankReports:

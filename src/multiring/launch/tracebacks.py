@@ -20,7 +20,7 @@ _LEAST_LINES = 6  # a shorter traceback is always shown in full
 class Piece(NamedTuple):
     """A part of a stream.
 
-    If `whose` names a rank, it is a traceback that this other rank showed first.
+    If `whose` names a rank, the part is a traceback that this other rank showed first.
     """
 
     data: bytes
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Tracebacks:
-    """The digests of all shown tracebacks, each with the rank that was first."""
+    """The digests of all shown tracebacks, each with the rank that showed it first."""
 
     def __init__(self) -> None:
         self._shown: dict[bytes, str] = {}

@@ -131,7 +131,7 @@ def reduced_gradients(
         ignore_name_scope: as in `grouped_allreduce`.
         name: as in `grouped_allreduce`.
         number_of: takes positions of tensors, and returns the number of the reduction of these tensors. The ranks
-            compare the first steps of a reduction with a number.
+            compare the first steps of a reduction unless its number is 0.
     """
     if not tensors:
         return []
@@ -371,7 +371,10 @@ def _direct(how: Combination, compression: Any, tensors: Sequence[Any]) -> Combi
 
 
 class _RowsError(ArgumentError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # TensorFlow has no types
-    """The rows cannot be divided among the ranks. Programs for Horovod expect TensorFlow's error type, too."""
+    """The rows cannot be divided among the ranks.
+
+    This is also TensorFlow's error type, which programs for Horovod expect.
+    """
 
     def __init__(self, text: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, text)

@@ -46,7 +46,7 @@ class _VariablesState(ValuesState):
 class TensorFlowKerasState(_VariablesState):
     """A state with a Keras model, its optimizer and other values.
 
-    Each of them is an attribute.
+    The model, the optimizer and each value are attributes of the state.
 
     Args:
         model: a model that is built.
@@ -67,7 +67,7 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class TensorFlowState(_VariablesState):
-    """A state with variables and other values; each of the values is an attribute.
+    """A state with variables and other values. Each value is an attribute of the state.
 
     Args:
         variables: by default, the global variables of the graph.

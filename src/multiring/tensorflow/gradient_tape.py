@@ -83,7 +83,7 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
         sparse_as_dense: whether to convert IndexedSlices to dense tensors first.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: for Average: gradients are divided by this factor before the sum, and the sum is
-            divided by the rest of the number of ranks.
+            divided by the number of ranks over this factor.
         num_groups: DEPRECATED, use groups.
         groups: the number of collectives, or lists of variables; the gradients of a list share one collective.
         process_set: by default, all ranks.

@@ -21,9 +21,8 @@ _LEAST_INTER = 1  # one thread is enough, because operations that wait for other
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job; see `multiring.frontend.lifecycle.init`.
 
-    TensorFlow's thread pools get this rank's share of the host's cores. A number of threads that the program,
-    TF_NUM_INTRAOP_THREADS or TF_NUM_INTEROP_THREADS sets is kept. If TensorFlow has computed already, its pools do not
-    change.
+    TensorFlow's thread pools get this rank's share of the host's cores. The program, TF_NUM_INTRAOP_THREADS and
+    TF_NUM_INTEROP_THREADS can set other numbers. If TensorFlow has computed already, its pools do not change.
     """
     lifecycle.init(comm, process_sets)
     errors = (tf.errors.OpError, core._NotOkStatusException)  # noqa: SLF001 -- eager operations raise it
