@@ -15,8 +15,8 @@ from multiring.errors import ArgumentError
 def replace_file(path: Path, data: bytes, *, is_ours: Callable[[bytes], bool], what: str) -> None:
     """Write a file atomically.
 
-    It replaces an empty file, or a file for which `is_ours` returns True. If `path` is a device or a pipe, the data is
-    written to it.
+    An existing file is replaced if it is empty, or if `is_ours` returns True for it. If `path` is a device or a pipe,
+    the data is written to it.
 
     Args:
         path: the file's path; a link is followed.

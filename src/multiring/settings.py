@@ -293,7 +293,7 @@ def _with_what_was_withheld() -> Mapping[str, str]:
 def _nearest(name: str, known: Mapping[str, object]) -> str:
     """Return a hint for an unknown name.
 
-    It names the most similar known name, or all known names.
+    The hint names the most similar known name, or all known names.
     """
     by_ending = {each.removeprefix(_PREFIX): each for each in known}  # the common prefix would make all names similar
     meant = get_close_matches(name.removeprefix(_PREFIX), by_ending, n=1, cutoff=0.75)

@@ -1,6 +1,6 @@
 """The agreement of a group's ranks on the order of named operations.
 
-It is a state machine without clocks or transport.
+The agreement is a state machine without clocks or transport.
 """
 
 from multiring.agreement.decisions import Deadlock as Deadlock

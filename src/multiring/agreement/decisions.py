@@ -20,7 +20,7 @@ class Ready:
 class Refused:
     """The operation does not run, because ranks came with different terms.
 
-    It may be announced again.
+    The ranks may announce the operation again.
     """
 
     name: str

@@ -89,7 +89,7 @@ class Gathering:
     def verdict(self, answer: Answer) -> list[list[object]]:
         """Return the decisions that follow from the whole group's answer.
 
-        They have the form in which they are sent.
+        The decisions have the form in which they are sent.
         """
         names = {name: runs for name, runs in answer.names.items() if name not in self.decided}
         blocked = _by_rank(answer.blocked)

@@ -99,8 +99,8 @@ class Member:
     def join(self, waited_us: int = 0) -> Outcome:
         """Announce that this rank has joined.
 
-        It then announces nothing more until all ranks have joined. A rank that has joined counts as having come to
-        every operation.
+        The rank then announces nothing more until all ranks have joined. A rank that has joined counts as having come
+        to every operation.
 
         Args:
             waited_us: the microseconds since this rank joined. The agreement uses them to order ranks that joined

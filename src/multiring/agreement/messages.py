@@ -55,7 +55,7 @@ class Answer:
 class Last(NamedTuple):
     """The rank that joined last among some ranks, as far as known.
 
-    It is the rank that waited least.
+    The rank that waited least counts as the last.
     """
 
     rank: int

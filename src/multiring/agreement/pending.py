@@ -23,7 +23,7 @@ class Pending:
     def is_settled(self, joined: int, everybody: int) -> bool:
         """Return whether to report the operation to the parent.
 
-        It is reported if ranks differ, or if all places have come or joined.
+        An operation is reported if ranks differ, or if all places have come or joined.
         """
         return len(self.voices) > 1 or (self.come | joined) == everybody
 

@@ -22,7 +22,7 @@ def add_run(runs: Runs, start: int, stop: int) -> None:
 def add_runs(runs: Runs, more: Runs) -> None:
     """Add the ranks of `more`.
 
-    They must not be below the end of the last run in `runs`.
+    These ranks must not be below the end of the last run in `runs`.
     """
     if more:
         add_run(runs, more[0], more[1])

@@ -186,7 +186,7 @@ def _address_by_route() -> str:
 def boot_id() -> str:
     """Return the id of the machine's current boot.
 
-    It is equal in two processes exactly if they share the boot.
+    The id is equal in two processes exactly if they share the boot.
     """
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
@@ -194,7 +194,7 @@ def boot_id() -> str:
 def network_id() -> str:
     """Return an id of this process's boot and network namespace.
 
-    It is equal in two processes exactly if they share both. Between such processes, an address means the same
+    The id is equal in two processes exactly if they share both. Between such processes, an address means the same
     interface.
     """
     return f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -203,7 +203,7 @@ def network_id() -> str:
 def host_id() -> str:
     """Return an id of this process's boot, host name and network namespace.
 
-    It is equal in two processes exactly if they share all three. A virtual host, with its own namespaces on a shared
-    machine, counts as a separate host.
+    The id is equal in two processes exactly if they share all three. A virtual host, with its own namespaces on a
+    shared machine, counts as a separate host.
     """
     return f"{os.uname().nodename} {network_id()}"

@@ -82,7 +82,7 @@ def decode(payload: bytes) -> Message:
 def shown(text: object) -> str:
     """Return a peer's unauthenticated text in a form for error messages.
 
-    It is shortened, and printable ASCII.
+    The text is shortened, and converted to printable ASCII.
     """
     words = repr(text)[1:-1] if isinstance(text, str) else repr(text)
     words = words.encode("ascii", "backslashreplace").decode()

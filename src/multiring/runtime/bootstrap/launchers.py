@@ -82,8 +82,8 @@ def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
     """Return `settings` without the values of an outer launcher.
 
-    They are dropped if another launcher started this process inside an outer `multiring run`. Such a launcher, for
-    example torchrun inside a rank, is recognized by variables that were not set when `multiring run` started.
+    The values of `multiring run` are dropped if another launcher, for example torchrun, started this process inside a
+    rank. The inner launcher is recognized by variables that were not set when `multiring run` started.
     """
     if not _is_placed(settings) or settings.launched_in is None:
         return settings
@@ -96,8 +96,8 @@ def innermost(settings: Settings, foreign: Mapping[str, str]) -> Settings:
 def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
     """Return a text that identifies one launcher's variables for one rank.
 
-    It is equal in all processes that have inherited these variables. Return None if no launcher has set variables, or
-    if the job has one rank. Such a rank may run several programs, each a job of its own.
+    The text is equal in all processes that have inherited these variables. Return None if no launcher has set
+    variables, or if the job has one rank. Such a rank may run several programs, each a job of its own.
     """
     inner = innermost(settings, foreign)
     met_at = (inner.job, inner.rendezvous)
@@ -121,7 +121,7 @@ def launch_key(settings: Settings, foreign: Mapping[str, str]) -> str | None:
 def told_by(settings: Settings, foreign: Mapping[str, str]) -> str:
     """Return the variables that determine this process's rank.
 
-    They have the form NAME=VALUE, separated by commas.
+    The variables have the form NAME=VALUE, separated by commas.
     """
     if _is_placed(settings):
         values = {"rank": settings.rank, "size": settings.size, "rendezvous": settings.rendezvous}

@@ -1,9 +1,9 @@
 """Decide which process is the rank.
 
-It is the first process with a launcher's variables that joins, as long as it lives. All processes that a rank or its
-shell starts inherit the launcher's variables. The process that joins claims the rank: it binds an abstract socket whose
-name is a digest of these variables. The kernel releases the socket when the process ends. The process also sets a mark
-in its environment, by which its children recognize the rank. docs/decisions/0095-who-is-a-rank.md gives the reasons.
+All processes that a rank or its shell starts inherit the launcher's variables. The first of these processes that joins
+is the rank, as long as it lives. It claims the rank by binding an abstract socket, whose name is a digest of the
+variables. The kernel releases the socket when the process ends. The process also sets a mark in its environment, by
+which its children recognize the rank. docs/decisions/0095-who-is-a-rank.md gives the reasons.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _PROC = Path("/proc")
 class RankPosition:
     """A rank's numbers in its job.
 
-    They are the values of `rank()`, `size()`, `local_rank()` and `local_size()`.
+    The numbers are the values of `rank()`, `size()`, `local_rank()` and `local_size()`.
     """
 
     rank: int
@@ -169,7 +169,8 @@ def is_worker_of(rank: RankProcess) -> bool:
 def launch_root(variable: str, value: str) -> str:
     """Return an identifier of the process that the launcher started.
 
-    That is the topmost of this process and its ancestors in an unbroken chain that has the variable with this value.
+    The function follows this process's ancestors as long as they have the variable with this value. The last of these
+    processes is the one that the launcher started.
     """
     wanted = f"{variable}={value}".encode("utf-8", "surrogateescape")
     root = os.getpid()

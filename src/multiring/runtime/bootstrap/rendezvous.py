@@ -1,8 +1,8 @@
 """Rendezvous: the ranks of a job find each other during `init`.
 
-It is closed when `init` returns. Every rank sends its peer info (a small JSON object) and gets the peer infos of all
-ranks, in rank order. Rank 0 listens at an abstract Unix socket on one host, or at host:port. The other ranks retry
-until they reach it.
+The rendezvous is closed when `init` returns. Every rank sends its peer info (a small JSON object) and gets the peer
+infos of all ranks, in rank order. Rank 0 listens at an abstract Unix socket on one host, or at host:port. The other
+ranks retry until they reach it.
 """
 
 import secrets

@@ -1,9 +1,9 @@
 """Rank 0's end of the rendezvous.
 
-It runs on the caller's thread, only while rank 0 itself waits in a call. Pending handshakes use a bounded number of
-connections, bytes and seconds, and never stop the loop. If there are too many, further connections wait in the kernel's
-queue. A rank whose connection was dropped before its handshake was complete connects again. If a rank of the job fails,
-all ranks that have come get the same error text.
+The server runs on the caller's thread, only while rank 0 itself waits in a call. Pending handshakes use a bounded
+number of connections, bytes and seconds, and never stop the loop. If there are too many, further connections wait in
+the kernel's queue. A rank whose connection was dropped before its handshake was complete connects again. If a rank of
+the job fails, all ranks that have come get the same error text.
 """
 
 import errno

@@ -149,7 +149,7 @@ class MpiEngine:
 class _Copy:
     """multiring's copy of COMM_WORLD.
 
-    It is kept from one init to the next, unless abandoned messages are in it.
+    The copy is kept from one init to the next, unless abandoned messages are in it.
     """
 
     communicator: ClassVar[Any] = None

@@ -1,6 +1,6 @@
 """Load MPI through mpi4py and check it.
 
-It must run, and belong to the launcher that started this process.
+MPI must be running, and belong to the launcher that started this process.
 """
 
 import importlib
@@ -97,7 +97,7 @@ def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> 
 def end_despite_mpi() -> None:
     """Skip MPI_Finalize at exit after a failure of the job.
 
-    It might wait forever for a lost rank.
+    MPI_Finalize might wait forever for a lost rank.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():

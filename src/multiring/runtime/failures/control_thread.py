@@ -1,8 +1,8 @@
 """The control thread: it receives the control messages of other ranks.
 
-It sleeps in the native core until a control message arrives, and uses no CPU time before that. It answers even if the
-rank's program is busy or waits. It is started by `init` if there are other ranks, because a program that hangs could
-not start it later.
+The thread sleeps in the native core until a control message arrives, and uses no CPU time before that. It answers even
+if the rank's program is busy or waits. It is started by `init` if there are other ranks, because a program that hangs
+could not start it later.
 """
 
 import heapq

@@ -53,7 +53,7 @@ class RankStatus(Lookout):
     def look(self, ranks: Sequence[int]) -> str:
         """Return a text that says where these world ranks are.
 
-        It also says which of them do not answer within a moment.
+        The text also names the ranks that do not answer within a moment.
         """
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 

@@ -202,7 +202,7 @@ class Standoffs:
     def _tell(self, circle: Question) -> None:
         """Warn or fail this rank's waiting operation, and pass the circle on.
 
-        It goes to the next rank on the circle.
+        The circle is passed to its next rank.
         """
         place = next((index for index, each in enumerate(circle.path) if each.rank == self._rank), None)
         if place is None:

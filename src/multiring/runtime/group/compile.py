@@ -55,7 +55,7 @@ Counts = int | tuple[int, ...] | Splits
 class Request:
     """The properties that determine a program.
 
-    They are the same on every rank, except for the splits of all_to_all.
+    The properties are the same on every rank, except for the splits of all_to_all.
     """
 
     collective: Collective
@@ -133,7 +133,7 @@ MOVE_BY_MOVE = Execution()
 class Programs:
     """The programs of one group on this rank.
 
-    It is not thread-safe: the caller must hold the group's lock.
+    The object is not thread-safe: the caller must hold the group's lock.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Programs:
     def get(self, request: Request) -> Compiled:
         """Return the program of `request`.
 
-        Its plan stays the same until `use` or `replan` changes it.
+        The plan of a request stays the same until `use` or `replan` changes it.
         """
         found = self._compiled.get(request)
         if found is None:

@@ -1,6 +1,6 @@
 """Run a group's collectives on an engine.
 
-They run in the order of the calls, each after all ranks agreed on it.
+The collectives run in the order of the calls, each after all ranks agreed on it.
 """
 
 import threading
@@ -23,7 +23,7 @@ from multiring.topology import Topology
 class EngineHandle(Waiter):
     """The handle of an engine's operation.
 
-    It covers the ranks' agreement on the operation, and then the engine's run.
+    The handle covers the ranks' agreement on the operation, and then the engine's run.
     """
 
     def __init__(self, agreement: OperationHandle, start: Callable[[], Running], result: Any) -> None:
@@ -36,7 +36,7 @@ class EngineHandle(Waiter):
 
     @property
     def title(self) -> str:
-        """A description of the operation for messages."""
+        """A description of the operation for warnings and errors."""
         return self._agreement.title
 
     @property
@@ -54,7 +54,7 @@ class EngineHandle(Waiter):
         return ((), 0.0) if self._is_decided.is_set() else self._agreement.stalled_on()
 
     def give_up(self, silent: int) -> None:
-        """Make the operation fail on all ranks with a stall of world rank `silent`."""
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
         self._agreement.give_up(silent)
 
     def abort(self, culprit: int) -> None:
@@ -92,7 +92,7 @@ class EngineHandle(Waiter):
 class EngineCalls(Calls):
     """The operations of a group with an engine.
 
-    Its barriers and messages still run in the native core.
+    The group's barriers and messages still run in the native core.
     """
 
     def __init__(

@@ -206,8 +206,8 @@ class Group(Collectives):
     def twin(self) -> "Group":
         """Return a new group of the same ranks.
 
-        Its operations are ordered independently of this group's. The call is local. The k-th twin that a rank makes is
-        the same group as the k-th twin of every other rank.
+        The new group's operations are ordered independently of this group's. The call is local. The k-th twin that a
+        rank makes is the same group as the k-th twin of every other rank.
         """
         return Group(self._calls.services, self._ranks, self._topology, self._calls.twin_key(), self._calls.engine)
 

@@ -83,7 +83,7 @@ class PostedOperation:
         return self.context.stalled_on(self.operation)
 
     def give_up(self, silent: int) -> None:
-        """Make the operation fail on all ranks with a stall of world rank `silent`."""
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
         self.context.give_up(self.operation, silent)
 
     def abort(self, culprit: int) -> None:
@@ -115,7 +115,7 @@ class Waiter:
 
     @property
     def title(self) -> str:
-        """A description of the operation for messages."""
+        """A description of the operation for warnings and errors."""
         raise NotImplementedError
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
@@ -128,14 +128,14 @@ class Waiter:
         return None
 
     def give_up(self, silent: int) -> None:
-        """Make the operation fail on all ranks with a stall of world rank `silent`."""
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
         raise NotImplementedError
 
 
 class Patience(NamedTuple):
     """The times after which a waiting thread asks other ranks what they wait for.
 
-    They are in seconds.
+    All times are in seconds.
     """
 
     look_s: float  # the time between two checks for progress
@@ -146,8 +146,8 @@ class Patience(NamedTuple):
     def of(cls, stall_warn_s: float) -> "Patience":
         """Return the times for a process that warns after `stall_warn_s` seconds.
 
-        They are 1, 3 and 10 s for 60 s or more, and proportionally less below 60 s. If stall warnings are switched off,
-        the times are infinite: nothing is asked.
+        The times are 1, 3 and 10 s if `stall_warn_s` is 60 s or more, and proportionally less below 60 s. If stall
+        warnings are switched off, the times are infinite: nothing is asked.
         """
         if stall_warn_s >= _NEVER_S:
             return cls(math.inf, math.inf, math.inf)
@@ -175,7 +175,7 @@ class Lookout:
     def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- subclasses use it
         """Return a text that says where these world ranks' programs are.
 
-        It has the form "; rank 1 is at ...; rank 2 does not answer", or is "".
+        The text has the form "; rank 1 is at ...; rank 2 does not answer", or is "".
         """
         return ""
 
@@ -273,7 +273,7 @@ class OperationHandle(Waiter):
 
     @property
     def title(self) -> str:
-        """A description of the operation for messages."""
+        """A description of the operation for warnings and errors."""
         number = self._posted_operation.operation.sequence // STEPS
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
@@ -292,7 +292,7 @@ class OperationHandle(Waiter):
         return self._posted_operation.stalled_on()
 
     def give_up(self, silent: int) -> None:
-        """Make the operation fail on all ranks with a stall of world rank `silent`."""
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
         self._posted_operation.give_up(silent)
 
     def abort(self, culprit: int) -> None:
@@ -421,7 +421,7 @@ class ChainedHandle(Waiter):
 
     @property
     def title(self) -> str:
-        """A description of the operation for messages."""
+        """A description of the operation for warnings and errors."""
         return self._title
 
     def stalled_on(self) -> tuple[Sequence[int], float]:

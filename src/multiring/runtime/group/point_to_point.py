@@ -218,7 +218,7 @@ class AnySourceMatching:
     def _ask(self, tag: int) -> None:
         """Ask for the send counts that the receives under `tag` need.
 
-        These are the counts of all ranks from which one of them may get a message.
+        A count is needed of each rank from which one of the receives may get a message.
         """
         queue = self._waiting.get(tag)
         if not queue or self._control is None:

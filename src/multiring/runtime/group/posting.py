@@ -1,7 +1,7 @@
 """Calls: the machinery that all operations of a group share.
 
-It numbers the operations, makes the descriptor on which the ranks agree, and keeps the memory alive while an operation
-is in flight. If a rank's arguments are wrong, it reports the error to the other ranks.
+The machinery numbers the operations, makes the descriptor on which the ranks agree, and keeps the memory alive while an
+operation is in flight. If a rank's arguments are wrong, it reports the error to the other ranks.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ class Call:
         return self.key[1] // STEPS
 
     def titled(self, title: str) -> str:
-        """Return `title` with the label appended, the text on which the ranks agree."""
+        """Return `title` with the label appended. The ranks agree on this text."""
         return f"{title}{LABELLED}{self.label}" if self.label else title
 
     def step(self, index: int, name: str) -> "Call":
@@ -240,7 +240,7 @@ class Calls:
     def telling(self, call: Call) -> Iterator[None]:
         """Report a failure of the block to the other ranks of `call`.
 
-        They then raise instead of waiting.
+        The other ranks then raise instead of waiting.
         """
         try:
             yield
@@ -301,9 +301,9 @@ class Calls:
     def post(self, call: Call, title: str, work: Work, *, waits: bool) -> OperationHandle:
         """Post `work`.
 
-        It starts once all ranks of `call` have posted it with the same title and plan. `title` describes in words
-        everything the ranks must agree on; after a mismatch the other ranks' errors show it. `waits` promises that this
-        thread waits for the handle next, which saves waking another thread.
+        The operation starts once all ranks of `call` have posted it with the same title and plan. `title` describes in
+        words everything the ranks must agree on; after a mismatch the other ranks' errors show it. `waits` promises
+        that this thread waits for the handle next, which saves waking another thread.
         """
         title = call.titled(title)
         services = self.services
@@ -409,21 +409,21 @@ class Calls:
     def subgroup_key(self, call: Call, ranks: Sequence[int]) -> bytes:
         """Return the key of the group of `ranks` that `call` makes.
 
-        It is the same on every rank.
+        The key is the same on every rank.
         """
         return hashlib.blake2b(self._key + repr((call.number, tuple(ranks))).encode(), digest_size=16).digest()
 
     def purpose_id(self, purpose: str) -> int:
         """Return the id of this group's control messages for `purpose`.
 
-        It is the same on every rank.
+        The id is the same on every rank.
         """
         return identifier(self._key, "purpose", purpose)
 
     def purpose_key(self, purpose: str) -> bytes:
         """Return the key of the group of the same ranks for `purpose`.
 
-        It is the same on every rank.
+        The key is the same on every rank.
         """
         return hashlib.blake2b(self._key + repr(("purpose", purpose)).encode(), digest_size=16).digest()
 

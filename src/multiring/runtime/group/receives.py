@@ -46,7 +46,7 @@ class PostedReceive(Waiter):
 
     @property
     def title(self) -> str:
-        """A description of the message for messages to the user."""
+        """A description of the message for warnings and errors."""
         sender = "any rank" if self.source is None else f"rank {self._post.ranks[self.source]}"
         return f"message from {sender} to rank {self._post.ranks[self._post.rank]}, tag {self.tag}"
 
@@ -54,7 +54,7 @@ class PostedReceive(Waiter):
     def key(self) -> Key | None:
         """The receive's identity.
 
-        It is None if several ranks may send the message, or once the transfer has started.
+        The key is None if several ranks may send the message, or once the transfer has started.
         """
         if self.posted is not None or len(self._post.suspects(self)) != 1:
             return None
@@ -67,7 +67,7 @@ class PostedReceive(Waiter):
         return self._post.suspects(self), time.monotonic() - self._began_s
 
     def give_up(self, silent: int) -> None:
-        """Make the receive fail with a stall of world rank `silent`."""
+        """Fail the receive with a StallError about world rank `silent`."""
         if isinstance(self.posted, OperationHandle):
             self.posted.give_up(silent)
         else:

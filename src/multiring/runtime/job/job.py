@@ -234,7 +234,7 @@ def move_on(membership: Membership) -> World:
 def note_progress() -> None:
     """Tell the launcher, once, that the ranks have made progress.
 
-    It may then restart the job after a failure.
+    The launcher may then restart the job after a failure.
     """
     for world in (_current.world, *_current.others):
         if world is not None:

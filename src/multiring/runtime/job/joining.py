@@ -292,7 +292,7 @@ def _world(
 def _files_of(settings: Settings) -> tuple[Topology | None, Pins | None]:
     """Return the contents of the topology file and of the plan file.
 
-    They are None for a file that is not set.
+    The value of a file that is not set is None.
     """
     with naming("MULTIRING_TOPOLOGY"):
         known = None if settings.topology is None else read_topology(settings.topology)
@@ -336,7 +336,7 @@ def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
 def _topology(known: Topology | None, hosts: tuple[tuple[int, ...], ...], peer_infos: list[dict[str, Any]]) -> Topology:
     """Return the job's topology.
 
-    It is the file's, if any, with the hosts and names that the ranks have reported.
+    The topology file, if any, gives the links. The hosts and their names are those that the ranks have reported.
     """
     names = tuple(peer_infos[ranks[0]]["name"] for ranks in hosts)
     return Topology(hosts, names=names) if known is None else known.placed(hosts, names)

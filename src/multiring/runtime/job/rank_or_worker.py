@@ -24,7 +24,7 @@ _MACHINES = ("x86_64", "aarch64")
 class Worker:
     """A multiprocessing worker of a rank.
 
-    It has the rank's numbers, but cannot communicate.
+    A worker has the rank's numbers, but cannot communicate.
     """
 
     rank: RankProcess
@@ -49,7 +49,7 @@ class WorkerError(StateError):
 class WorkerGroup:
     """The return value of `init` in a worker.
 
-    It has `rank` and `size`; everything else raises StateError.
+    The object has `rank` and `size`; everything else raises StateError.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -113,7 +113,7 @@ class Attempt:
     def note(self, place: RankPosition) -> None:
         """Claim the rank if possible, and set the mark.
 
-        This process has joined by `enter` or `move_on`.
+        The method is for a process that has joined by `enter` or `move_on`.
         """
         if self._key is not None:
             claim(self._key)

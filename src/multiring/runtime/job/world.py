@@ -138,7 +138,7 @@ class World:
     def end(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job at the end of the process.
 
-        This is `close` without a wait for timelines on one host.
+        The method does the same as `close`, but does not wait for timelines on one host.
         """
         self._close(grace_s, announce=announce, file_s=0.0)
 
@@ -188,7 +188,7 @@ class World:
 def group_named(name: str, services: ProcessServices, membership: Membership) -> Group:
     """Return the group of all ranks of a generation with the name `name`.
 
-    It is the same group on all ranks.
+    On all ranks the same name gives the same group.
     """
     key = hashlib.blake2b(f"{name}|{membership.key}".encode(), digest_size=16).digest()
     return Group(services, membership.ids, membership.topology, key)

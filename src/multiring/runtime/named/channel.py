@@ -31,7 +31,7 @@ class Message(NamedTuple):
 class ControlChannel:
     """Sends messages of any length to ranks of the set.
 
-    It also assembles received messages from their parts.
+    The channel also assembles received messages from their parts.
     """
 
     def __init__(self, control: Control, group: int, ranks: tuple[int, ...], own: int) -> None:

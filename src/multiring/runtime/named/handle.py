@@ -1,6 +1,6 @@
 """The handle of a named operation, which may be posted twice.
 
-It is posted in this rank's order, and then possibly in the negotiated order.
+The operation is posted in this rank's order, and then possibly again in the negotiated order.
 """
 
 import time
@@ -66,25 +66,25 @@ class NamedHandle(Waiter):
     def key(self) -> Key | None:
         """The operation's identity before the ranks agree on it.
 
-        It is None once the operation is posted.
+        The key is None once the operation is posted.
         """
         return ("name", self._keeper.id, self.name) if self.posted is None else None
 
     def give_up(self, silent: int) -> None:
-        """Make the operation fail on all ranks with a stall of world rank `silent`."""
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
         text = f"{self.title}: nothing came from rank {silent}{self.verdict}; it has not run"
         self._keeper.give_up(self, StallError(text))
 
     @property
     def title(self) -> str:
-        """A description of the operation for messages."""
+        """A description of the operation for warnings and errors."""
         return f"operation {self.name!r}" if self.start is not None else "join"
 
     @property
     def repeatable(self) -> Posted | None:
         """The posted form for `NamedOperations.submit_again`.
 
-        It is None if the operation cannot be repeated.
+        The value is None if the operation cannot be repeated.
         """
         return self.posted.posted if isinstance(self.posted, OperationHandle) else None
 
@@ -175,7 +175,7 @@ class HandlesByName:
     def find(self, number: int, joining: NamedHandle | None) -> NamedHandle | None:
         """Return the open handle with this number in the optimistic order.
 
-        It may be `joining`.
+        The handle may be `joining`.
         """
         handles = (*self._handles.values(), *(() if joining is None else (joining,)))
         return next((each for each in handles if each.number == number and not each.is_over), None)

@@ -39,7 +39,7 @@ class Losses:
 def refusal(title: str, broken: MultiringError | None) -> MultiringError:
     """Return the error of an operation that cannot start.
 
-    It is `broken`, or says that this rank has joined.
+    The error is `broken`, or says that this rank has joined.
     """
     if broken is None:
         return StateError(f"{title}: this rank has joined; wait for that first")

@@ -48,7 +48,7 @@ _LAST_WORDS_S = 1.0  # within this time the last messages of a rank that left ar
 class NamedOperations:
     """The named operations of one set of ranks.
 
-    Its methods may be called from any thread.
+    All methods may be called from any thread.
 
     Args:
         group: the group of the ranks. Every rank of it must create its own NamedOperations; if there are several on the

@@ -1,9 +1,9 @@
 """Negotiation: the ranks of a set agree on each operation.
 
-It lasts from the first difference in order until all ranks have joined. First all ranks post equally many operations of
-the optimistic order, so that each of these ends, or is found to differ, on every rank (order_switch.py). Then the
-agreement starts. This module sends the agreement's messages over the set's control channel, and carries out its
-decisions.
+A negotiation lasts from the first difference in order until all ranks have joined. First all ranks post equally many
+operations of the optimistic order, so that each of these ends, or is found to differ, on every rank (order_switch.py).
+Then the agreement starts. This module sends the agreement's messages over the set's control channel, and carries out
+its decisions.
 """
 
 import threading

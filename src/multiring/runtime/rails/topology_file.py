@@ -31,7 +31,7 @@ def read_topology(path: str | Path) -> Topology:
 def check_topology(path: str | Path) -> None:
     """Raise ArgumentError if `write_topology` would refuse `path`.
 
-    It refuses if another file is there.
+    `write_topology` refuses to replace another file.
     """
     try:
         require_replaceable(Path(path), is_ours=_is_measured, what=_WHAT)

@@ -156,7 +156,7 @@ class Watch:
     def row(self) -> NDArray[np.float64]:
         """Return this rank's row of the table for `Review.check`.
 
-        It covers the operations that ended since the last call.
+        The row covers the operations that ended since the last call.
         """
         ended: list[Measured] = []
         kept: list[Measured] = []

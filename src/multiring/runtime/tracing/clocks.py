@@ -62,7 +62,8 @@ FOREVER = Patience()
 def clock_name() -> str:
     """Return the identity of this process's monotonic clock.
 
-    It consists of the boot and the time namespace. Two processes have the same clock exactly if the values are equal.
+    The identity consists of the boot and the time namespace. Two processes have the same clock exactly if the values
+    are equal.
     """
     namespace = Path("/proc/self/ns/time")
     return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()

@@ -15,7 +15,7 @@ _MOST = 1 << 16  # as many as the native core keeps
 class EventReader:
     """A reader of this rank's events.
 
-    It keeps the newest 65,536 events that were recorded since the last `take`.
+    The reader keeps the newest 65,536 events that were recorded since the last `take`.
     """
 
     def __init__(self, log: "EventLog") -> None:

@@ -1,7 +1,7 @@
 """One rank's recording for a timeline, written to a part file.
 
-It has events of the native core and spans of the program. A thread writes the part several times a second. If the rank
-is killed, its part lacks only the last moment.
+The part has events of the native core and spans of the program. A thread writes the part several times a second. If the
+rank is killed, its part lacks only the last moment.
 """
 
 import contextlib
