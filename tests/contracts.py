@@ -1,7 +1,7 @@
-"""Which room may import which, as import-linter's contracts: python tests/contracts.py [--draw].
+"""Import rules between the packages of multiring, as import-linter's contracts: python tests/contracts.py [--draw].
 
-What is listed here is the rooms that are no framework's. Every other folder of multiring is the adapter of the
-framework whose name it has; so a new one costs no line.
+LAYERS lists the packages that belong to no framework. Every other folder of multiring is the adapter of the framework
+with its name, so a new adapter needs no change here.
 """
 
 import ast
@@ -13,7 +13,7 @@ from importlinter.cli import lint_imports
 
 SOURCE = Path(__file__).parents[1] / "src" / "multiring"
 ADAPTERS = "{adapters}"
-# From above; each calls only those below it. Rooms of one line are independent of each other.
+# From top to bottom: each package imports only packages below it. Packages on one line are independent.
 LAYERS = (
     "cli",
     "horovod | lab | bench",
@@ -33,12 +33,12 @@ LAYERS = (
     "errors | version",
 )
 BUILDS_ON_OTHERS = "keras"  # its model runs on one of the other frameworks
-# A worker of the bench is a program of its own: nobody imports it.
+# A worker of the bench is a program of its own; no module imports it.
 WORKERS = "multiring.bench.workers.*"
 
 
 def rooms() -> set[str]:
-    """Return the packages and modules directly in multiring."""
+    """Return the names of the packages and modules directly in multiring."""
     return {
         each.stem
         for each in SOURCE.iterdir()
@@ -71,7 +71,8 @@ def contracts() -> str:
         "exhaustive = True",
         _lines("exhaustive_ignores", ["__main__"]),
         _lines("layers", layers),
-        # What `_native` imports is its compiled `_core`, which import-linter cannot see and takes for the package.
+        # `_native` imports its compiled `_core`. import-linter cannot see that file and reports an import of the
+        # package.
         _lines("ignore_imports", ["multiring._native -> multiring"]),
     ]
     for framework in frameworks:
@@ -108,7 +109,7 @@ def _lines(name: str, values: list[str]) -> str:
 
 
 def drawing() -> str:
-    """Return the rooms from above, and what each says of itself."""
+    """Return the packages from top to bottom, each with the first line of its docstring."""
     lines = []
     for layer in LAYERS:
         shown = adapters() if layer == ADAPTERS else layer.split(" | ")

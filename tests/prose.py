@@ -1,6 +1,6 @@
-"""The prose of README.md and its neighbours, of docs and of .github, without its code: python tests/prose.py [FILE...].
+"""Check the prose of the pages, without their code: python tests/prose.py [FILE...].
 
-What proselint finds fails it. Spelling is checked by typos, beside it in `make prose`.
+The pages are those of the top folder, docs and .github. The check fails on any finding of proselint.
 """
 
 import re
@@ -14,12 +14,12 @@ from proselint.tools import Config, LintFile
 ROOT = Path(__file__).parents[1]
 CODE = re.compile(r"^```.*?^```|^ {4}.*?$|`+[^`]+`+|<!--.*?-->", re.DOTALL | re.MULTILINE)
 NO_WORDS = re.compile(r"(?<=\])\([^)\s]*\)|https?://\S+|\d[\d ]*")
-BLANK = "\N{MIDDLE DOT}"  # neither a word nor a space, which words beside code would be "repeated" across
-# Before what is more general. Markdown's quotes, dots and signs are those of the keyboard: a renderer may make others.
+BLANK = "\N{MIDDLE DOT}"  # neither a word nor a space, so words on both sides of code do not count as repeated
+# More specific names come first. Quotes, dots and signs in Markdown are the keyboard's; renderers may change them.
 WANTED = {
     "typography.symbols": False,
     "typography.diacritical_marks": False,
-    "typography.punctuation.exclamation": False,  # counts one in a page of a hundred lines as too many
+    "typography.punctuation.exclamation": False,  # rejects a single mark in a page of a hundred lines
     "typography": True,
     "archaism": True,
     "cliches": True,
@@ -46,20 +46,20 @@ WANTED = {
 
 
 def pages() -> list[Path]:
-    """Return every page that people read, and those of the inside: diary and decisions."""
+    """Return every page, including the log and the decisions."""
     folders = (ROOT / ".github", ROOT / "docs")
     return [*sorted(ROOT.glob("*.md")), *(path for folder in folders for path in sorted(folder.rglob("*.md")))]
 
 
 def without_code(text: str) -> str:
-    """Return `text` with code, numbers, and where links lead, as blanks: each word keeps its line and column."""
+    """Return `text` with code, numbers and link targets blanked, so that each word keeps its line and column."""
     for pattern in (CODE, NO_WORDS):
         text = pattern.sub(lambda match: re.sub(r"[^\n]", BLANK, match[0]), text)
-    return re.sub(r"^$", BLANK, text, flags=re.MULTILINE)  # a title's last word may be the next one, too
+    return re.sub(r"^$", BLANK, text, flags=re.MULTILINE)  # a title and the line below it may repeat a word
 
 
 def faults(path: Path) -> list[str]:
-    """Return what is wrong in a page, each with its place."""
+    """Return the faults of a page, each with its line and column."""
     text = without_code(path.read_text(encoding="utf-8"))
     found = LintFile(str(path), text).lint(Config(max_errors=1000, checks=WANTED))
     place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
@@ -70,7 +70,7 @@ def faults(path: Path) -> list[str]:
 
 
 def main() -> None:
-    """Print what is wrong; exit 1 where something is."""
+    """Print all faults; exit with code 1 if there are any."""
     CheckRegistry().register_many(checks)
     read = [Path(name).resolve() for name in sys.argv[1:]] or pages()
     found = [fault for path in read for fault in faults(path)]

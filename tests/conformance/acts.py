@@ -1,4 +1,4 @@
-"""What a rank does for a step of a random program: how it starts the operation, and how it checks what came of it."""
+"""Actions of one rank for the steps of a random program: start an operation and check its result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,34 +16,37 @@ from multiring.runtime.arrays import numpy_dtype
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A group as all ranks know it; `group` is None on those outside."""
+    """A group as all ranks know it. `group` is None on ranks that are not members."""
 
     number: int
-    ranks: tuple[int, ...]  # of the world
+    ranks: tuple[int, ...]  # ranks of the world group
     group: multiring.Group | None
-    replicas: dict[int, bytes] = field(default_factory=dict)  # by step, what all its ranks have
+    replicas: dict[int, bytes] = field(default_factory=dict)  # step -> digest of the common result
 
     def member(self) -> multiring.Group:
-        """Return the group, on one of its ranks."""
+        """Return the group; only its member ranks may call this."""
         assert self.group is not None
         return self.group
 
 
 class Start(Protocol):
-    """Starts an operation."""
+    """A function that starts an operation."""
 
     def __call__(self, *, waits: bool) -> Any: ...
 
 
 @dataclass(slots=True)
 class Act:
-    """What this rank does for a step: `start` returns a handle, or with `waits` the result, which `check` takes."""
+    """This rank's action for a step.
+
+    `start` returns a handle, or the result with `waits=True`. `check` takes the result.
+    """
 
     step: Step
     team: Team
     start: Start
     check: Callable[[Any], None]
-    line: tuple[object, ...] = ()  # acts of one line keep their order
+    line: tuple[object, ...] = ()  # acts with equal `line` must be posted in program order
     refusal: type[Exception] | tuple[type[Exception], ...] | None = None
 
 
@@ -69,7 +72,7 @@ def all_reduce(step: Step, team: Team, own: Dice) -> Act:
 
 
 def repeat(step: Step, team: Team, own: Dice) -> Act:
-    """Make the same blocking call again, which takes a way of its own."""
+    """Return an act that repeats a blocking call. The runtime runs repeated calls on a separate fast path."""
     group = team.member()
     turns, values = int(step.dice().integers(2, 6)), step.values(group.rank, step.shape)
     memory = Memory(group, values, own)
@@ -114,7 +117,7 @@ def _out(own: Dice, group: multiring.Group, shape: tuple[int, ...], dtype: str) 
 def _rows_act(
     step: Step, team: Team, memory: Memory, out: Memory | None, start: Start, want: Callable[[Any], None]
 ) -> Act:
-    """Return the act of a collective that leaves its input as it is and returns its result."""
+    """Return the act of a collective that does not change its input and returns a result."""
     before = memory.flat.tobytes()
 
     def check(result: Any) -> None:
@@ -232,7 +235,7 @@ def message(step: Step, team: Team, own: Dice) -> Act | None:
 
 
 def disagree(step: Step, team: Team, own: Dice) -> Act | None:
-    """One rank means something else, or is refused: an error on all, with their inputs as they were."""
+    """Return an act in which one rank passes a wrong argument; all ranks must get an error and keep their inputs."""
     group = team.member()
     dice = step.dice()
     if group.size < 2:
@@ -265,7 +268,7 @@ def disagree(step: Step, team: Team, own: Dice) -> Act | None:
 
 
 def _started(runs: Any, starts: Any, *arguments: Any, waits: bool, **options: Any) -> Any:
-    """Start an operation; what is refused as it is started is refused as it is waited for, too."""
+    """Start an operation. An argument error on start is returned as a handle that raises it on `wait`."""
     if waits:
         return runs(*arguments, **options)
     try:

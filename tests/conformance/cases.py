@@ -1,6 +1,6 @@
-"""What a transport and its Group must do, as values: each case has its inputs, its oracle and its schedule.
+"""Test cases for a transport and its Group, as values: each case has its inputs, its oracle and its schedule.
 
-The oracle is independent of the library: numpy in extended precision within a bound, or exact integers.
+The oracle is independent of the library: NumPy in extended precision with an error bound, or exact integers.
 """
 
 import hashlib
@@ -25,18 +25,21 @@ Array = NDArray[Any]
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*INTEGERS, *FLOATS, "bool")
-# Unit roundoff of one addition, and of storing the result: 16-bit floats are added in float32.
+# Unit roundoff of one addition and of one store. 16-bit floats are added in float32.
 ADDS = {"float16": 2.0**-24, "bfloat16": 2.0**-24, "float32": 2.0**-24, "float64": 2.0**-53}
 STORES = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 0.0}  # half a subnormal
 
-# One staging slot of the shm engine holds 128 KiB, one window of the tcp engine 2 MiB.
+# A staging slot of the shm engine holds 128 KiB; a window of the tcp engine holds 2 MiB.
 OVER_A_SLOT, OVER_A_WINDOW = (128 << 10) + 12_347, (2 << 20) + 123_457  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation that all ranks do. `rows` is what each rank's array has (all_gather, all_to_all: each its own)."""
+    """One operation that all ranks run.
+
+    `rows` is the row count of each rank's array. In all_gather and all_to_all, each rank's row count differs.
+    """
 
     collective: Collective
     dtype: str
@@ -49,25 +52,25 @@ class Case:
     wire: str | None = None
 
     def splits(self, ranks: int) -> NDArray[np.int64]:
-        """Return how many rows rank i sends to rank j, of an all_to_all: about `rows` in all, some of them zero."""
+        """Return the matrix of rows that rank i sends to rank j in an all_to_all: about `rows` in total, some zero."""
         random = np.random.default_rng([self.seed, 11])
         weights = random.integers(0, 3, (ranks, ranks))
         return weights * self.rows // ranks
 
     def own_rows(self, rank: int, ranks: int) -> int:
-        """Return how many rows `rank` brings."""
+        """Return the number of rows in the operand of `rank`."""
         if self.collective is Collective.ALL_GATHER:
-            return self.rows * ((rank + self.seed) % ranks) // max(ranks - 1, 1)  # one rank has none
+            return self.rows * ((rank + self.seed) % ranks) // max(ranks - 1, 1)  # one rank contributes no rows
         if self.collective is Collective.ALL_TO_ALL:
             return int(self.splits(ranks)[rank].sum())
         return self.rows
 
     def operand(self, rank: int, ranks: int) -> Array:
-        """Return what `rank` brings: the same in every process."""
+        """Return the operand of `rank`. Every process computes the same values."""
         return operand(self.dtype, self.op, (self.own_rows(rank, ranks), self.width), (self.seed, rank))
 
     def run(self, group: multiring.Group, array: Array) -> Array:
-        """Do it, and return this rank's result."""
+        """Run the operation and return this rank's result."""
         if self.collective is Collective.ALL_REDUCE:
             group.all_reduce(array, self.op, wire=self.wire)
             return array
@@ -86,7 +89,7 @@ class Case:
         return out
 
     def request(self, rank: int, ranks: int) -> Request:
-        """Return what the Group asks its programs for."""
+        """Return the request that the Group makes when it selects a program for this operation."""
         rows = [self.own_rows(each, ranks) for each in range(ranks)]
         counts: Any = self.rows * self.width
         total = counts
@@ -102,7 +105,7 @@ class Case:
         return Request(self.collective, self.dtype, counts, total, self.op, self.root, wire=wire_of(self.wire))
 
     def reference(self, plan: Plan, rank: int, ranks: int) -> Array:
-        """Return what the interpreter makes of the plan, segment by segment, on `rank`: the bits that must come out."""
+        """Return the bits that `rank` must get: the interpreter's result of the plan, segment by segment."""
         operands = [self.operand(each, ranks).reshape(-1) for each in range(ranks)]
         requests = [self.request(each, ranks) for each in range(ranks)]
         segments = Segments.of(plan, requests[rank])
@@ -115,7 +118,7 @@ class Case:
         return np.concatenate(results).reshape(-1, self.width)
 
     def check(self, result: Array, rank: int, ranks: int, axes: int) -> None:
-        """Compare `result` with the oracle; `axes` is how often the schedule may round."""
+        """Compare `result` with the oracle. `axes` is the largest number of roundings in the schedule."""
         operands = [self.operand(each, ranks) for each in range(ranks)]
         if self.collective is Collective.ALL_GATHER:
             assert_same(result, np.concatenate(operands), self)
@@ -135,13 +138,13 @@ class Case:
 
 
 def even_rows(rows: int, ranks: int) -> list[int]:
-    """Return what reduce_scatter leaves each rank with."""
+    """Return the number of rows that reduce_scatter leaves on each rank."""
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
 @lru_cache(maxsize=32)
 def operand(dtype: str, op: str, shape: tuple[int, ...], seed: tuple[int, ...]) -> Array:
-    """Return a random array, read-only; of integers in their whole range, so that sums wrap."""
+    """Return a random read-only array. Integers use their whole range, so that sums wrap."""
     array = _random(np.random.default_rng(seed), numpy_dtype(dtype), shape, op)
     array.setflags(write=False)
     return array
@@ -174,7 +177,7 @@ def check_reduced(result: Array, operands: list[Array], op: str, axes: int, what
     scale = np.abs(want) if op == "product" else np.abs(wide).sum(0)
     if op == "average":
         want, scale = want / ranks, scale / ranks
-    # Of a product's operands each may have been rounded before: roundings add up over the ranks, not the axes.
+    # Each operand of a product may already be rounded, so roundings accumulate over ranks instead of axes.
     rounded = ranks if op == "product" and axes > 1 else axes
     relative = ranks * ADDS[name] + rounded * STORES[name]
     bound = relative / (1 - relative) * scale + axes * SMALLEST[name]
@@ -191,10 +194,10 @@ def exact(operands: list[Array], op: str) -> Array:
         meets: Any = np.logical_and if op in ("min", "product") else np.logical_or
         truths: Array = meets.reduce(operands)
         return truths
-    # Sums and products modulo 2^64 are right modulo 2^bits, and sums of narrower integers are exact.
+    # A sum or product modulo 2^64 is also right modulo 2^bits. 64 bits hold the sums of narrower integers exactly.
     wide: Any = np.int64 if kind.kind == "i" else np.uint64
     if op == "average" and kind.itemsize == 8:
-        wide = object  # Python's integers, which have no limits
+        wide = object  # Python's unbounded integers
     reduce: Any = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
     total: Array = reduce.reduce(np.stack(operands).astype(wide))
     if op == "average":
@@ -203,7 +206,7 @@ def exact(operands: list[Array], op: str) -> Array:
 
 
 def assert_same(result: Array, want: Array, what: object) -> None:
-    """Compare shape, type and every bit."""
+    """Check that shape, type and all bits are equal."""
     assert (result.shape, result.dtype) == (want.shape, want.dtype), (
         f"{what}: {result.shape} {result.dtype}, want {want.shape}"
     )
@@ -217,18 +220,18 @@ def assert_same(result: Array, want: Array, what: object) -> None:
 
 
 def bits_of(array: Array) -> Array:
-    """Return the elements' bit patterns, flat."""
+    """Return the bit patterns of the elements as a flat array."""
     bits: Array = np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
     return bits
 
 
 def digest_of(array: Array) -> bytes:
-    """Return a few bytes that stand for all bits."""
+    """Return a short digest of all bits."""
     return hashlib.blake2b(array.tobytes(), digest_size=8).digest()
 
 
 def place(group: multiring.Group, array: Array, *, in_arena: bool) -> Array:
-    """Return a copy of `array` in the arena, or in ordinary memory."""
+    """Return a copy of `array` in the arena or in ordinary memory."""
     memory: Array = group.allocate(array.shape, array.dtype) if in_arena else np.empty_like(array)
     memory[...] = array
     return memory
@@ -238,7 +241,7 @@ REDUCES = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
 def all_cases(ranks: int) -> Iterator[Case]:
-    """Yield every collective with every type, operation, size and memory that means something."""
+    """Yield the meaningful combinations of collective, type, operation, size and kind of memory."""
     unseeded = itertools.chain(_arithmetic(), _sizes(), _types(), _roots(ranks))
     for seed, case in enumerate(unseeded):
         yield replace(case, seed=seed)

@@ -1,13 +1,13 @@
 """Random programs of collectives, checked against NumPy on every rank.
 
-A program comes from its seed alone, so every rank knows all of it: which operations, on which groups, on whose data.
-Each rank has dice of its own for what ranks need not agree on: where its arrays lie, whether it waits at once, in
-which order it posts the operations of different groups, how late it comes.
+A program depends on its seed alone, so every rank knows its operations, groups and data. Each rank also has its own
+random generator for choices that ranks need not agree on: the location of its arrays, whether it waits at once, the
+order in which it posts operations of different groups, and delays.
 
     multiring run -n 3 -- python -m tests.conformance.programs --seed 7 --turns 20
 
-runs one on the ranks that a launcher starts, wherever they are. The same seed on as many ranks, hosts and rails is the
-same program; what is each rank's own choice, and the timing, is not.
+runs one program on the ranks of any launcher. The same seed with the same number of ranks, hosts and rails gives the
+same program. Timing and each rank's own choices vary.
 """
 
 import argparse
@@ -57,7 +57,7 @@ SHARES = ((1,), (1, 1), (3, 1, 2), (1, 1, 1, 1))
 
 
 class Program:
-    """One rank's run of the program of a seed, on a world of its own."""
+    """One rank's run of the program of a seed, on its own copy of the world group."""
 
     def __init__(self, world: multiring.Group, seed: int) -> None:
         self._seed = seed
@@ -65,14 +65,14 @@ class Program:
         self._own = np.random.default_rng([seed, 3, world.rank])
         self._numbers = itertools.count()
         self._teams = [Team(next(self._numbers), tuple(range(world.size)), world)]
-        self._compared: dict[int, Team] = {}  # teams whose ranks have replicas, also those that are gone
+        self._compared: dict[int, Team] = {}  # groups with replicas to compare, including groups that were dropped
         self.steps = 0
 
     def run(self, turn: int) -> None:
-        """Do the operations of one turn, some ten to fifty.
+        """Run the operations of one turn: about ten to fifty.
 
         Raises:
-            AssertionError: something was wrong; it says where.
+            AssertionError: a check failed; the text names the seed and the step.
         """
         dice = np.random.default_rng([self._seed, 4, turn])
         for _ in range(int(dice.integers(1, 4))):
@@ -85,7 +85,7 @@ class Program:
     # ---- in which order ----
 
     def _in_order(self, dice: Dice, count: int) -> None:
-        """Every rank starts all operations in one order; it waits for each at once, or some time later."""
+        """Start all operations in the same order on every rank. Wait for each at once or some time later."""
         pending: list[tuple[Act, Any]] = []
         for _ in range(count):
             step = draw(dice, next(self._numbers), len(self._teams), KINDS)
@@ -110,7 +110,7 @@ class Program:
             self._wait(each)
 
     def _shuffled(self, dice: Dice, count: int) -> None:
-        """Every rank starts all operations before it waits for any; those of different groups in its own order."""
+        """Start all operations before waiting for any. Each rank chooses its own order between groups."""
         steps = [draw(dice, next(self._numbers), len(self._teams), UNORDERED) for _ in range(count)]
         lines: dict[tuple[object, ...], list[Act]] = {}
         for act in filter(None, map(self._act, steps)):
@@ -151,7 +151,7 @@ class Program:
         self.steps += 1
 
     def _compare_replicas(self) -> None:
-        """Raise AssertionError where ranks of a group have other bits in what is to be the same on all."""
+        """Raise AssertionError if the members of a group hold different bits in results that must be equal."""
         for _, team in sorted(self._compared.items()):
             group, found = team.member(), team.replicas
             own = np.array([[step, int.from_bytes(found[step], "little")] for step in sorted(found)], np.uint64)
@@ -164,16 +164,16 @@ class Program:
         self._compared.clear()
 
     def _act(self, step: Step) -> Act | None:
-        """Return what this rank does for a step; None: nothing."""
+        """Return this rank's act for a step, or None if the rank is not a member of the step's group."""
         team = self._teams[step.team]
         return None if team.group is None else ACTS[step.kind](step, team, self._own)
 
     # ---- plans and groups ----
 
     def _pin(self, step: Step) -> None:
-        """Have a step run by any schedule that does it, over any channels and in any segments."""
+        """Pin a random valid schedule for a step, with random channels and segments."""
         group, collective, dice = self._teams[step.team].member(), PINNED[step.kind], step.dice()
-        dice.permutation(len(step.shape))  # the strides' order
+        dice.permutation(len(step.shape))  # skip the draw for the order of the strides
         root = int(dice.integers(group.size)) if collective is Collective.BROADCAST else 0
         count, topology = math.prod(step.shape), group.topology
         op = step.op if collective is Collective.ALL_REDUCE else "sum"
@@ -191,7 +191,7 @@ class Program:
         try:
             schedule = build(algorithm, replace(frame, shares=shares, wires=wires), task.accumulation)
             group.pin(task, Plan(schedule, "pinned", 1.0, cuts[int(dice.integers(2))]))
-        except ScheduleError:  # not with this accumulation, on this grid or by this wire
+        except ScheduleError:  # the algorithm does not support this accumulation, grid or wire
             return
 
     def _make_group(self, step: Step) -> None:
@@ -219,7 +219,7 @@ class Program:
 
 @contextmanager
 def _saying(seed: int, step: Step) -> Iterator[None]:
-    """Say of what is raised within, which step of which program it was."""
+    """Add the seed and the step to any exception raised in the block."""
     try:
         yield
     except Exception as error:
@@ -228,7 +228,7 @@ def _saying(seed: int, step: Step) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Ran:
-    """What was done, for those who count."""
+    """The counts and errors of a run."""
 
     turns: int = 0
     steps: int = 0
@@ -236,7 +236,7 @@ class Ran:
 
 
 def run(world: multiring.Group, seed: int, *, turns: int | None = None, seconds: float = 0.0) -> Ran:
-    """Run the program of `seed` for so many turns, or so long; every fourth is two programs in two threads."""
+    """Run the program of `seed` for `turns` turns or `seconds`. Every fourth turn runs two programs in two threads."""
     ran, begin = Ran(), time.monotonic()
     control = world.twin()
     programs = [Program(world.twin(), seed * 2 + which) for which in range(2)]
@@ -265,12 +265,12 @@ def _run(program: Program, turn: int, errors: list[BaseException]) -> None:
     try:
         program.run(turn)
     except BaseException as error:  # noqa: BLE001 -- raised again by the thread that started this one
-        traceback.print_exc()  # at once: the other thread may wait for ranks that end by this
+        traceback.print_exc()  # print at once: the other thread may wait for ranks that this error ends
         errors.append(error)
 
 
 def main() -> None:
-    """Run a program on the ranks a launcher has started; rank 0 says what was done."""
+    """Run a program on the ranks that a launcher started; rank 0 prints a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="which program")
     parser.add_argument("--turns", type=int, help="how many turns")

@@ -1,4 +1,4 @@
-"""What the steps of random programs are: operations, the data of every rank, and NumPy's results."""
+"""Steps of random programs: operations, the data of every rank, and NumPy's results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,8 @@ from multiring.schedule import OPS
 Array = NDArray[Any]
 Dice = np.random.Generator
 
-MOST_AXES = 3  # over which a sum may be rounded
-LIMITS = (1 << 14, 1 << 16, 1 << 17, 1 << 20)  # bytes: of slots, notes, staging slots, and the largest array there is
+MOST_AXES = 3  # most axes over which a sum may be rounded
+LIMITS = (1 << 14, 1 << 16, 1 << 17, 1 << 20)  # bytes of a slot, a note, a staging slot, and the largest array
 WIRES = ("fp16", "bf16", "int8")
 BLOCK = 256  # elements that share an int8 scale
 _FILLING = 0xA5
@@ -23,7 +23,7 @@ _FILLING = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a program. `seed` is where its data come from, and what else it needs."""
+    """One operation of a program. `seed` determines its data and its other random choices."""
 
     number: int
     kind: str
@@ -32,16 +32,16 @@ class Step:
     op: str
     shape: tuple[int, ...]
     seed: int
-    is_small_whole: bool  # floats are small whole numbers, whose sums are exact in any order
+    is_small_whole: bool  # floats are small whole numbers; their sums are exact in any order
     wire: str | None = None
     label: str = ""
 
     def dice(self) -> Dice:
-        """Return the dice for what else the ranks agree on."""
+        """Return a generator for the choices that all ranks must make alike."""
         return np.random.default_rng([self.seed, 1])
 
     def values(self, rank: int, shape: tuple[int, ...]) -> Array:
-        """Return what `rank` of the group brings."""
+        """Return the operand of group rank `rank`."""
         if self.dtype not in FLOATS or not self.is_small_whole:
             return operand(self.dtype, self.op, shape, (self.seed, rank))
         dice = np.random.default_rng([self.seed, 2, rank])
@@ -49,7 +49,7 @@ class Step:
         return whole.astype(numpy_dtype(self.dtype))
 
     def check(self, result: Array, operands: list[Array], what: object) -> None:
-        """Compare a reduction with NumPy's."""
+        """Compare a reduction with NumPy's result."""
         if self.dtype in FLOATS and self.is_small_whole and self.op in ("sum", "product"):
             wide = np.stack([each.astype(np.float64) for each in operands])
             total = wide.sum(0) if self.op == "sum" else wide.prod(0)
@@ -85,7 +85,10 @@ def draw(dice: Dice, number: int, teams: int, kinds: dict[str, int]) -> Step:
 
 
 def _shape(dice: Dice, itemsize: int) -> tuple[int, ...]:
-    """Return a shape of 0 bytes to 1 MiB: about as often small as large, and often around what the engines hold."""
+    """Return a shape of 0 bytes to 1 MiB.
+
+    Small and large shapes are about equally likely, and sizes around the engines' limits are frequent.
+    """
     if dice.random() < 0.3:
         count = int(dice.choice([0, 1, *(limit // itemsize for limit in LIMITS)])) + int(dice.integers(-1, 2))
     else:
@@ -99,7 +102,7 @@ def _shape(dice: Dice, itemsize: int) -> tuple[int, ...]:
 
 
 class Box:
-    """An array that speaks DLPack only."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -112,10 +115,10 @@ class Box:
 
 
 class Memory:
-    """An array somewhere in memory, with something on both sides of it that nobody may touch."""
+    """An array in memory with guard bytes on both sides, which no operation may write."""
 
     def __init__(self, group: multiring.Group, values: Array, dice: Dice, axes: tuple[int, ...] | None = None) -> None:
-        """Put `values` somewhere; `axes`: the order of the dimensions in memory, slowest first."""
+        """Store `values` at a random place. `axes` is the order of the dimensions in memory, slowest first."""
         kind, size = values.dtype, values.nbytes
         item = kind.itemsize
         before = int(dice.choice([0, 64, item * dice.integers(1, 80), dice.integers(1, 200)], p=[0.4, 0.2, 0.3, 0.1]))
@@ -123,7 +126,7 @@ class Memory:
         self._block = group.allocate(total, "uint8") if dice.random() < 0.5 else np.empty(total, np.uint8)
         self._block[:] = _FILLING
         self._inside = slice(before, before + size)
-        self.flat: Array = self._block[self._inside].view(kind)  # in the order of memory
+        self.flat: Array = self._block[self._inside].view(kind)  # in memory order
         axes = tuple(range(values.ndim)) if axes is None else axes
         self.array: Array = self.flat.reshape([values.shape[axis] for axis in axes]).transpose(np.argsort(axes))
         self.array[...] = values
@@ -136,16 +139,16 @@ class Memory:
             self.shown = memoryview(self.array)
 
     def check_around(self, what: object) -> None:
-        """Raise AssertionError if anything outside the array was written."""
+        """Raise AssertionError if an operation wrote a guard byte."""
         outside = np.concatenate([self._block[: self._inside.start], self._block[self._inside.stop :]])
         assert (outside == _FILLING).all(), f"{what}: {(outside != _FILLING).sum()} bytes beside the array were written"
 
 
 def check_coded(result: Array, operands: list[Array], step: Step) -> None:
-    """Compare a coded sum or average with NumPy's, within what docs/algorithms.md says that the wire loses.
+    """Compare a coded sum or average with NumPy's, within the wire's error bound of docs/algorithms.md.
 
-    On each axis that crosses hosts a contribution is coded once on its way in, and the sum once on its way out: each
-    time no more is lost than all contributions lose together.
+    On each axis that crosses hosts, a contribution is encoded once on its way in, and the sum once on its way out.
+    Each encoding loses at most the sum of the losses of all contributions.
     """
     wide = np.stack([each.astype(np.float64) for each in operands])
     lost = sum(_lost(np.abs(each), step.wire) for each in wide)

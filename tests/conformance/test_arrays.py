@@ -1,4 +1,4 @@
-"""Arrays of other libraries and other layouts are worked on where they lie."""
+"""Operations work in place on arrays of other libraries and with other memory layouts."""
 
 import array
 from typing import Any
@@ -11,7 +11,7 @@ import multiring
 
 
 def layouts(here: Here) -> list[Any]:
-    """Every element of an array of any dense layout meets its counterpart."""
+    """Reduce arrays of several dense layouts; elements with equal indices must be combined."""
     group = here.join()
     plain = np.arange(24, dtype=np.float32).reshape(2, 3, 4) * (1 + here.rank)
     total = np.arange(24, dtype=np.float32).reshape(2, 3, 4) * sum(range(1, here.size + 1))
@@ -31,7 +31,7 @@ def layouts(here: Here) -> list[Any]:
     group.broadcast(sent, root=1)
     np.testing.assert_array_equal(sent, np.arange(24, dtype=np.float32).reshape(2, 3, 4) * 2)
     part = np.zeros((6, 4), np.float32)
-    part[2:4] = 1  # rows of a larger array are dense
+    part[2:4] = 1  # a block of whole rows of a larger array is dense
     group.all_reduce(part[2:4])
     return part.tolist()
 
@@ -43,7 +43,7 @@ def test_layouts(engine: str) -> None:
 
 
 def outputs(here: Here) -> list[Any]:
-    """Results go where the caller says, and read-only inputs are fine where nothing is written."""
+    """Write results to `out` arrays of the caller, and pass read-only inputs."""
     group = here.join()
     mine = np.full((2, 2), here.rank, np.int16)
     mine.setflags(write=False)
@@ -53,7 +53,7 @@ def outputs(here: Here) -> list[Any]:
     assert group.reduce_scatter(np.ones((here.size, 3)), out=own, op="average") is own
     swapped = array.array("q", [0] * here.size)
     assert group.all_to_all(array.array("q", range(here.size)), out=swapped) is swapped
-    group.broadcast(mine if here.rank == 0 else gathered[:2])  # the root's is only read
+    group.broadcast(mine if here.rank == 0 else gathered[:2])  # the root's array is only read
     return [gathered.tolist(), own.tolist(), swapped.tolist()]
 
 
@@ -69,7 +69,7 @@ SPECIAL = np.array([[1, np.nan, np.inf, -np.inf, 0.0, 3e4], [np.nan, 1, -np.inf,
 
 
 def special_values(here: Here) -> list[str]:
-    """NaN wins over everything, infinities and overflow are results, and the bits are those of the reference."""
+    """Reduce NaN, infinities and values that overflow; return the bits of the results."""
     group = here.join()
     found = []
     for dtype in ("float16", "bfloat16", "float32", "float64"):
@@ -93,7 +93,7 @@ def test_special_values() -> None:
 
 
 def arena(here: Here) -> list[Any]:
-    """Arena memory is 64-byte aligned, given back with the last view of it, and never handed out twice."""
+    """Arena memory is 64-byte aligned, is freed with its last view, and is never allocated twice."""
     group = here.join()
     context = group._calls.services.context
     start = context.arena_bytes()
@@ -120,7 +120,7 @@ def full_arena(here: Here) -> str:
     with pytest.raises(multiring.errors.ArgumentError) as refused:
         group.allocate(1 << 27, "uint8")
     total = np.ones(100)
-    group.all_reduce(total)  # and it goes on
+    group.all_reduce(total)  # the group stays usable
     assert (total == here.size).all()
     return str(refused.value)
 

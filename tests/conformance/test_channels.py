@@ -1,6 +1,7 @@
-"""Every algorithm over several channels, whatever lowering runs it: the interpreter's bits, and the Schedule's moves.
+"""Every algorithm over several channels, by every lowering: results equal the interpreter's bits, logs the Schedule.
 
-The planner takes several channels only between hosts of several rails, and few algorithms there; plans are pinned here.
+The planner uses several channels only between hosts with several rails, and only for a few algorithms. These tests
+therefore pin their plans.
 """
 
 import itertools
@@ -26,7 +27,7 @@ SHARES = ((1,), (1, 1), (3, 1, 2))
 KINDS = (("float64", "average"), ("bfloat16", "sum"), ("int16", "max"))
 REDUCED = [(kind, rows) for kind in KINDS for rows in (0, 1, 40, 1000, 4097)]
 OTHERS = [each for each in Collective if each is not Collective.ALL_REDUCE]
-# The lowerings that run; an exchange that is more than fits into the slots of a host runs move by move.
+# The expected lowerings. An exchange that does not fit into a host's slots runs move by move (None).
 PLACES = {
     ("shm", 3): {None, "exchange", "slice", "staged_slice"},
     ("tcp", 3): {None, "notes"},
@@ -35,7 +36,7 @@ PLACES = {
 
 
 def cases() -> Iterator[Case]:
-    """Yield all_reduces of each kind and size, and a few of every other collective."""
+    """Yield all_reduces of each kind and size, and a few cases of every other collective."""
     for seed, (kind, rows) in enumerate(REDUCED):
         yield Case(Collective.ALL_REDUCE, *kind, rows, seed=seed)
     for seed, (collective, rows) in enumerate(itertools.product(OTHERS, (1, 300))):
@@ -43,7 +44,7 @@ def cases() -> Iterator[Case]:
 
 
 def schedules(group: multiring.Group, case: Case) -> Iterator[Schedule]:
-    """Yield what does `case`: by every algorithm, on one axis and on a grid where there is one, over channels."""
+    """Yield every algorithm's schedule for `case`, on one axis and on a grid if there is one, with several channels."""
     needed = task_of(case.request(group.rank, group.size)).accumulation
     order = grid_of(group.topology)[1]
     grids = [(group.size,), (2, group.size // 2)] if group.size % 2 == 0 else [(group.size,)]
@@ -52,14 +53,15 @@ def schedules(group: multiring.Group, case: Case) -> Iterator[Schedule]:
             continue
         try:
             yield build(algorithm, Frame(collective=collective, grid=grid, order=order, shares=shares), needed)
-        except ScheduleError:  # refuses this accumulation
+        except ScheduleError:  # the algorithm does not support this accumulation
             continue
 
 
 def conform(here: Here, how: str) -> tuple[set[str | None], list[bytes]]:
-    """Run the cases by each schedule, logged or each all_reduce again.
+    """Run the cases by each schedule. Log the moves, or repeat each all_reduce.
 
-    Returns: the lowerings that ran, and the bits of what is the same on all ranks.
+    Returns:
+        The lowerings that ran, and digests of the results that must be the same on all ranks.
     """
     group = here.join(log_moves=how == "logged")
     ran: set[str | None] = set()
@@ -76,10 +78,10 @@ def conform(here: Here, how: str) -> tuple[set[str | None], list[bytes]]:
                 lowering = log[0][0] if log else None
                 assert log == expected(schedule, request, here.rank, lowering), f"{case} by {schedule}"
                 ran.add(lowering)
-            elif case.collective is Collective.ALL_REDUCE:  # the same call again takes another way
+            elif case.collective is Collective.ALL_REDUCE:  # a repeated call runs on another code path
                 again = place(group, case.operand(here.rank, here.size), in_arena=number % 3 == 0)
                 assert_same(case.run(group, again), result, (case, str(schedule)))
-            # Where all ranks have the same, equal digests carry one rank's check to the others.
+            # For results equal on all ranks, one rank runs the check; equal digests extend it to the other ranks.
             if case.collective not in SAME_ON_ALL or number % here.size == here.rank:
                 assert_same(result, case.reference(plan, here.rank, here.size), (case, str(schedule)))
             if case.collective in SAME_ON_ALL:
@@ -90,7 +92,7 @@ def conform(here: Here, how: str) -> tuple[set[str | None], list[bytes]]:
 def expected(
     schedule: Schedule, request: Any, rank: int, lowering: str | None
 ) -> list[tuple[str | None, int, int, int]]:
-    """Return the log as the Schedule has it: all moves, or the reductions where a lowering stands for the others."""
+    """Return the log that the Schedule implies: all moves, or just reductions if a lowering replaces the others."""
     extents = schedule.extents_of(rank, request.counts)
     itemsize = numpy_dtype(request.dtype).itemsize
     whole = lowering in (None, "notes")

@@ -1,4 +1,4 @@
-"""Every collective on every engine: right, to the bit of its schedule, on every rank and in every run."""
+"""Every collective on every engine gives the exact bits of its schedule, on every rank and in every run."""
 
 import itertools
 import math
@@ -13,11 +13,11 @@ from multiring.planner import plan as planner
 from multiring.schedule import OPS, Collective
 
 SAME_ON_ALL = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER)
-INTERPRETED_ROWS = 10_000  # larger ones are interpreted on one rank only: it is slow
+INTERPRETED_ROWS = 10_000  # larger cases are interpreted on one rank only, because the interpreter is slow
 
 
-# Hosts of 2 + 1 ranks lie on one axis, of 2 + 2 on a grid. Every type, operation and size on two ranks; every second
-# case, which has each type and operation in some size, on more.
+# Hosts of 2 + 1 ranks form one axis; hosts of 2 + 2 ranks form a grid. Two ranks run every type, operation and size.
+# More ranks run every second case, which still includes each type and operation in some size.
 PLACES = [
     *(("shm", 1, 1), ("shm", 2, 1), ("shm", 3, 2), ("shm", 4, 2)),
     *(("tcp", 2, 1), ("tcp", 3, 2), ("tcp", 4, 2), ("shm+tcp", 3, 2), ("shm+tcp", 4, 2)),
@@ -26,7 +26,7 @@ LARGER_PLACES = [("mpi", 3, 7), ("shm+mpi", 4, 7), ("shm", 8, 13), ("tcp", 5, 13
 
 
 def conform(here: Here, every: int, most_rows: float = math.inf) -> list[tuple[Case, bytes]]:
-    """Run each `every`-th case, compare with oracle and interpreter, and return the bits in brief."""
+    """Run each `every`-th case, compare it with the oracle and the interpreter, and return digests."""
     group = here.join()
     results = []
     cases = (case for case in all_cases(here.size) if case.rows <= most_rows)
@@ -34,10 +34,10 @@ def conform(here: Here, every: int, most_rows: float = math.inf) -> list[tuple[C
         plan = group._calls.plan_of(case.request(here.rank, here.size))
         array = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
         result = case.run(group, array)
-        if case.collective is Collective.ALL_REDUCE:  # the same call again takes another way
+        if case.collective is Collective.ALL_REDUCE:  # a repeated call runs on another code path
             again = place(group, case.operand(here.rank, here.size), in_arena=case.in_arena)
             assert_same(case.run(group, again), result, case)
-        # Where all ranks have the same, equal digests carry one rank's check to the others.
+        # For results equal on all ranks, one rank runs the check; equal digests extend it to the other ranks.
         if case.collective not in SAME_ON_ALL or number % here.size == here.rank:
             case.check(result, here.rank, here.size, len(plan.schedule.grid))
             if case.rows <= INTERPRETED_ROWS or number % here.size == here.rank:
@@ -50,13 +50,13 @@ def conform(here: Here, every: int, most_rows: float = math.inf) -> list[tuple[C
 def test_every_collective(engine: str, ranks: int, every: int) -> None:
     by_rank = run_ranks(conform, ranks, every, engine=engine)
     reductions = {(case.dtype, case.op) for case, _ in by_rank[0] if case.collective is Collective.ALL_REDUCE}
-    assert len(reductions) == len(DTYPES) * len(OPS) - 1  # there is no average of bools
+    assert len(reductions) == len(DTYPES) * len(OPS) - 1  # bools have no average
     _assert_same_on_all(by_rank)
 
 
 @pytest.mark.parametrize("path", [{"lower": False}, {"read_peers": False}, {"lower": False, "read_peers": False}])
 def test_every_way_through_a_host(path: dict[str, Any]) -> None:
-    """Fused kernels and single copies are what runs by default; the bits are the same without them."""
+    """Fused kernels and single copies run by default; without them, the results have the same bits."""
     slow, fast = run_ranks(conform, 3, 7, **path), run_ranks(conform, 3, 7)
     assert slow == fast
     _assert_same_on_all(slow)
@@ -69,13 +69,13 @@ def conform_in_segments(here: Here, every: int, segment_bytes: int) -> list[tupl
 
 @pytest.mark.parametrize(("engine", "ranks", "segment_bytes"), [("tcp", 3, 9000), ("shm+tcp", 4, 64)])
 def test_many_segments(engine: str, ranks: int, segment_bytes: int) -> None:
-    """More segments than lanes, down to a few elements each: each is the schedule by itself."""
+    """Operations of more segments than lanes, some of a few elements only, give the bits of their schedule."""
     _assert_same_on_all(run_ranks(conform_in_segments, ranks, 5, segment_bytes, engine=engine))
 
 
 @pytest.mark.parametrize(("engine", "ranks", "every"), LARGER_PLACES)
 def test_more_places(engine: str, ranks: int, every: int) -> None:
-    """18 ranks of one host lie on a grid of 6 x 3."""
+    """Larger jobs, such as 18 ranks of one host on a grid of 6 x 3."""
     _assert_same_on_all(run_ranks(conform, ranks, every, engine=engine))
 
 

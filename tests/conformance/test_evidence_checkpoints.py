@@ -1,4 +1,4 @@
-"""Some cases of the evidence of checkpoints: values, names, states, trainings; every crash point of a save."""
+"""A few cases of the checkpoint evidence programs, and every crash point of a save."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Kills, writers and readers of evidence_checkpoints.py draw what those of the other program count.
+# The first program also draws random kills, writers and readers; the second one enumerates those cases.
 RUNS = {
     "evidence_checkpoints.py": ("values,strangers,names,states,trainings", 2),
     "evidence_checkpoints_crashes.py": ("crash points", 3),

@@ -1,4 +1,4 @@
-"""Twenty seconds of benchmarks/evidence_data_files.py: random data sets, held against the libraries that wrote them."""
+"""Run benchmarks/evidence_data_files.py for 20 s: random data sets, compared with the libraries that wrote them."""
 
 import subprocess
 import sys

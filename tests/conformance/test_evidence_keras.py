@@ -1,4 +1,4 @@
-"""Twenty seconds of benchmarks/evidence_keras.py: random Keras programs, held against one process without multiring."""
+"""Run benchmarks/evidence_keras.py for 20 s: random Keras programs, compared with one process without multiring."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.wire.ranks import Here, Process, run_ranks
 
 CASES, SEED = 3, 9_000
 FAMILIES = ("training-torch-2", "callbacks-torch-2")
-# Whose programs have float32, as these.
+# This nursery runs programs in float32, as these families need.
 LOADED = Process(
     nursery="keras-trust",
     beforehand=(*SAVES_BY, "benchmarks.evidence_keras_truth", "tests.frameworks.keras_trust_programs"),
@@ -28,7 +28,7 @@ def test_random_programs_are_those_of_one_process(tmp_path: Path, monkeypatch: p
 
 
 def try_cases(here: Here, folder: str) -> dict[str, object]:
-    """Run some cases of some families, as many on each rank."""
+    """Run some cases of some families, the same number on each rank."""
     cases, faults = 0, []
     for family in [each for each in TOPIC.families if each.name in FAMILIES]:
         for seed in range(SEED, SEED + CASES):

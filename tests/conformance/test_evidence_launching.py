@@ -1,4 +1,4 @@
-"""Twenty seconds of benchmarks/evidence_launching.py: random jobs, held against the bare program's code and bytes."""
+"""Run benchmarks/evidence_launching.py for 20 s: random jobs, compared with the program run without multiring."""
 
 import time
 from itertools import cycle
@@ -8,7 +8,7 @@ from benchmarks.evidence_cases import faults_of
 from benchmarks.evidence_launching import TOPIC
 
 SECONDS = 20.0
-SLOW_S = 8.0  # families whose cases take longer run by `make evidence` alone
+SLOW_S = 8.0  # families with slower cases run by `make evidence` only
 
 
 def test_random_jobs_end_as_the_bare_program_does(tmp_path: Path) -> None:

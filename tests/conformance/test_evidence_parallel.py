@@ -1,4 +1,4 @@
-"""Twenty seconds of benchmarks/evidence_parallel.py: random parallel models and loops beside one process."""
+"""Run benchmarks/evidence_parallel.py for 20 s: random parallel models and loops, compared with one process."""
 
 import time
 from itertools import cycle, islice
@@ -24,7 +24,7 @@ def test_random_parallel_models_train_as_one_process(tmp_path: Path) -> None:
 
 
 def try_cases(here: Here, folder: str) -> dict[str, object]:
-    """Run cases of all families, as many on each rank."""
+    """Run cases of all families, the same number on each rank."""
     import torch  # noqa: PLC0415 -- in ranks alone
     import torch.distributed as dist  # noqa: PLC0415 -- the same
     from benchmarks import evidence_parallel_models  # noqa: PLC0415 -- the same

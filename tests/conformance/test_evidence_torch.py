@@ -1,4 +1,4 @@
-"""A few cases of each family of benchmarks/evidence_torch.py: random programs held against one process."""
+"""Run a few cases of each family of benchmarks/evidence_torch.py: random programs, compared with one process."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_random_programs_are_as_in_one_process(tmp_path: Path) -> None:
 
 
 def try_cases(_here: Here, folder: str) -> dict[str, object]:
-    """Run some cases of all families, as many on each rank."""
+    """Run some cases of all families, the same number on each rank."""
     ready()
     cases, faults = 0, []
     for family in TOPIC.families:

@@ -1,4 +1,4 @@
-"""Small messages of one host meet in slots, by choice of each rank; whatever the others choose, the result is one."""
+"""Small messages within a host go through slots if the rank chooses to; results do not depend on the ranks' choices."""
 
 import gc
 import threading
@@ -19,9 +19,9 @@ from multiring.schedule import Collective
 
 
 def met_in_slots(here: Here) -> list[Any]:
-    """Return the logs of blocking calls of the sizes around the slots' capacity."""
+    """Return the logs of blocking calls with sizes around the capacity of the slots."""
     group = here.join(log_moves=True)
-    group.barrier()  # from here on everyone knows where the slots are
+    group.barrier()  # after this barrier every rank knows the location of the slots
     logs = []
     for dtype, size_bytes in (("float32", 4), ("bfloat16", 1000), ("float64", 4000)):
         case = Case(Collective.ALL_REDUCE, dtype, "average", size_bytes // numpy_dtype(dtype).itemsize, seed=size_bytes)
@@ -45,7 +45,7 @@ def test_blocking_calls_of_small_arrays_are_lowered_to_an_exchange(ranks: int) -
 
 
 def own_choice(here: Here, seed: int) -> int:
-    """Do the same operations as the others, each blocking or not by this rank's own dice; return how many."""
+    """Run the same operations on all ranks, blocking or not by this rank's own choice; return their number."""
     group, shared, own = here.join(), np.random.default_rng(seed), np.random.default_rng([seed, here.rank])
     half = group.subgroup(list(range(max(here.size - 1, 2))))
     groups = [group] if half is None else [group, half]
@@ -88,7 +88,7 @@ def test_every_rank_may_block_or_not_as_it_likes(ranks: int, seed: int) -> None:
 
 
 def many_threads(here: Here) -> float:
-    """Let threads work in groups of their own at the same time, all with small blocking calls; return the sum."""
+    """Run small blocking calls in several threads at once, each in its own group; return the sum."""
     world = here.join()
     groups = [world.subgroup(list(range(here.size))) for _ in range(4)]
     sums = [0.0] * len(groups)
@@ -114,11 +114,11 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 def disagree(here: Here) -> list[str]:
-    """Come to the same place with something else, in every way; return what this rank was told."""
+    """Let rank 1 call a different operation, in several ways; return the errors of this rank."""
     group = here.join()
     odd = here.rank == 1
     told = []
-    for _ in range(2):  # the second time every call is a repeated one
+    for _ in range(2):  # in the second round every call is a repeated one
         mine = np.full(4, 1.0 + here.rank)
         wrong_calls: list[Any] = [
             lambda mine=mine: group.all_reduce(mine, "max" if odd else "sum"),
@@ -152,7 +152,7 @@ def test_ranks_that_differ_are_told_and_go_on(engine: str, ranks: int) -> None:
 
 
 def small_sums(here: Here) -> list[str | None]:
-    """Return how this rank ran sums of a few sizes, over several hosts; each is compared with the interpreter."""
+    """Return the lowerings of sums of a few sizes over several hosts; compare each sum with the interpreter."""
     group = here.join(log_moves=True, lower=here.rank != 1)
     ways = []
     for size_bytes in (4, 1000, 20_000):
@@ -196,7 +196,7 @@ def test_small_sums_between_hosts_travel_in_notes(engine: str, ranks: int) -> No
 
 
 def die_meanwhile(here: Here) -> str:
-    """Wait in a repeated small call for a rank that dies."""
+    """Wait for a dying rank in a repeated small call; return the error."""
     group, array = here.join(), np.ones(4)
     for _ in range(10):
         group.all_reduce(array)
@@ -218,7 +218,7 @@ def test_a_death_is_told_to_those_who_wait_in_slots() -> None:
 
 
 def come_too_late(here: Here, flag: str) -> list[str]:
-    """Let rank 0's third call stall; rank 1 comes to it after that was raised."""
+    """Let rank 0's third call time out before rank 1 makes its own third call; return the errors."""
     group, array, told = here.join(), np.ones(4), []
     for _ in range(3):
         group.barrier()
@@ -240,7 +240,7 @@ def test_who_comes_after_a_stall_is_told_so_in_slots_too(tmp_path: Path) -> None
 
 
 def drop_everything(here: Here) -> int:
-    """Drop handle, array and group of an operation in flight; return how many fresh arrays it wrote into."""
+    """Drop the handle, array and group of an operation in flight; return how many new arrays it overwrote."""
     world = here.join()
     group = world.subgroup([0, 1])
     assert group is not None
@@ -268,7 +268,7 @@ def test_memory_outlives_its_group_until_the_operation_has_ended() -> None:
 
 
 class Interrupted:
-    """An array during the reading of which Ctrl-C is pressed."""
+    """An array whose reading raises KeyboardInterrupt."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         raise KeyboardInterrupt

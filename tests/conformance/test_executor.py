@@ -1,4 +1,4 @@
-"""What the executor did is what the Schedule says: each move, in order, with the bytes of its extents."""
+"""The executor does what the Schedule says: each move, in order, with the bytes of its extents."""
 
 import itertools
 import logging
@@ -24,7 +24,7 @@ CASES = [
 
 
 def compare_logs(here: Here) -> int:
-    """Return how many moves the executor's log and the Schedule had in common: all of them."""
+    """Check that the executor's log equals the Schedule's moves; return their number."""
     group = here.join(log_moves=True, lower=False)
     compared = 0
     for case in CASES:
@@ -32,7 +32,7 @@ def compare_logs(here: Here) -> int:
         plan = group._calls.plan_of(request)
         schedule = plan.schedule
         case.run(group, place(group, case.operand(here.rank, here.size), in_arena=case.in_arena))
-        # Segments run side by side; within one, the order is the schedule's.
+        # Segments run concurrently. Within a segment, moves run in the order of the schedule.
         log = sorted(group._calls.latest.log, key=lambda entry: entry.segment)
         moves, segments = schedule.moves_of(here.rank), Segments.of(plan, request)
         sizes = [segments.each] * (segments.count - 1) + [segments.last]
@@ -47,7 +47,7 @@ def compare_logs(here: Here) -> int:
 
 
 def expected_log(moves: Any, extents: Any, case: Case) -> list[tuple[int, int]]:
-    """Return (move, bytes over all its peers) as the Schedule has them."""
+    """Return (move, bytes sent to all its peers) for each move of the Schedule."""
     itemsize = case.operand(0, 2).itemsize
     want = []
     for index, move in enumerate(moves.rows()):
@@ -63,7 +63,7 @@ def test_log_equals_schedule(engine: str, ranks: int) -> None:
 
 
 def lowered_and_not(here: Here) -> list[list[Any]]:
-    """Return the logs of an all_reduce between arenas, on ordinary memory, and on more of that than is copied aside."""
+    """Return the logs of all_reduces in an arena, in ordinary memory, and in ordinary memory too large for staging."""
     group = here.join(log_moves=True)
     logs = []
     for array in (group.allocate(10_000, "float32"), np.empty(10_000, np.float32), np.empty(3_000_000, np.float32)):
@@ -98,7 +98,7 @@ def test_log_is_empty_unless_asked_for() -> None:
 
 
 def told_how(here: Here) -> list[str]:
-    """Return what joining logs of the ways of ordinary memory."""
+    """Return the log lines of `join` about ordinary memory."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign,assignment]  # the shortest of handlers

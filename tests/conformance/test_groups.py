@@ -1,4 +1,4 @@
-"""Handles waited for in any order, groups side by side, groups of some of the ranks."""
+"""Groups: handles waited for in any order, several groups at once, and groups of some of the ranks."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ import multiring
 
 
 def any_order(here: Here) -> bool:
-    """Start many operations, wait for them last first; each has its own result."""
+    """Start many operations and wait for them in reverse order; check each result."""
     group = here.join()
     arrays = [np.full(count, float(here.rank + 1)) for count in (1, 1000, 70_000, 300_000, 5)]
     handles = [group.all_reduce_async(array) for array in arrays]
@@ -28,7 +28,7 @@ def any_order(here: Here) -> bool:
     for handle in reversed(handles):
         assert handle.wait() is None
         assert handle.done()
-        handle.wait(timeout=0)  # may be waited for again
+        handle.wait(timeout=0)  # a second wait is allowed
     return all(bool((array == sum(range(1, here.size + 1))).all()) for array in arrays)
 
 
@@ -38,7 +38,7 @@ def test_handles_in_any_order(engine: str, ranks: int) -> None:
 
 
 def dropped_handles(here: Here) -> bool:
-    """Nobody keeps the handles or the arrays; the memory must live until the operations have ended."""
+    """Drop all handles and arrays; the runtime must keep the memory until the operations end."""
     group = here.join()
     for count in (10, 100_000) * 20:
         group.all_reduce_async(np.ones(count))
@@ -53,7 +53,7 @@ def test_dropped_handles(engine: str) -> None:
 
 
 def interleaved(here: Here) -> bool:
-    """Two groups of all ranks, whose operations are started in another order on each rank."""
+    """Start the operations of two groups in a different order on each rank."""
     world = here.join()
     first = subgroup(world, range(here.size))
     second = subgroup(world, reversed(range(here.size)))
@@ -81,7 +81,7 @@ def test_two_groups_interleaved(engine: str) -> None:
 
 
 def parts(here: Here) -> list[Any]:
-    """Cut the world in two, and the first part again; sums stay in their part."""
+    """Split the world into two groups, and the first group again; check that each sum stays within its group."""
     world = here.join()
     low, high = world.subgroup([1, 0]), world.subgroup([2, 3, 4])
     own = low or high
@@ -115,7 +115,7 @@ def test_parts_of_the_world(engine: str) -> None:
 
 
 def two_threads(here: Here) -> bool:
-    """Each of two threads works with a group of its own, blocking."""
+    """Let each of two threads make blocking calls in its own group."""
     world = here.join()
     groups = [subgroup(world, range(here.size)) for _ in range(2)]
     totals = [np.ones(2000), np.full(3, 2.0)]
@@ -152,7 +152,7 @@ def test_nobody_leaves_a_barrier_early(engine: str) -> None:
 
 
 def large_and_crossed(here: Here) -> bool:
-    """Large operations of two groups, started in opposite orders: neither may take what the other needs to go on."""
+    """Start large operations of two groups in opposite orders; neither may block the other."""
     world = here.join()
     groups = [subgroup(world, range(here.size)) for _ in range(2)]
     for _ in range(10):
@@ -172,7 +172,7 @@ def test_large_operations_of_two_groups(engine: str) -> None:
 
 
 def unposted(here: Here) -> bool:
-    """An operation that the other rank has not started yet holds up nothing else, however large it is."""
+    """Show that a large operation which the other rank has not started yet does not block other operations."""
     world = here.join()
     other = subgroup(world, range(here.size))
     large, letter, small = np.ones(2_000_000), np.ones(2_000_000), np.ones(1000)

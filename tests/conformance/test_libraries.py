@@ -1,4 +1,4 @@
-"""Arrays of other libraries, by DLPack and the buffer protocol."""
+"""Arrays of other libraries, through DLPack and the buffer protocol."""
 
 import array
 from typing import Any
@@ -9,7 +9,7 @@ from tests.wire.ranks import Here, run_ranks
 
 
 def other_libraries(here: Here) -> list[Any]:
-    """Sum over ranks 1 + rank in each kind of array, and show that the array itself changed."""
+    """Sum `1 + rank` over the ranks in each kind of array, and check that the array was changed in place."""
     group = here.join()
     found: list[Any] = []
     tensors = [

@@ -1,4 +1,4 @@
-"""send and recv: matched by sender and tag, whatever the order, both directions at once."""
+"""Tests of send and recv: matching by sender and tag, in any order, in both directions at once."""
 
 import itertools
 from typing import Any
@@ -17,11 +17,11 @@ def letter(sender: int, receiver: int, tag: int, number: int, count: int) -> NDA
 
 
 def everyone_writes_to_everyone(here: Here) -> int:
-    """Post all sends and receives of all tags in a different order on each rank; each must get its own."""
+    """Post all sends and receives of all tags in a different order on each rank, and check each message."""
     group = here.join()
     peers = [rank for rank in range(here.size) if rank != here.rank]
     plan = [(peer, tag, number, count) for peer in peers for tag in (0, 7) for number, count in enumerate(SIZES)]
-    # The n-th send of one tag meets the n-th receive of it, so only the interleaving of tags and peers is free.
+    # The n-th send of a tag matches its n-th receive, so only the order between tags and peers is free.
     plan.sort(key=lambda each: (each[2], (each[0] + each[1] + here.rank) % here.size))
     handles: list[Any] = []
     got = {}
@@ -45,7 +45,7 @@ def test_everyone_writes_to_everyone(engine: str, ranks: int) -> None:
 
 
 def blocking_ring(here: Here) -> float:
-    """Pass a number round the ring with blocking calls, and a barrier in between that must not mix in."""
+    """Pass a number around the ring with blocking calls; barriers in between must not interfere."""
     group = here.join()
     box = np.zeros(1)
     for turn in range(20):
@@ -66,7 +66,7 @@ def test_blocking_ring(engine: str) -> None:
 
 
 def messages_amid_collectives(here: Here) -> bool:
-    """An unmatched receive stays in flight while collectives come and go."""
+    """Keep an unmatched receive in flight while collectives run."""
     group = here.join()
     late = np.zeros(3)
     handle = group.recv_async(late, 1 - here.rank, tag=5)

@@ -1,4 +1,4 @@
-"""Notices: short messages between ranks outside any operation."""
+"""Control messages: short messages between ranks outside any operation."""
 
 import queue
 import time
@@ -17,7 +17,7 @@ TAGS = 120
 
 
 class Listener:
-    """Keeps what it hears."""
+    """A listener that stores the control messages it gets."""
 
     def __init__(self) -> None:
         self.heard: queue.Queue[ControlMessage] = queue.Queue()
@@ -48,7 +48,7 @@ def payload(rank: int, tag: int) -> bytes:
 
 
 def write_to_everybody(here: Here) -> bool:
-    """Each rank's notices arrive in order at every other, whatever else the ranks do."""
+    """Send control messages to all other ranks during other work; they must arrive in order."""
     group = here.join()
     listener, control = Listener(), control_here()
     control.add(GROUP, listener)
@@ -62,7 +62,7 @@ def write_to_everybody(here: Here) -> bool:
                 try:
                     assert control.send(rank, GROUP, tag, payload(here.rank, tag))
                     break
-                except StateError:  # as much waits there as may
+                except StateError:  # the send queue is full
                     time.sleep(0.001)
         if tag % 30 == 0:
             group.all_reduce(total, "average")

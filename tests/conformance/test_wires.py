@@ -1,4 +1,4 @@
-"""Lossy wires on every engine: the interpreter's bits, on every rank; and what is refused."""
+"""Lossy wires on every engine: results equal the interpreter's bits on every rank, and bad uses are rejected."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ ODD = (0, 1, 255, 1000, 12_345)
 
 
 def coded_cases() -> Iterator[Case]:
-    """Yield every wire type with odd sizes in both kinds of memory, and one over a window of the tcp engine."""
+    """Yield every wire type with odd sizes in both kinds of memory, and one case over a window of the tcp engine."""
     for seed, (wire, rows, in_arena) in enumerate(itertools.product(WIRES, ODD, (False, True))):
         op = "average" if seed % 2 else "sum"
         yield Case(Collective.ALL_REDUCE, "float32", op, rows, in_arena=in_arena, seed=seed, wire=wire)
@@ -32,20 +32,20 @@ def coded_cases() -> Iterator[Case]:
 
 
 def conform(here: Here, most_rows: float = math.inf) -> list[bytes]:
-    """Run the cases, compare with interpreter and exact sum, and return the bits in brief."""
+    """Run the cases, compare them with the interpreter and the exact sum, and return digests."""
     group = here.join()
     digests = []
     for number, case in enumerate(case for case in coded_cases() if case.rows <= most_rows):
         chosen = group._calls.plan_of(case.request(here.rank, here.size))
         assert chosen.wire is wire_of(case.wire)
         result = case.run(group, place(group, case.operand(here.rank, here.size), in_arena=case.in_arena))
-        # Equal digests carry one rank's check to the others.
+        # One rank checks each case; equal digests extend the check to the other ranks.
         if number % here.size == here.rank:
             assert_same(result, case.reference(chosen, here.rank, here.size), case)
             operands = [case.operand(rank, here.size) for rank in range(here.size)]
             exact = np.sum(operands, axis=0, dtype=np.float64) / (here.size if case.op == "average" else 1)
             far = np.abs(result - exact).max(initial=0)
-            assert far <= 0.05 * here.size, case  # of numbers that are 5 at most: 4 / 254 a rank
+            assert far <= 0.05 * here.size, case  # values are at most 5 in size, so the error is about 4 / 254 a rank
             assert case.rows < 1000 or far > 0, f"{case}: nothing was coded"
         digests.append(digest_of(result))
     return digests
@@ -64,13 +64,13 @@ def conform_in_segments(here: Here, segment_bytes: int) -> list[bytes]:
 
 @pytest.mark.parametrize(("engine", "ranks"), [("tcp", 3), ("shm+tcp", 4)])
 def test_many_segments(engine: str, ranks: int) -> None:
-    """Segments of odd lengths, many more than lanes: blocks end anywhere in what the sockets hand over."""
+    """Segments have odd lengths and outnumber the lanes, so sockets deliver data that ends anywhere in a block."""
     first, *others = run_ranks(conform_in_segments, ranks, 2500, engine=engine)
     assert all(other == first for other in others)
 
 
 def compare_logs(here: Here) -> int:
-    """Return how many coded moves of the log had the bytes that `encoded_bytes` says: all of them."""
+    """Check that coded moves in the log have the bytes of `encoded_bytes`; return their number."""
     group = here.join(log_moves=True)
     coded = 0
     for wire in WIRES:
@@ -101,7 +101,7 @@ def test_the_log_has_the_coded_bytes(engine: str, ranks: int) -> None:
 
 
 def beside_exact(here: Here) -> None:
-    """The same array coded and exact in turn, blocking and not: neither call may be taken for the other."""
+    """Reduce the same array coded and exact in turn, blocking and not; the calls must not be confused."""
     group = here.join()
     array = group.allocate(5000, np.float32)
     mine = operand("float32", "sum", (5000,), (3, here.rank))
@@ -180,7 +180,7 @@ def test_round_trip_is_what_arrives(wire: str) -> None:
         assert_same(got, decoded(wire_of(wire), array), wire)
         assert got is not array
         assert_same(multiring.round_trip(got, wire), got, wire)
-    # Blocks go by the order in memory, as they do in an all_reduce.
+    # Blocks follow the order in memory, as in an all_reduce.
     turned = operand("float32", "sum", (30, 700), (6,)).T
     assert_same(multiring.round_trip(turned, wire).T, decoded(wire_of(wire), turned.T), wire)
     strided = operand("float32", "sum", (1000,), (7,))[::3]

@@ -1,4 +1,4 @@
-"""A program's lowering does what its moves do, or there is no such program: what the core refuses and takes."""
+"""A program's lowering does the same as its moves; the core rejects programs for which it cannot."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the compiled core computes is what its Python reference computes, on every instruction set of this processor."""
+"""The compiled core computes the same bits as its Python reference, on every instruction set of this processor."""
 
 import hashlib
 import hmac
@@ -23,7 +23,7 @@ AWKWARD = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-40, 6e-8, 655
 
 
 def instruction_sets() -> list[str]:
-    """Return the names that force_isa takes here, as its refusal of another tells them."""
+    """Return the names that `force_isa` accepts, read from its error message."""
     with pytest.raises(ValueError, match="there are: ") as refused:
         native.force_isa("none")
     return str(refused.value).partition("there are: ")[2].split(", ")
@@ -38,7 +38,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def operands_of(dtype: str, count: int, how_many: int) -> list[Array]:
-    """Return random operands; among floats, everything that is special meets everything else."""
+    """Return random operands. Float operands also contain pairs of special values."""
     random = np.random.default_rng([count, how_many, len(dtype)])
     kind = numpy_dtype(dtype)
     if kind == np.bool_:
@@ -80,7 +80,7 @@ def test_combine_is_the_reference_to_the_bit(dtype: str, op: str) -> None:
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_combine_at_any_address_and_in_place(dtype: str) -> None:
-    """Slices of any alignment, the target being one of the operands; nothing beyond the target changes."""
+    """Slices have any alignment, and the target is one of the operands. Bytes beyond the target must not change."""
     accumulation = accumulation_of(numpy_dtype(dtype), "sum")
     whole = operands_of(dtype, 300, 3)
     for start, count in ((1, 100), (7, 64), (13, 257)):

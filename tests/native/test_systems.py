@@ -1,4 +1,4 @@
-"""Building for a system that multiring does not serve is refused, with the reason."""
+"""The build fails with a reason on systems that multiring does not support."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Many ranks at a rendezvous that are sockets of one process: they prove themselves and join, and parse no table."""
+"""Many ranks of a rendezvous, played by sockets of one process. They authenticate and join, but do not parse tables."""
 
 import os
 import selectors
@@ -19,7 +19,7 @@ _PAUSE_S = 0.002
 
 
 class _Light:
-    """One of them."""
+    """One simulated rank."""
 
     def __init__(self, rank: int, place: str) -> None:
         self.rank = rank
@@ -29,14 +29,14 @@ class _Light:
 
 
 class Crowd:
-    """Ranks `ranks` of `size` at rank 0's address `place`; each is connected from construction on."""
+    """Simulated ranks `ranks` of `size`, which connect to rank 0 at `place` on construction."""
 
     def __init__(self, place: str, ranks: Iterable[int], size: int, *, secret: bytes, job: str) -> None:
         self._size, self._secret, self._job = size, secret, job
         self._lights = [_Light(rank, place) for rank in ranks]
 
     def join(self, timeout_s: float) -> None:
-        """Prove all of them and have them join, whatever order rank 0 hears them in."""
+        """Authenticate all ranks and let them join, in the order in which rank 0 answers."""
         deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for light in self._lights:
@@ -53,14 +53,14 @@ class Crowd:
                             selector.unregister(light.sock)
 
     def say(self, message: dict[str, Any]) -> None:
-        """Send a message of each."""
+        """Send a message from each rank."""
         payload = encode(message)
         for light in self._lights:
             assert light.seal is not None
             light.sock.sendall(light.seal.close(payload))
 
     def take_tables(self, timeout_s: float) -> int:
-        """Read everyone's next frame to its end, all at the same time; return how long one is, equal for all."""
+        """Read the next frame of all ranks concurrently. Return the frame's length, which must be equal for all."""
         deadline = time.monotonic() + timeout_s
         sizes: dict[int, int] = {}
         buffer = bytearray(_RECEIVE_BYTES)
@@ -80,12 +80,12 @@ class Crowd:
         return size
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for light in self._lights:
             light.sock.close()
 
     def _talk(self, light: _Light) -> Any:
-        """Return what answers frames of rank 0 until this one has joined, and then returns True."""
+        """Return a function that answers rank 0's frames for one rank, and returns True once the rank has joined."""
         nonce = new_nonce()
         server_nonce = ""
 

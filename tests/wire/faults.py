@@ -1,4 +1,4 @@
-"""What may happen to a rank in a test, as values: kill(1).at("reducing").after(0.01)."""
+"""Faults that a test injects into ranks, as values: kill(1).at("reducing").after(0.01)."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -6,37 +6,37 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A signal that a rank gets once it has reached a stage; the rig fails the test if it never got it."""
+    """A signal that the rig sends to a rank at a stage. The test fails if the signal was never sent."""
 
     rank: int
-    number: signal.Signals | None  # None: it is not even started
+    number: signal.Signals | None  # None: the rank is never started
     stage: str = "started"
     delay_s: float = 0.0
 
     def at(self, stage: str) -> "Fault":
-        """Return this fault, for when its rank reaches `stage`."""
+        """Return this fault, delayed until its rank reaches `stage`."""
         return replace(self, stage=stage)
 
     def after(self, seconds: float) -> "Fault":
-        """Return this fault, `seconds` after its stage."""
+        """Return this fault, delayed by `seconds` after its stage."""
         return replace(self, delay_s=seconds)
 
 
 def kill(rank: int) -> Fault:
-    """Return the death of `rank`, which it cannot notice."""
+    """Kill `rank` by SIGKILL."""
     return Fault(rank, signal.SIGKILL)
 
 
 def freeze(rank: int) -> Fault:
-    """Return the silence of `rank`: it lives, and does nothing any more."""
+    """Stop `rank` by SIGSTOP: it stays alive but does nothing."""
     return Fault(rank, signal.SIGSTOP)
 
 
 def interrupt(rank: int) -> Fault:
-    """Return a Ctrl-C for `rank`."""
+    """Send SIGINT (Ctrl-C) to `rank`."""
     return Fault(rank, signal.SIGINT)
 
 
 def absent(rank: int) -> Fault:
-    """Return the absence of `rank`: it is never started."""
+    """Never start `rank`."""
     return Fault(rank, None)

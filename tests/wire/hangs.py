@@ -1,6 +1,6 @@
-"""Ten kinds of hang and disagreement in a stream of named operations: what one rank does, what all are to be told.
+"""Ten kinds of hang and disagreement in a stream of named operations: one rank's fault, and the errors of all ranks.
 
-Used by test_named_hangs.py, a few of each kind, and by benchmarks/evidence_hangs.py, many.
+test_named_hangs.py runs a few cases of each kind; benchmarks/evidence_hangs.py runs many.
 """
 
 import os
@@ -24,24 +24,24 @@ ABSENCES = ("loop", "stopped", "killed", "ended")
 KINDS = (*DISAGREEMENTS, *DEADLOCKS, *ABSENCES)
 STEPS = 14
 WARN_S, TIMEOUT_S = 0.5, 1.5
-LOOP_S = 5.0  # an endless loop, as far as the others can see
+LOOP_S = 5.0  # an endless loop, from the other ranks' point of view
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One rank does something else at one place of the stream."""
+    """A stream of operations in which one rank deviates at one step."""
 
     kind: str
     ranks: int
     culprit: int
-    at: int  # the step
-    window: int  # operations that a rank has in flight
-    negotiated: bool  # whether the ranks had to agree on an order before
+    at: int  # the step of the deviation
+    window: int  # operations that a rank keeps in flight
+    negotiated: bool  # the ranks agreed on an order before the deviation
     engine: str
 
     @classmethod
     def of(cls, kind: str, seed: int, engine: str | None = None) -> "Case":
-        """Return a case of `kind` at random."""
+        """Return a random case of `kind`, determined by `seed`."""
         chance = random.Random(f"{kind} {seed}")  # noqa: S311 -- to be the same again
         ranks = chance.randint(2, 4)
         return cls(
@@ -49,7 +49,7 @@ class Case:
             ranks=ranks,
             culprit=chance.randrange(ranks),
             at=chance.randint(1, STEPS - 6),
-            window=1 if kind == "order" else chance.choice((1, 3)),  # nothing is wrong with another order in flight
+            window=1 if kind == "order" else chance.choice((1, 3)),  # with several in flight, another order is allowed
             negotiated=chance.random() < 0.4,
             engine=engine or chance.choice(("shm", "tcp")),
         )
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What a rank was told: of an error, how long after it began to wait; and how far it came."""
+    """The error that a rank got, the seconds until then, and the number of completed steps."""
 
     error: str
     text: str
@@ -68,7 +68,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An operation as one rank means it."""
+    """An operation as one rank posts it."""
 
     name: str
     shape: tuple[int, ...] = (4,)
@@ -78,7 +78,7 @@ class Step:
 
 
 def steps_of(case: Case, rank: int) -> list[Step]:
-    """Return the rank's stream."""
+    """Return the operations that `rank` posts."""
     steps = [Step(f"tensor.{index}") for index in range(STEPS)]
     if rank != case.culprit:
         return steps
@@ -99,7 +99,7 @@ def steps_of(case: Case, rank: int) -> list[Step]:
 
 
 def live(here: Here, case: Case) -> Told:
-    """Go through the rank's stream."""
+    """Run the rank's stream of operations."""
     group = here.join(stall_warn_s=WARN_S, stall_timeout_s=TIMEOUT_S)
     sets = NamedOperations(group), NamedOperations(group)
     if case.negotiated:
@@ -151,7 +151,7 @@ def told_of(error: MultiringError, started_s: float, steps: int) -> Told:
 
 
 def go_away(here: Here, kind: str) -> None:
-    """Do what does not end in an operation."""
+    """Leave the stream without ending an operation: loop, wait for a stop signal, die or exit."""
     if kind == "loop":
         until_s = time.monotonic() + LOOP_S
         while time.monotonic() < until_s:
@@ -164,10 +164,10 @@ def go_away(here: Here, kind: str) -> None:
 
 
 def check(case: Case) -> float:
-    """Run the case, and check that every rank was told what there is to tell; return how long one took at most, in s.
+    """Run the case and check the error of every rank. Return the longest wait, in seconds.
 
     Raises:
-        AssertionError: a rank was told another thing, or nothing.
+        AssertionError: a rank got a wrong error or none.
     """
     faults: list[Fault] = [freeze(case.culprit).at("to be stopped")] if case.kind == "stopped" else []
     report = report_of(live, case.ranks, case, engine=case.engine, faults=faults, deadline_s=40)
@@ -183,7 +183,7 @@ def check(case: Case) -> float:
 
 
 def is_right(case: Case, rank: int, told: Told) -> bool:
-    """Return whether `rank` was told of the culprit and of the operation."""
+    """Return whether the error of `rank` names the culprit and the operation."""
     name, who = f"tensor.{case.at}", f"rank {case.culprit}"
     if case.kind in DISAGREEMENTS:
         what = DISAGREEMENTS[case.kind]
@@ -210,7 +210,7 @@ def is_right(case: Case, rank: int, told: Told) -> bool:
         "stopped": f"{who} does not answer",
         "set": who,
     }[case.kind]
-    first = case.at - case.at % case.window  # what was in flight with it may not have ended either
+    first = case.at - case.at % case.window  # operations in flight with this one may be unfinished too
     names = [f"operation 'tensor.{index}'" for index in range(first, case.at + 1)]
     return (
         told.error == "StallError"

@@ -1,4 +1,4 @@
-"""A `multiring lab` under test, and what it leaves: looked for from outside, by what the kernel shows."""
+"""A `multiring lab` under test, and its leftovers, found in the kernel's own tables."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ _NAMESPACES = ("mnt", "net", "uts", "ipc", "pid", "pid_for_children")
 
 
 def namespaces_of(process: str) -> set[str]:
-    """Return the namespaces that a process of /proc is in, and puts its children into."""
+    """Return the namespaces of a process in /proc and those of its future children."""
     found = set()
     for kind in _NAMESPACES:
         with contextlib.suppress(OSError):
@@ -24,7 +24,7 @@ def namespaces_of(process: str) -> set[str]:
 
 
 def traces_of_network() -> tuple[set[str], list[str]]:
-    """Return this network namespace's interfaces, and the mounts of this mount namespace."""
+    """Return the interfaces of this network namespace and the mounts of this mount namespace."""
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     return set(os.listdir("/sys/class/net")), mounts  # noqa: PTH208 -- names are what is compared
 
@@ -46,16 +46,16 @@ class LabRun:
             start_new_session=True,
         )
         self.out = self.err = ""
-        # The lab's namespaces, each open: as long as it is, the kernel gives its name to no other lab's.
+        # File descriptors of the lab's namespaces. While one is open, the kernel does not reuse the namespace's number.
         self._namespaces: dict[str, int] = {}
 
     @property
     def namespaces(self) -> set[str]:
-        """The names of the lab's namespaces, as far as `wait_for_lines` found them."""
+        """The names of the lab's namespaces that `wait_for_lines` has found."""
         return set(self._namespaces)
 
     def wait_for_lines(self, count: int) -> list[str]:
-        """Return the next `count` lines of output, and take down which namespaces the lab has now."""
+        """Return the next `count` lines of output, and record the lab's current namespaces."""
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in range(count)]
         own = namespaces_of("self")
@@ -73,7 +73,7 @@ class LabRun:
             self._namespaces[name] = namespace
 
     def members(self) -> list[int]:
-        """Return the lab's processes: those that carry its mark, or are in a namespace of its."""
+        """Return the lab's processes: those with its mark and those in one of its namespaces."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():
@@ -85,7 +85,7 @@ class LabRun:
         return found
 
     def keepers(self) -> list[int]:
-        """Return the processes that are pid 1 of a namespace; the lab's own first."""
+        """Return the processes that are pid 1 of a namespace, outermost namespace first."""
         found = []
         for pid in self.members():
             with contextlib.suppress(OSError):
@@ -96,12 +96,12 @@ class LabRun:
         return [pid for _, pid in sorted(found)]
 
     def finish(self) -> int:
-        """Wait for the command's end and return its exit code."""
+        """Wait for the command to end and return its exit code."""
         self.out, self.err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode
 
     def left(self) -> list[str]:
-        """Return what is left of the lab: processes, what holds its namespaces, interfaces, mounts."""
+        """Return the lab's leftovers: processes, open namespaces, interfaces and mounts."""
         found = [f"process {pid}" for pid in self.members()]
         for entry in Path("/proc").glob("[0-9]*/fd/*"):
             with contextlib.suppress(OSError):
@@ -113,14 +113,14 @@ class LabRun:
         return found
 
     def left_after(self, seconds: float) -> list[str]:
-        """Return what is still left when nothing is, or `seconds` have passed."""
+        """Return the leftovers once there are none, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while (found := self.left()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return found
 
     def close(self) -> None:
-        """End what a test that failed has left of it, and know it no longer."""
+        """Kill all processes of the lab and forget its namespaces."""
         self.process.kill()
         self.process.communicate()
         for pid in self.members():
@@ -130,7 +130,7 @@ class LabRun:
             os.close(self._namespaces.popitem()[1])
 
 
-# How a lab can end: what its ranks do, who is signalled with what, and the exit code.
+# Ways for a lab to end: the ranks' command, the receiver of the signal, the signal, and the exit code.
 ENDINGS: dict[str, tuple[str, str, int, int]] = {
     "normally": ("sleep 0.2", "nobody", 0, 0),
     "by a failure": ("[ $MULTIRING_RANK != 1 ] || exit 3; sleep 1000", "nobody", 0, 3),
@@ -146,13 +146,16 @@ ENDINGS: dict[str, tuple[str, str, int, int]] = {
 
 
 def end(ending: str, delay_s: float = 0.0) -> LabRun:
-    """Let a lab of three hosts, whose ranks leave detached processes behind, come to that end.
+    """Run a lab of three hosts until it ends as `ending` says. Its ranks leave detached processes behind.
 
     Returns:
-        The lab, over: its exit code is right, or this raises.
+        The finished lab.
+
+    Raises:
+        AssertionError: the exit code was wrong.
     """
     does, whom, number, code = ENDINGS[ending]
-    # One child in a session of its own, one without the environment that would tell where it is from.
+    # One child runs in a session of its own. The other one lacks the environment that marks it as the lab's.
     script = f'setsid sleep 1001 & env -i /bin/sleep 1002 & echo "up $$"; {does}'
     wires = ("--link", "1gbit", "--rail", "250mbit", "--rack", "2", "--uplink", "500mbit")
     lab = LabRun("--hosts", "3", *wires, "--", "sh", "-c", script)
@@ -180,7 +183,7 @@ def end(ending: str, delay_s: float = 0.0) -> LabRun:
 
 
 def command_of(pid: int) -> bytes:
-    """Return a process's command line, empty where it ended."""
+    """Return a process's command line, or b"" if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

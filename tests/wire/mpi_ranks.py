@@ -1,8 +1,8 @@
-"""Ranks started by an mpiexec: for the mpi engine, which knows no others.
+"""Ranks started by mpiexec, for the mpi engine, which needs an MPI launcher.
 
     python -m tests.wire.mpi_ranks REQUEST
 
-is one rank: it runs the function that the file names and leaves what came of it beside that file.
+runs one rank: it calls the function that the file names, and writes the result beside the file.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from multiring.settings import environment_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
-# Of an MPI whose ranks outnumber the cores; the others do not know the first one's names.
+# Settings of each MPI for more ranks than cores: idle ranks yield. Ranks of the other MPI ignore them.
 YIELDING = {
     "mpich": {"MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "64"},
     "openmpi": {"OMPI_MCA_mpi_yield_when_idle": "1"},
@@ -32,7 +32,7 @@ YIELDING = {
 
 
 def mpi_start(mpi: str, ranks: int) -> tuple[list[str], dict[str, str]]:
-    """Return the command prefix and the variables that start `ranks` ranks under that MPI, on this host."""
+    """Return the command prefix and the variables that start `ranks` ranks of that MPI on this host."""
     home = installed(mpi)
     variables = {"MPI4PY_LIBMPI": str(home / "lib" / LIBRARY[mpi]), **YIELDING[mpi]}
     prefix = [str(home / "bin" / "mpiexec"), "-n", str(ranks)]
@@ -51,10 +51,10 @@ def run_by_mpiexec(
     deadline_s: float,
     **settings: Any,
 ) -> list[Any]:
-    """Return what `function(here, *arguments)` returns on each rank; see `ranks.run_ranks`.
+    """Return the result of `function(here, *arguments)` on each rank; see `ranks.run_ranks`.
 
     Raises:
-        AssertionError: on some rank it raised, or did not end.
+        AssertionError: a rank raised or did not end.
     """
     prefix, variables = mpi_start(mpi, ranks)
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
@@ -78,7 +78,7 @@ def run_by_mpiexec(
 
 
 def live(request: Path) -> int:
-    """Be one rank."""
+    """Run one rank: call the requested function and store its result."""
     module, qualname, arguments, engine = pickle.loads(request.read_bytes())  # noqa: S301 -- our own
     world = importlib.import_module("mpi4py.MPI").COMM_WORLD
     function: Any = importlib.import_module(module)

@@ -1,10 +1,10 @@
-"""The process that ranks are forked from: everything is imported once, so that a rank costs milliseconds.
+"""The process from which ranks are forked. It imports all modules once, so that a rank costs only milliseconds.
 
-    nursery          one for all tests; has imported numpy and multiring, and never initialised it
-      supervisor     one for each job; starts the ranks, injects the faults, ends everybody
-        rank         runs the job's function, and ends; quickly, unless the test wants to see the whole end
+    nursery          one for all tests; it imports numpy and multiring, but never initialises multiring
+      supervisor     one for each job; it starts the ranks, injects the faults and ends all processes
+        rank         runs the job's function and exits quickly, unless the test asks for a full interpreter exit
 
-Run by tests/wire/ranks.py, with a socket as standard input.
+tests/wire/ranks.py starts the nursery with a socket as standard input.
 """
 
 import atexit
@@ -36,24 +36,24 @@ import multiring
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RANKS_PER_HOST = {"shm+tcp": 2, "mpi": 1, "shm+mpi": 2}
-_TRACEBACK_S = 0.5  # how long a rank that hangs gets to say where
+_TRACEBACK_S = 0.5  # time for a hanging rank to print its traceback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """Where ranks are forked: an interpreter, and what it has imported for them. One for all jobs that name it alike.
+    """The interpreter and the imports of a nursery. Jobs with equal homes share one nursery.
 
-    `name` is a framework's where one is loaded.
+    `name` is the framework's name if the nursery loads one.
     """
 
     name: str = ""
-    python: str = ""  # by default this one
-    path: tuple[str, ...] = ()  # where it looks for modules; by default where this one does
+    python: str = ""  # default: this interpreter
+    path: tuple[str, ...] = ()  # module search path; default: that of this process
     environment: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
 
     def environment_value(self, name: str) -> str:
-        """Return a variable that it sets; "" for others."""
+        """Return the value of a variable that this home sets, or ""."""
         return dict(self.environment).get(name, "")
 
 
@@ -70,13 +70,13 @@ class Request:
     faults: tuple[Fault, ...]
     home: Home
     beforehand: tuple[str, ...]  # modules to import before ranks are forked
-    ends_fully: bool  # tears the interpreter down, too
+    ends_fully: bool  # run the interpreter's full finalization
     deadline_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How one rank ended. `value` is what its function returned, `error` what it raised."""
+    """The end of one rank: `value` is the result of its function, `error` its exception."""
 
     rank: int
     value: Any
@@ -90,16 +90,16 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """How a job ended."""
+    """The end of a job."""
 
     outcomes: tuple[Outcome, ...]
-    fired_s: tuple[float | None, ...]  # by fault, since the job's start
-    orphans: int  # processes that ranks left behind; ended by now
+    fired_s: tuple[float | None, ...]  # by fault, in seconds since the job's start
+    orphans: int  # processes that ranks left behind; the rig has killed them
 
 
 @dataclass(slots=True)
 class Here:
-    """What a rank's function gets to know of the rig."""
+    """The interface of the rig to a rank's function."""
 
     rank: int
     size: int
@@ -107,19 +107,19 @@ class Here:
     _report: Connection
 
     def join(self, **settings: Any) -> multiring.Group:
-        """Return the group of all ranks, having initialised multiring."""
+        """Initialise multiring and return the group of all ranks."""
         if self.engine in _RANKS_PER_HOST:
             world = importlib.import_module("multiring.runtime.job.joining")
             vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 
     def reach(self, stage: str) -> None:
-        """Tell the rig that this rank is at `stage`, where faults may wait for it."""
+        """Tell the rig that this rank is at `stage`; faults for this stage then fire."""
         self._report.send(("stage", stage))
 
 
 def serve(door: socket.socket) -> None:
-    """Fork a supervisor for each request; return in ranks only, when their function has ended."""
+    """Fork a supervisor for each request. Return only in ranks, once their function has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         word, fds, _, _ = socket.recv_fds(door, 1, 1)
@@ -145,7 +145,7 @@ def serve(door: socket.socket) -> None:
 
 
 def _leave_to_the_nursery() -> None:
-    """Have ranks neither look through what there is now for garbage nor end it: either copies most of the memory."""
+    """Exempt existing objects from the ranks' garbage collection and finalizers, which would copy much memory."""
     gc.freeze()
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no other way to them
         each.atexit = False
@@ -183,11 +183,11 @@ class _Supervisor:
         self._channel = channel
         self._children: list[_Child] = []
         self._fired: list[float | None] = [None] * len(request.faults)
-        self._due: list[tuple[float, int]] = []  # (when, which fault)
+        self._due: list[tuple[float, int]] = []  # (time, index of the fault)
         self._start = time.monotonic()
 
     def run(self) -> Callable[[], None] | None:
-        """Return None in the supervisor, once the job is over; in a rank what it has to do."""
+        """Return None in the supervisor once the job has ended, or a rank's function in the rank."""
         os.setsid()
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -254,7 +254,7 @@ class _Supervisor:
             until = min([deadline, *(when for when, _ in self._due)])
             sources: list[Any] = [child.report for child in self._children if not child.report.closed]
             ready = wait([*sources, wake_read, self._channel], max(0.0, until - now))
-            if self._channel in ready:  # the test is gone
+            if self._channel in ready:  # the test process has ended
                 return
             for child in self._children:
                 if child.report in ready:
@@ -349,7 +349,7 @@ class _Supervisor:
 
 
 def _end_orphans() -> int:
-    """Kill what the ranks left behind, which is this process's since they ended; return how many there were."""
+    """Kill the orphans of the ranks, which this process has inherited; return their number."""
     found: set[int] = set()
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -383,7 +383,7 @@ def _live(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> No
 
 
 def _live_and_end_quickly(job: Callable[..., Any], here: Here, arguments: tuple[Any, ...]) -> None:
-    """As `_live`, without tearing down the modules, which costs more than most jobs: they are copied first."""
+    """Run `_live`, but skip the teardown of modules, which copies their memory and takes longer than most jobs."""
     code = 0
     try:
         _live(job, here, arguments)
@@ -406,8 +406,8 @@ def _portable(error: BaseException) -> BaseException:
 
 
 if __name__ == "__main__":
-    np.zeros(1)  # imported for the ranks
-    # As `__main__` this module's classes are not the ones that the tests unpickle.
+    np.zeros(1)  # numpy is imported for the ranks only
+    # Classes of module `__main__` differ from the classes that the tests unpickle.
     from tests.wire import nursery
 
     nursery.serve(socket.socket(fileno=os.dup(0)))

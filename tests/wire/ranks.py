@@ -1,4 +1,4 @@
-"""The one way wire tests run ranks: n processes of a function, with a deadline; nobody's error is lost."""
+"""The rig by which wire tests run ranks: n processes of one function, with a deadline; it reports every error."""
 
 import atexit
 import itertools
@@ -19,12 +19,12 @@ from tests.wire.nursery import Here, Home, Outcome, Report, Request
 
 from multiring.settings import environment_of
 
-DEADLINE_S = 60.0  # ten times what anything here takes on a loaded machine
+DEADLINE_S = 60.0  # ten times the longest job on a loaded machine
 ENGINES = ("shm", "tcp", "shm+tcp")
-MPI_ENGINES = ("mpi", "shm+mpi")  # run_ranks only
-CONFORMING = (*ENGINES, "mpi")  # what the conformance suite runs on
-FRAMEWORKS = ("torch", "jax", "keras", "tf")  # as tests call them
-# What a framework imports when it is used first, seconds of a core: once in its nursery, and not in every rank.
+MPI_ENGINES = ("mpi", "shm+mpi")  # only for run_ranks
+CONFORMING = (*ENGINES, "mpi")  # engines of the conformance suite
+FRAMEWORKS = ("torch", "jax", "keras", "tf")  # names under which tests import them
+# Modules that a framework imports on first use. They take seconds of a core, so the nursery imports them once.
 USED_FIRST = {"torch": ("torch._dynamo",)}
 SECRET = "wire tests"  # noqa: S105 -- of jobs that live for a second
 
@@ -33,17 +33,17 @@ _jobs = itertools.count()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """How ranks begin and end."""
+    """Options for the start and the end of ranks."""
 
-    nursery: str = ""  # of this framework; else of the one that the function's module names
+    nursery: str = ""  # a framework; default: the framework that the function's module imports
     beforehand: tuple[str, ...] = ()  # modules that the nursery imports, so that no rank has to
-    # As any Python process does, modules and all, in place of at once after its exit functions: for what may go wrong
-    # there. That costs 50 ms of a core for each rank, with torch 220.
+    # Run the interpreter's full finalization, as any Python process does, instead of ending right after the exit
+    # functions. It is for tests of that phase, and costs 50 ms of a core for each rank (220 ms with torch).
     ends_fully: bool = False
 
 
 class RanksFailed(AssertionError):  # noqa: N818 -- several errors
-    """Ranks raised, hung or died that should not have: all of them, each with what it wrote."""
+    """Some ranks raised, hung or died unexpectedly. The text has each rank's error and output."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         super().__init__(f"{len(outcomes)} ranks failed\n" + "\n".join(map(_shown, outcomes)))
@@ -52,13 +52,14 @@ class RanksFailed(AssertionError):  # noqa: N818 -- several errors
 def run_ranks(
     function: Callable[..., Any], ranks: int, *arguments: Any, engine: str = "shm", **options: Any
 ) -> list[Any]:
-    """Return what `function(here, *arguments)` returns on each rank; see `report_of` for the options.
+    """Return the result of `function(here, *arguments)` on each rank; see `report_of` for the options.
 
-    By MPI, `engine` is "mpi" for every rank being a host of its own or "shm+mpi" for two ranks a host, and the option
-    `mpi` says which one. Of the other options there are then the deadline and the settings; each rank ends fully.
+    With MPI, `engine` is "mpi" (one rank a host) or "shm+mpi" (two ranks a host), and the option `mpi` selects the
+    implementation. Of the other options, only the deadline and the settings apply. Each rank ends fully.
 
     Raises:
-        RanksFailed: on any rank it raised, or did not end; or a process was left behind.
+        RanksFailed: a rank raised or did not end.
+        AssertionError: a process was left behind.
     """
     if engine in MPI_ENGINES:
         options.pop("process", None)
@@ -82,24 +83,23 @@ def report_of(  # noqa: PLR0913 -- all but two by name
     process: Process = Process(),
     **settings: Any,
 ) -> Report:
-    """Run `function(here, *arguments)` on each rank and return how all of them ended, whatever that was.
+    """Run `function(here, *arguments)` on each rank and report the end of each, failed or not.
 
     Args:
-        function: of a module's top level; ranks import it by name.
-        ranks: how many.
-        arguments: for the function.
-        engine: "shm", "tcp" for every rank being a host of its own, or "shm+tcp" for two ranks a host.
-        faults: what happens to ranks; the test fails if one of them does not.
-        deadline_s: a rank that has not ended by then is killed and counted as hung.
+        function: a top-level function of a module; ranks import it by name.
+        ranks: the number of ranks.
+        arguments: arguments of the function.
+        engine: "shm", "tcp" (one rank a host) or "shm+tcp" (two ranks a host).
+        faults: faults of ranks; the test fails if one never fires.
+        deadline_s: a rank that runs longer is killed and counts as hung.
         by_rank: settings of single ranks.
-        process: how ranks begin and end.
-        settings: fields of `Settings` for all ranks; and `home`, where they are at home, if not in an interpreter
-            like this one.
+        process: options for the start and the end of ranks.
+        settings: fields of `Settings` for all ranks. `home` selects another interpreter than this one.
 
     Raises:
         RanksFailed: a rank hung.
     """
-    # With a framework loaded a fork costs a lot, which only tests of that one are to pay.
+    # A loaded framework makes forks expensive, so only tests of that framework use its nursery.
     named = (each for each in FRAMEWORKS if each in vars(sys.modules[function.__module__]))
     name = process.nursery or next(named, "")
     home: Home = settings.pop("home", None) or Home(name=name, imports=USED_FIRST.get(name, ()))
@@ -130,7 +130,7 @@ def report_of(  # noqa: PLR0913 -- all but two by name
 
 
 class _Nursery:
-    """The process that supervisors, and through them ranks, are forked from."""
+    """The process from which supervisors are forked, and through them ranks."""
 
     def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,4 @@
-"""What somebody who does not know the secret may say at the tcp port, and whether it helps."""
+"""Messages that a client without the secret may send to the tcp port, and a check that they are rejected."""
 
 import contextlib
 import random
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 MAGIC = b"MULTIRNG"
 PROTOCOL = 3
-NONCE_AND_PROOF = 16 + 32  # bytes: all that a caller gets to see before it has proven itself
+NONCE_AND_PROOF = 16 + 32  # bytes that a client gets before it has authenticated
 
 
 def visit(port: int, count: int, seed: int) -> int:
-    """Say `count` random and truncated frames at the port, each on its own connection; return how many got through."""
+    """Send `count` random and truncated frames, each on its own connection; return the number of accepted ones."""
     return sum(gets_through(port, words) for words in frames(random.Random(seed), count))  # noqa: S311 -- noise
 
 
 def gets_through(port: int, words: bytes) -> bool:
-    """Return whether the port says more than what a caller needs to prove itself."""
+    """Return whether the port answers more than an unauthenticated client may get."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
         line.sendall(words)
@@ -29,7 +29,7 @@ def gets_through(port: int, words: bytes) -> bool:
 
 
 def frames(noise: random.Random, count: int) -> Iterator[bytes]:
-    """Yield noise, hellos that are cut off, right hellos with wrong proofs, and hellos of another protocol."""
+    """Yield noise, truncated hellos, correct hellos with wrong proofs, and hellos of another protocol."""
     for number in range(count):
         hello = (
             MAGIC
@@ -48,7 +48,7 @@ def frames(noise: random.Random, count: int) -> Iterator[bytes]:
 
 
 def listening_port() -> int:
-    """Return the port that this process listens at."""
+    """Return the port on which this process listens."""
     for number in range(3, 1000):
         try:
             found = socket.socket(fileno=number)

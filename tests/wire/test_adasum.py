@@ -1,4 +1,4 @@
-"""Adasum of every rank's arrays: what the formula gives, the same bits everywhere, at any number of ranks."""
+"""Adasum of every rank's arrays follows the formula and gives the same bits on each rank, for any number of ranks."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def arrays_of(rank: int, dtype: str, seed: int) -> list[Array]:
 
 
 def check(group: Group, found: list[Array], dtype: str, seed: int) -> None:
-    """Each array is a vector by itself, and no rank has other bits than rank 0."""
+    """Check each array against the formula as a vector of its own, and its bits against rank 0's."""
     by_rank = [arrays_of(rank, dtype, seed) for rank in range(group.size)]
     for index, array in enumerate(found):
         wanted = adasum([arrays[index].reshape(-1) for arrays in by_rank]).astype(np.float64)
@@ -43,7 +43,7 @@ def test_the_formula_at_any_number_of_ranks(ranks: int, engine: str) -> None:
 def work_out(here: Here) -> None:
     group = here.join()
     for dtype in BOUNDS:
-        # Several at a time, with another operation in between.
+        # Several operations are in flight at once, with another kind of operation in between.
         flying = [arrays_of(here.rank, dtype, seed) for seed in range(3)]
         ones = np.ones(3)
         handles = [start_adasum(group, flying[0]), start_adasum(group, flying[1])]

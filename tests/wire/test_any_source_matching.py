@@ -1,4 +1,4 @@
-"""Messages whose receivers leave open from whom: each gets one, in the order both sides posted them in."""
+"""Receives from any source: each gets one message, in the order in which both sides posted."""
 
 import signal
 import time
@@ -24,10 +24,10 @@ def letter(sender: int, tag: int, number: int) -> Any:
 
 
 def from_anyone(here: Here) -> list[tuple[int, int, int]]:
-    """Everyone sends to everyone under two tags; receivers know the tag only. Each sender's come in its order."""
+    """Let all ranks send to all others under two tags. Receivers select by tag; a sender's messages stay in order."""
     group, box = box_of(here)
     others = [rank for rank in range(here.size) if rank != here.rank]
-    # Half of the receives are posted before anything is sent, the others when all of it was.
+    # Half of the receives are posted before any send, the other half after all sends.
     arrays = [np.zeros(3, np.int64) for _ in range(2 * 3 * len(others))]
     tags = [0, 9] * (len(arrays) // 2)
     received = [box.recv(array, None, tag) for array, tag in list(zip(arrays, tags, strict=True))[: len(arrays) // 2]]
@@ -54,7 +54,10 @@ def test_from_anyone(engine: str) -> None:
 
 
 def in_posted_order(here: Here) -> list[tuple[int, int]]:
-    """A receive that names its source does not overtake one before it that does not; one of another tag does."""
+    """Check the order of matching.
+
+    A receive from one source does not overtake an earlier receive from any source, unless their tags differ.
+    """
     group, box = box_of(here)
     found: list[tuple[int, int]] = []
     if here.rank == 0:
@@ -64,7 +67,7 @@ def in_posted_order(here: Here) -> list[tuple[int, int]]:
         other_tag.wait()
         for handle in (second, anyone):
             handle.wait()
-        box.recv(arrays[3], 1).wait()  # nothing waits any more: as if no receive had ever been open
+        box.recv(arrays[3], 1).wait()  # no receive from any source is open, so this one matches directly
         found = [(int(array[0]), int(array[2])) for array in arrays]
     else:
         group.barrier()
@@ -83,7 +86,7 @@ def test_in_posted_order(engine: str) -> None:
 
 
 def to_oneself(here: Here) -> None:
-    """A rank's messages to itself are copied at once, and any receive may get them."""
+    """Let a rank send to itself. The message is copied at once, and any matching receive may get it."""
     _, box = box_of(here)
     array, copies = np.arange(5.0), np.zeros((3, 5))
     early = box.recv(copies[0], here.rank, tag=1)
@@ -110,7 +113,7 @@ def test_to_oneself(ranks: int) -> None:
 
 
 def after_all_left(here: Here) -> None:
-    """What a rank has sent itself it gets, though nobody else is left to send more."""
+    """Receive a message to itself after all other ranks have left."""
     group, box = box_of(here)
     group.barrier()
     if here.rank == 1:
@@ -125,7 +128,7 @@ def after_all_left(here: Here) -> None:
     with pytest.raises(PeerLostError, match="message from any rank to rank 0, tag 0: rank 1 left"):
         box.recv(copy, None).wait()
     box.send(array + 1, here.rank).wait()
-    box.recv(copy, here.rank).wait()  # it is not kept for the receive that was refused
+    box.recv(copy, here.rank).wait()  # the rejected receive does not take this message
     np.testing.assert_array_equal(copy, array + 1)
 
 
@@ -134,7 +137,7 @@ def test_after_all_left() -> None:
 
 
 def a_late_mailbox(here: Here) -> int:
-    """Whoever asks before the others have made theirs is answered as soon as they have."""
+    """Post a receive before the other ranks create their matching; it completes once they have."""
     group = here.join()
     got = np.zeros(3, np.int64)
     if here.rank == 0:
@@ -155,7 +158,7 @@ def test_a_late_mailbox(engine: str) -> None:
 
 
 def nobody_sends(here: Here) -> None:
-    """A receive from any source that nobody sends for ends as other operations do."""
+    """Post receives from any source without a sender: they end by a stall, a close or a shutdown."""
     group, box = box_of(here)
     box._patience = 0.05, 0.2
     with pytest.raises(StallError, match=r"message from any rank to rank \d, tag 3: no rank has sent one for"):
@@ -176,7 +179,7 @@ def test_nobody_sends() -> None:
 
 
 def a_death(here: Here, names_source: bool) -> str:  # noqa: FBT001 -- of the test
-    """Wait for a message of rank 1, which dies."""
+    """Wait for a message of rank 1, which dies; return the error."""
     _, box = box_of(here)
     here.reach("waiting")
     try:

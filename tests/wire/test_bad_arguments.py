@@ -1,4 +1,4 @@
-"""Arguments that are wrong, or differ between ranks: a clear error on every rank, inputs intact, the group usable."""
+"""Arguments that are wrong or differ between ranks raise a clear error on every rank; the group stays usable."""
 
 import re
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from multiring import Group
 from multiring.errors import ArgumentError, MismatchError, MultiringError, UnsupportedError
 
 RANKS = 3
-ODD = 1  # the rank that does something else
+ODD = 1  # the rank that deviates
 Call = Callable[[Group, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What one rank calls while the others call `right`; with `error`, it is wrong by itself."""
+    """The call `odd` of one rank while the others call `right`. If `error` is set, `odd` is wrong on its own."""
 
     name: str
     odd: Call
     right: Call
-    told: str  # a pattern: the others' error, or everybody's
+    told: str  # a pattern: the error of the others, or of all ranks
     error: type[MultiringError] | None = None
     own: str = ""  # a pattern: the odd rank's own error
 
 
 class Stranger:
-    """An array of a library that is not here, as far as multiring looks at it."""
+    """An array that looks to multiring like one of an uninstalled library."""
 
     def __init__(self, device: int = 1) -> None:
         self._device = device
@@ -53,7 +53,7 @@ class Nothing(Stranger):
 
 
 class Immutable(Stranger):
-    """A jax.Array, as far as multiring looks at it."""
+    """An array that looks to multiring like a jax.Array."""
 
     __module__ = "jaxlib.xla_extension"
 
@@ -176,7 +176,7 @@ WRONG_ALONE = [
 
 
 def go_wrong(here: Here, table: str) -> list[tuple[str, str]]:
-    """Make every mistake of the table; return (kind, text) of what this rank was told."""
+    """Make every mistake of the table; return (kind, text) of this rank's errors."""
     group = here.join()
     found = []
     for wrong in {"DIFFERENT": DIFFERENT, "WRONG_ALONE": WRONG_ALONE}[table]:
@@ -214,7 +214,7 @@ def test_one_rank_is_wrong(engine: str) -> None:
 
 
 def everyone_is_wrong(here: Here) -> list[str]:
-    """The same mistake on all ranks: each has its own error, and nobody waits."""
+    """Make the same mistake on all ranks: each raises its own error at once, without waiting for others."""
     group = here.join()
     told = []
     for call in (broadcast(ones(2), 9), reduce(ones(2), "xor"), reduce(ones(9)[::3])):
@@ -233,7 +233,7 @@ def test_everyone_is_wrong() -> None:
 
 
 def async_mistakes(here: Here) -> list[str]:
-    """A handle's wait raises what the blocking call would; operations before and after it are fine."""
+    """Check that a handle's wait raises the blocking call's error, and that other operations in flight succeed."""
     group = here.join()
     before, after = ones(100), ones(100)
     handles = [
@@ -262,7 +262,7 @@ def test_async_mistakes(engine: str) -> None:
 
 
 def message_mistakes(here: Here) -> list[str]:
-    """Arguments of messages: what the two sides disagree on both are told, the rest is local."""
+    """Pass wrong arguments to messages. Disagreements raise on both sides, other mistakes only locally."""
     group = here.join()
     told = []
 
@@ -331,4 +331,4 @@ def test_allocation_mistakes() -> None:
     assert told[:3] == [f"shape={value}: want an integer >= 0" for value in (-1, -3, 2.5)]
     assert told[3].startswith("type float8: want one of bfloat16, bool, ")
     assert told[4].startswith("type datetime64: want one of ")
-    assert told[5] == ""  # numpy's own default
+    assert told[5] == ""  # numpy's own default, which is valid

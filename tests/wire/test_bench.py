@@ -1,4 +1,4 @@
-"""`multiring bench`, with real jobs: what is verified, what is told, and that nothing is left however it ends."""
+"""`multiring bench` with real jobs: verified results, reported failures, and complete cleanup after every ending."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 @dataclass
 class Marked:
-    """A mark that processes inherit in their environment, and are found by."""
+    """A mark in the environment, which child processes inherit and by which the test finds them."""
 
     mark: str
 
@@ -77,7 +77,7 @@ def test_libraries_are_held_against_ours(jobs: Jobs) -> None:
     comparison = Bench(jobs, libraries, TWICE, told.append).compare(QUESTION)
 
     seconds = {timing.library: timing.seconds for timing in comparison.timings}
-    # Of two ranks the second is twice as slow, and the slower one counts.
+    # Of two ranks the second is twice as slow, and the slower rank counts.
     assert seconds == {"multiring": [0.004] * 2, "slow": [0.008] * 2, "fast": [0.002] * 2, "refuser": []}
     assert {timing.library: timing.not_offered for timing in comparison.timings}["refuser"] == "it never does"
     best = comparison.best_peer
@@ -341,7 +341,7 @@ def test_the_command_prints_a_record_for_each_library_and_pool(tmp_path: Path) -
         assert record.size_bytes == 65536
         assert record.algbw_bytes_per_s == record.busbw_bytes_per_s == 65536 / record.median_s
         assert record.bound_bytes_per_s > 0
-        assert not record.publishable  # one alternation
+        assert not record.publishable  # a single alternation
     ours, gloo, *_ = records
     assert (ours.against, gloo.against) == ("gloo", "multiring")
     assert ours.ratio == pytest.approx(gloo.median_s / ours.median_s) == pytest.approx(1 / gloo.ratio)
@@ -387,4 +387,4 @@ def test_in_a_lab_every_library_is_started_by_a_launcher_it_has_there() -> None:
     ours, gloo = [SimpleNamespace(**json.loads(line)) for line in done.stdout.splitlines()]
     assert (ours.library, ours.engine, ours.hosts, ours.ranks) == ("multiring", "shm+tcp", 2, 4)
     assert (gloo.library, gloo.hosts, gloo.network) == ("gloo", 2, "lab of 2 hosts x 2 ranks, links of 1gbit")
-    assert 0 < ours.bound_bytes_per_s < 1.3e8  # of a wire of 0.125 GB/s
+    assert 0 < ours.bound_bytes_per_s < 1.3e8  # for a wire of 0.125 GB/s

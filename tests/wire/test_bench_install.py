@@ -1,7 +1,7 @@
-"""Making an environment for a library: once, whole, or told why not.
+"""Creating an environment for a library: once, completely, or with a reason for the failure.
 
-Nothing is downloaded: what is "installed" is pip's help. And `python -m venv` is played by a script whose environments
-are this one again, since a real one takes many seconds on a busy machine; `make peers` makes real ones.
+Nothing is downloaded: the recipe runs pip's help. A script plays `python -m venv`; its environments are this one. A
+real `venv` takes many seconds on a busy machine; `make peers` creates real ones.
 """
 
 import shlex
@@ -15,12 +15,12 @@ from multiring.bench import install as installing
 from multiring.bench.install import Recipe, install, installed
 from multiring.errors import ArgumentError, LaunchError
 
-HELP = Recipe(steps=(("--help",),))  # `pip install --help` ends well and installs nothing
+HELP = Recipe(steps=(("--help",),))  # `pip install --help` succeeds and installs nothing
 
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what `install` tells; environments go to a new folder, where "it" has a recipe."""
+    """Return a list for the messages of `install`. Environments go to a new folder, and "it" has a recipe."""
     monkeypatch.setenv("MULTIRING_BENCH_PEERS", str(tmp_path / "peers"))
     monkeypatch.setitem(installing.RECIPES, "it", HELP)
     again = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'

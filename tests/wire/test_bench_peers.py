@@ -1,6 +1,6 @@
-"""The other libraries' workers, under those libraries: every collective is right, and what is not offered is said.
+"""The workers of the other libraries: every collective is right, and missing collectives are reported.
 
-The oracle is the workers' own check against NumPy, which test_bench.py shows to be one.
+The oracle is the workers' own check against NumPy; test_bench.py tests that check.
 """
 
 import json
@@ -19,7 +19,7 @@ MPIS = ("mpich", "openmpi")
 
 
 def run(library: str, tmp_path: Path, ranks: int, worker: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
-    """Return each rank's answer to a small case; fail where the job did."""
+    """Return each rank's answer to a small case; fail if the job failed."""
     done = start(library, tmp_path, ranks, worker, **changes)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
@@ -47,7 +47,7 @@ def assert_timed(answers: list[dict[str, Any]], calls: int = 2) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("mpi", MPIS)
 def test_every_collective_of_an_mpi(mpi: str, collective: str, tmp_path: Path) -> None:
-    # More ranks than cores here or there, and no power of two: the settings for that are taken, too.
+    # Three ranks: more than some machines' cores, and no power of two. Both need special settings.
     assert_timed(run(mpi, tmp_path, 3, collective=collective, root=2 if collective == "broadcast" else 0))
 
 
@@ -93,7 +93,7 @@ def test_a_rank_that_fails_ends_the_job(mpi: str, tmp_path: Path) -> None:
 # -- the window
 
 
-@pytest.mark.parametrize("count", [1, 3, 100_003])  # ranks without a slice; slices of several pieces, not all as long
+@pytest.mark.parametrize("count", [1, 3, 100_003])  # ranks without a slice; uneven slices of several pieces
 def test_the_sum_by_hand_over_a_shared_window(count: int, tmp_path: Path) -> None:
     assert_timed(run("mpich_window", tmp_path, 3, count=count, dtype="float64", pool_bytes=2 * count * 8))
 
@@ -121,7 +121,7 @@ def test_what_is_not_written_by_hand(ranks: int, changes: dict[str, Any], why: s
 
 @pytest.fixture
 def horovod() -> str:
-    """Return its name; skip where it is not installed, which takes a compiler, minutes and gigabytes."""
+    """Return "horovod", or skip the test if Horovod is missing. Its installation takes minutes and gigabytes."""
     try:
         python_of(PEERS["horovod"])
     except LaunchError as error:

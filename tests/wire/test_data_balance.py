@@ -1,4 +1,4 @@
-"""The balance line of short trainings, by what the loader and the runtime count."""
+"""The balance line of short trainings, from the counters of the loader and the runtime."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ LATE_S = 0.05
 
 
 class OneByOne(LocalStorage):
-    """A disk that serves one read at a time, each in SLOW_S."""
+    """A disk that serves one read at a time, SLOW_S seconds each."""
 
     turn = threading.Lock()
 
@@ -35,13 +35,13 @@ class OneByOne(LocalStorage):
 
 
 def few(record: Record, generator: np.random.Generator) -> Record:
-    """Leave what is alike."""
+    """Keep only the fields whose shape is the same in every record."""
     del generator
     return {"array": record["array"], "label": record["label"]}
 
 
 def slow(record: Record, generator: np.random.Generator) -> Record:
-    """Take long."""
+    """Transform a record slowly."""
     time.sleep(SLOW_S)
     return few(record, generator)
 
@@ -94,7 +94,7 @@ def test_what_is_paused_does_not_count_and_a_watch_ends_once(url: str) -> None:
 
 
 def summing(here: Here, url: str) -> tuple[Counted, Counted]:
-    """Sum large arrays, both ranks alike; and then small ones, rank 1 late."""
+    """Sum large arrays on both ranks at the same time, then small arrays with rank 1 late."""
     group = here.join()
     loader = Loader(Dataset(url, transform=few), 3)
     found = []

@@ -1,4 +1,4 @@
-"""Loaders: the same samples and augmentation whoever makes them, resumed anywhere, and nothing lost by a death."""
+"""Loaders give the same samples and augmentation with any workers, resume anywhere, and survive a worker's death."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ COUNT = 12
 
 
 def noisy(record: Record, generator: np.random.Generator) -> Record:
-    """Augment: what comes out tells which random numbers were drawn."""
+    """Add random noise, which shows the random numbers that were drawn."""
     return {"array": record["array"] + generator.normal(size=record["array"].shape), "label": record["label"]}
 
 
@@ -33,7 +33,7 @@ def fatal(flag: Path) -> None:
 
 
 class Deadly:
-    """A transform whose process dies at sample 5, as long as there are files in a folder."""
+    """A transform whose process dies at sample 5 while a folder contains files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def plain(record: Record, generator: np.random.Generator) -> Record:
-    """Leave the image away."""
+    """Drop the image."""
     del generator
     return {"array": record["array"], "label": record["label"]}
 
@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
     whole = seen([Loader(Dataset(url, transform=noisy), 4)])
     (tmp_path / "once").touch()
     loader = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=Workers(2, processes=True))
-    loader._layout = Loader(Dataset(url, transform=noisy), 4).layout()  # not by a sample that kills this process
+    loader._layout = Loader(Dataset(url, transform=noisy), 4).layout()  # `Deadly` would kill this process
     assert seen([loader]) == whole
     loader.close()
     told = capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Hosts that pass blocks on: each leaves the source once, strangers get nothing, a host that fails costs time only."""
+"""Hosts pass blocks to each other: each block is read once from the source, and a failed host costs only time."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Counted(LocalStorage):
-    """A source that counts what is read of shards."""
+    """A source that counts the bytes read from shards."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -69,7 +69,7 @@ Hosts = tuple[list[Exchange], list[BlockServer], Counted]
 
 @contextlib.contextmanager
 def hosts(url: str, folder: Path, count: int, told: list[str]) -> Iterator[Hosts]:
-    """Yield some hosts' parts in an exchange, each with its own cache, and their common source."""
+    """Yield the exchanges of `count` hosts, each with its own cache, their servers and their common source."""
     source = Counted(url)
     exchanges: list[Exchange] = []
     storages = [CachedStorage(source, BlockCache(folder / str(n), QUOTA, told.append)) for n in range(count)]
@@ -102,7 +102,7 @@ def staged(exchanges: list[Exchange], **options: Any) -> None:
 
 
 def whole(exchange: Exchange, url: str) -> bool:
-    """Return whether a host has all blocks, as they are, without asking anybody."""
+    """Return whether the cache of a host holds all blocks unchanged, without asking other hosts."""
     storage = exchange.storage
     shards = [Path(url, each.name).read_bytes() for each in storage.manifest.shards]
     return all(
@@ -183,7 +183,7 @@ def test_strangers_get_nothing(server: tuple[TcpAddress, list[str]]) -> None:
         sock, _ = connected(address)
         with sock:
             sock.sendall(probe)
-            with contextlib.suppress(OSError):  # it may have closed the connection at once
+            with contextlib.suppress(OSError):  # the server may have closed the connection already
                 sock.shutdown(socket.SHUT_WR)
             assert not received(sock)
     for wrong in (b"other", SECRET + b" "):
@@ -308,7 +308,7 @@ def test_a_source_that_fails_ends_staging(url: str, tmp_path: Path) -> None:
 
 
 def trains(here: Here, url: str, folder: str) -> list[int]:
-    """Train three epochs with a third of the pack and a block on each host; return what the source sent in each."""
+    """Train three epochs with a cache of a third of the pack and one block; return the source's bytes of each epoch."""
     group = multiring.init()
     source = Counted(url)
     size = Dataset(url).source.manifest.size_bytes
@@ -341,7 +341,7 @@ def test_hosts_share_blocks_while_they_train(url: str, tmp_path: Path) -> None:
 
 
 def moves(here: Here, url: str, folder: str) -> list[int]:
-    """Train in a job of 3 hosts, then in one of its first 2, with a data set that is older; as `trains`."""
+    """Train in a job of 3 hosts, then on its first 2 hosts with a data set from before; return as `trains` does."""
     group = multiring.init()
     source = Counted(url)
     size = Dataset(url).source.manifest.size_bytes

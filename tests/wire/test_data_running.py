@@ -1,4 +1,4 @@
-"""Loaders with process workers: random programs, and what is built for one process, place or membership."""
+"""Loaders with process workers: random programs, and objects that are bound to one process, place or membership."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def rows(folder: Path, count: int) -> str:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_get_their_rows_and_end(tmp_path: Path, seed: int) -> None:
-    """Iterations by turns, failures, places and closing: the kinds of which the tests below are instances."""
+    """Random programs mix iterations, failures, places and closing; the tests below are single cases of them."""
     assert list(loaders(np.random.default_rng(seed), tmp_path)) == []
 
 
@@ -74,7 +74,7 @@ def test_answers_that_cannot_be_sent_are_an_error_of_their_batch(tmp_path: Path)
 def test_workers_that_cannot_be_replaced_are_an_error_and_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the table of descriptors is full when a dead worker is to be replaced."""
+    """A dead worker cannot be replaced, for example because the table of descriptors is full."""
     loader = Loader(
         Dataset(rows(tmp_path, 640), shuffle="none"), 16, workers=Workers(1, processes=True, context="fork")
     )
@@ -90,7 +90,7 @@ def test_workers_that_cannot_be_replaced_are_an_error_and_no_wait(
     os.kill(crew._workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(OSError, match="Too many open files"):
         list(batches)
-    assert len(list(loader)) >= 1  # by new ones
+    assert len(list(loader)) >= 1  # with new workers
     loader.close()
 
 
@@ -172,7 +172,7 @@ def test_a_program_that_ends_replaces_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
-    """However it ends, whatever the worker is at, and although another child has the ends of its pipes."""
+    """The training may end in any way, at any moment, while another child holds the ends of the workers' pipes."""
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
     with subprocess.Popen([sys.executable, script, context], stdout=subprocess.PIPE, text=True) as training:

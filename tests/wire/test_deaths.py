@@ -1,4 +1,4 @@
-"""Ranks that die in every situation: each survivor is told who it was, at once, and nothing is left behind.
+"""Ranks die in every situation: each survivor is told at once which rank died, and nothing is left behind.
 
 The long form, with hundreds of deaths under `multiring run`, is benchmarks/evidence.py.
 """
@@ -18,12 +18,12 @@ from tests.wire.ranks import Here, Report, report_of
 import multiring
 from multiring.errors import MultiringError, PeerLostError, RendezvousError
 
-TOLD_S = 20.0  # a survivor is told within milliseconds; ten times what the issue allows
+TOLD_S = 20.0  # a survivor gets the error within milliseconds; this is ten times the requirement
 STAGES = ("init", "collective", "messages", "barrier", "shutdown")
 
 
 def live(here: Here, stage: str, workers: int) -> tuple[str, str, float]:
-    """Come to `stage`, where one rank dies; return what this rank was told, and when by the host's clock."""
+    """Run to `stage`, where one rank dies; return the error's type and text and the host's clock."""
     if stage == "init":
         here.reach(stage)
     try:
@@ -43,7 +43,7 @@ def live(here: Here, stage: str, workers: int) -> tuple[str, str, float]:
 
 
 def fork_a_worker() -> int:
-    """Start what a data loader starts: a process with everything its parent had open."""
+    """Fork a process like a data loader's worker, with all descriptors of its parent."""
     child = os.fork()
     if child == 0:
         time.sleep(60)
@@ -73,9 +73,9 @@ def reach(here: Here, group: multiring.Group, stage: str) -> None:
 
 
 def kinds(report: Report, victim: int, *, named: bool = True) -> list[Any]:
-    """Check what every survivor of `victim` was told, and that nothing else went wrong.
+    """Check the error of every survivor of `victim`; return the types of the errors.
 
-    Whoever waits for one of the survivors only may be told that this one left instead: `named` is False.
+    With `named=False`, a survivor that waits only for another survivor may get the departure of that one instead.
     """
     dead = report.outcomes[victim]
     assert dead.exit_code == -signal.SIGKILL
@@ -100,7 +100,7 @@ def test_death_at_work(stage: str, engine: str, ranks: int, workers: int) -> Non
     fault = kill(victim).at(stage).after(0.05)
     report = report_of(live, ranks, stage, workers, engine=engine, faults=[fault])
     assert kinds(report, victim, named=stage != "messages") == [PeerLostError.__name__] * (ranks - 1)
-    assert report.orphans == workers  # the dead rank's own
+    assert report.orphans == workers  # the dead rank's own workers
 
 
 @pytest.mark.parametrize(("engine", "victim"), [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)])

@@ -1,4 +1,4 @@
-"""A second engine under a Group: asynchronous, memory of its own that nobody else sees, failing on request."""
+"""A second engine under a Group: it is asynchronous, has its own device memory, and fails on request."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,23 +19,23 @@ from multiring.schedule import Collective, Splits
 
 
 class DeviceArray:
-    """An array in the device's memory: no buffer protocol, no DLPack, nothing that NumPy could look into."""
+    """An array in device memory: it has no buffer protocol and no DLPack, so NumPy cannot read it."""
 
     def __init__(self, device: "Device", address: int, shape: tuple[int, ...], dtype: str) -> None:
         self.device, self.address, self.shape, self.dtype = device, address, shape, dtype
 
     def put(self, values: Any) -> "DeviceArray":
-        """Copy from the host."""
+        """Copy `values` from the host."""
         self.device.write(self.address, np.broadcast_to(np.asarray(values, self.dtype), self.shape))
         return self
 
     def get(self) -> NDArray[Any]:
-        """Copy to the host."""
+        """Return a copy on the host."""
         return self.device.read(self.address, self.shape, self.dtype)
 
 
 class Device:
-    """Memory by address."""
+    """Device memory: blocks of bytes by address."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytes] = {}
@@ -55,7 +55,7 @@ class Device:
 
 
 class Running:
-    """An operation on the device's one stream."""
+    """An operation on the device's only stream."""
 
     def __init__(self, future: "Future[None]") -> None:
         self._future = future
@@ -71,7 +71,7 @@ class Running:
 
 
 class DeviceEngine:
-    """Carries bytes over another group of the same ranks, a device's stream after the other."""
+    """An engine that carries bytes over a twin group, one operation of the device's stream after the other."""
 
     name = "test"
 
@@ -79,9 +79,9 @@ class DeviceEngine:
         self._transport = group.twin_for("test engine")
         self._device = Device()
         self._stream = ThreadPoolExecutor(1)
-        self.gate = threading.Event()  # nothing runs while it is closed
+        self.gate = threading.Event()  # no operation runs while the gate is closed
         self.gate.set()
-        self.fails = False  # the next operation
+        self.fails = False  # whether the next operation fails
         self.started: list[Collective] = []
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
@@ -128,7 +128,7 @@ class DeviceEngine:
 
 
 def device_array(group: Group, shape: int | tuple[int, ...], dtype: Any) -> DeviceArray:
-    """Return an array of the group's engine."""
+    """Return an array in the memory of the group's engine."""
     found: Any = group.allocate(shape, dtype)
     assert isinstance(found, DeviceArray)
     return found
@@ -143,7 +143,7 @@ def compute(here: Here) -> list[str]:
         memoryview(engine.allocate((1,), "float32"))  # type: ignore[arg-type]  # that is the point
 
     array = device_array(group, (3, 5), np.float32).put(rank + 1)
-    for times in range(3):  # nothing remembers a call of another engine's by its array
+    for times in range(3):  # no call is repeated from a cache keyed by array, as the host's engine does
         group.all_reduce(array)
         assert (array.get() == size * (size + 1) / 2 * size**times).all()
     group.broadcast(array.put(rank), root=size - 1)
@@ -158,7 +158,7 @@ def compute(here: Here) -> list[str]:
     sent = group.all_to_all(device_array(group, size, np.int16).put(10 * rank + np.arange(size)))
     assert sent.get().tolist() == [10 * r + rank for r in range(size)]
 
-    # Started in the order of the calls, and nobody waits for what is ahead of the device.
+    # Operations start in the order of the calls, and posting does not wait for the device.
     engine.gate.clear()
     handles = [group.all_reduce_async(device_array(group, 4, np.float32).put(each)) for each in range(20)]
     last = group.broadcast_async(array)
@@ -173,7 +173,7 @@ def compute(here: Here) -> list[str]:
     group.barrier()
     assert engine.started[-21:] == [Collective.ALL_REDUCE] * 20 + [Collective.BROADCAST]
 
-    # The group's engine is what its plans say, and the host's is what it was.
+    # The plans of the group name its engine, and the host group still uses the host's engine.
     assert {plan.engine for plan in group.plans.values()} == {"test"}
     host.all_reduce(np.ones(1000))
     return sorted({plan.engine for plan in host.plans.values()})
@@ -191,19 +191,19 @@ def fail(here: Here) -> None:
     array = device_array(group, (4, 2), np.float32).put(1)
     before = len(engine.started)
 
-    # The ranks differ: nothing is started, and the arrays are intact.
+    # The ranks pass different arguments: no operation starts, and the arrays are intact.
     with pytest.raises(MismatchError, match="float32 of shape"):
         group.all_reduce(array if here.rank else device_array(group, (2, 4), np.float32).put(1))
     assert (array.get() == 1).all()
 
-    # One rank brings what is none of the engine's.
+    # One rank passes an array of another engine.
     with pytest.raises(ArgumentError if here.rank == 0 else MismatchError, match="is no array of the engine test"):
         group.all_reduce(np.ones(3) if here.rank == 0 else array)
     with pytest.raises(UnsupportedError, match="copies between arrays of the engine test"):
         group.all_reduce(array, out=device_array(group, (4, 2), np.float32))
     assert len(engine.started) == before
 
-    # It fails on one rank, and says so to all.
+    # The operation fails on one rank and raises on all.
     engine.fails = here.rank == 1
     handle = group.all_reduce_async(array)
     for _ in range(2):
@@ -236,7 +236,7 @@ def reduce_to_a_root(here: Here) -> None:
     group = here.join()
     for root in range(here.size):
         array = np.full((3, 4), here.rank + 1.0)
-        array.flags.writeable = here.rank == root  # those of the others are only read
+        array.flags.writeable = here.rank == root  # only the root's array is written
         group.reduce(array, root)
         total = here.size * (here.size + 1) / 2
         assert (array == (total if here.rank == root else here.rank + 1)).all()

@@ -1,4 +1,4 @@
-"""The entry for native code: a C library that knows nothing of Python sums, gathers, cancels, and hears of failures."""
+"""The entry for native code: a C library without Python sums, gathers, cancels and detects failures."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class User:
-    """The library, and requests by it."""
+    """The C library and requests made through it."""
 
     def __init__(self, path: str) -> None:
         self.functions = ctypes.CDLL(path)
@@ -78,10 +78,10 @@ class User:
 class Asked:
     def __init__(self, functions: Any, asked: Any, outputs: list[Any], inputs: Sequence[Any]) -> None:
         self.functions, self.asked, self.outputs = functions, asked, outputs
-        self._inputs = inputs  # which must last until the end
+        self._inputs = inputs  # keeps the inputs alive until the operation ends
 
     def wait(self) -> int:
-        """Return the error; the GIL is free meanwhile."""
+        """Wait without the GIL and return the error code."""
         error: int = self.functions.user_wait(self.asked)
         assert self.functions.user_ended(self.asked) == 1
         return error
@@ -109,7 +109,7 @@ def user_of(path: str) -> User:
 
 def collectives(here: Here, path: str) -> None:
     user, own, ranks = user_of(path), here.rank, here.size
-    for repeat in range(3):  # the second and third time as it was posted before
+    for repeat in range(3):  # the second and third turn repeat the first post
         arrays = [np.full((3, size), own + repeat, np.float32) for size in (1, 1000, 0)]
         summed = user.start(ALL_REDUCE, arrays, FLOAT32, name=b"grouped")
         assert summed.wait() == OK, summed.text
@@ -131,7 +131,7 @@ def collectives(here: Here, path: str) -> None:
     assert (turned.outputs[0] == 1j * sum(range(ranks))).all()
     assert user.start(BARRIER, [], FLOAT32).wait() == OK
     together = [user.start(ALL_REDUCE, [np.ones((1, 4), np.float32)], FLOAT32, name=b"%d" % k) for k in range(20)]
-    if own == 0:  # what came first need not end first
+    if own == 0:  # operations may end in any order
         together.reverse()
     assert [each.wait() for each in together] == [OK] * 20
     assert user.gil_was_held == 0

@@ -1,4 +1,4 @@
-"""Events: each operation and each wait, with times that fit together."""
+"""Events record each operation and each wait, with consistent times."""
 
 import time
 from typing import Any
@@ -53,7 +53,7 @@ def test_every_operation_is_recorded(engine: str) -> None:
         for event in events:
             assert event.kind == "operation" or (event.agreed_s is None and event.start_s <= event.end_s)
         assert {event.name for event in events if event.kind == "wait"} >= {"all_reduce", "barrier"}
-    # The clock is the host's: an operation is agreed on no earlier than its last rank started it.
+    # All ranks use the host's clock: an operation is agreed on no earlier than its last rank started it.
     for same in zip(*([event for event in events if event.name == "barrier"][:1] for events in by_rank), strict=True):
         assert min(event.agreed_s for event in same) >= max(event.start_s for event in same)
 
@@ -79,7 +79,7 @@ def test_waiting_shows_in_the_waits(engine: str) -> None:
 
 def overflow(here: Here) -> tuple[int, int]:
     group = here.join()
-    barriers = 40_000  # of two events each
+    barriers = 40_000  # two events each
     for _ in range(barriers):
         group.barrier()
     kept = len(multiring.take_events())

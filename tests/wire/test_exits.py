@@ -1,4 +1,4 @@
-"""A process ends as its program does, whatever its threads are in."""
+"""A process exits as its program does, whatever its threads are doing."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ print("done")
 
 
 def test_threads_that_come_back_while_the_interpreter_ends_do_not_abort_the_process() -> None:
-    # Before, five of eight ended with SIGABRT, "terminate called without an active exception".
+    # Without the fix, five of eight processes ended by SIGABRT, "terminate called without an active exception".
     for _ in range(8):
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -1,4 +1,4 @@
-"""A generation of one rank fewer: all that asks who is in the job is told of it, on the connections that there are."""
+"""A new generation with one rank fewer: every part of the runtime gets the new membership and keeps its connections."""
 
 import numpy as np
 import pytest
@@ -30,13 +30,13 @@ def go_on_without_one(here: Here, lost: int) -> None:
     array = np.array([10.0 ** multiring.rank()])
     world.group.all_reduce(array)
     assert array[0] == sum(10.0**rank for rank in range(here.size - 1))
-    # Horovod's operations, whose roots are ranks of the job as it is now.
+    # Horovod's operations number their roots by the new generation.
     assert global_process_set.size() == here.size - 1
     assert allgather_object(here.rank) == left
     assert broadcast_object(here.rank, root_rank=here.size - 2) == left[-1]
     pair = world.group.subgroup([1, 0])
     assert pair is None or pair.ranks == (1, 0)
-    # What was made of the last generation is what it was: a rank of it is gone.
+    # Groups of the previous generation still have its members, one of which is lost.
     with pytest.raises(PeerLostError, match=f"rank {lost}"):
         first.barrier()
     with pytest.raises(StateError, match=r"generation 1 of the job: it is in 1; want a later one"):

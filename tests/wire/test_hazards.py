@@ -1,4 +1,4 @@
-"""What a user of arenas, forks and handles can do to himself, and must not suffer for."""
+"""Misuse of arenas, forks and handles must not corrupt data or hang."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ from multiring.errors import ArgumentError, StateError
 
 
 def drop_in_a_child(here: Here) -> tuple[float, str]:
-    """Fork a worker that drops an arena array and asks for another; return the parent's sum, and what it was told."""
+    """Fork a child that drops an arena array and allocates another; return the parent's sum and the child's error."""
     group = here.join()
     table = group.allocate(1 << 20, "float32")
     table[:] = 1
@@ -41,7 +41,7 @@ def test_a_forked_worker_cannot_free_or_take_the_ranks_memory() -> None:
 
 
 def cross_two_groups(here: Here) -> list[int]:
-    """Start all_gathers of two groups, each rank in its own order."""
+    """Start all_gathers of two groups, in a different order on each rank."""
     world = here.join(stall_timeout_s=20)
     groups = [world.subgroup([0, 1]), world.subgroup([1, 0])]
     order = groups if here.rank == 0 else groups[::-1]
@@ -58,7 +58,7 @@ def test_groups_do_not_wait_for_each_other() -> None:
 
 
 def raise_meanwhile(here: Here) -> None:
-    """Rank 0 ends by an error while an operation of several steps is open."""
+    """Let rank 0 raise an error while an operation of several steps is open."""
     group = here.join()
     if here.rank == 0:
         group.all_gather_async(np.ones(3))
@@ -73,11 +73,11 @@ def test_an_open_operation_of_several_steps_keeps_no_rank_alive() -> None:
 
 
 def overlapping(here: Here) -> list[str]:
-    """Ask for results in the operand's own memory."""
+    """Ask for results in the operand's own memory; return the errors."""
     group = here.join()
     array = group.allocate((6, 2), "float32")
     array[:] = 1
-    next_own = 2 * ((here.rank + 1) % here.size)  # its own part would be right
+    next_own = 2 * ((here.rank + 1) % here.size)  # the rank's own part would be allowed
     told = []
     calls: list[Any] = [
         lambda: group.reduce_scatter(array, out=array[2 * here.rank : 2 * here.rank + 2]),
@@ -98,7 +98,7 @@ def test_results_may_not_share_memory_with_operands() -> None:
 
 
 def wrong_settings(here: Here) -> list[str]:
-    """Call init with settings that make no sense."""
+    """Call init with invalid settings; return the errors."""
     wrong: list[dict[str, Any]] = [{"foo": 1}, {"stall_timeout_s": "abc"}, {"stall_timeout_s": -1}, {"ports": (9, 1)}]
     told = []
     for changes in wrong:
@@ -118,7 +118,7 @@ def test_settings_given_to_init_are_checked_like_the_environments() -> None:
 
 
 def leave_with_a_full_ring(here: Here) -> int:
-    """Rank 0 is done at once, and leaves while rank 1 has not yet read most of what it said."""
+    """Let rank 0 finish and leave before rank 1 has read most of rank 0's messages."""
     group = here.join()
     handles = [group.barrier_async() for _ in range(600)]
     if here.rank == 1:

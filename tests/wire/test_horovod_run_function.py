@@ -1,4 +1,4 @@
-"""`horovod.run`: results by rank, errors of ranks, and that both come in bounded time."""
+"""`horovod.run` returns results by rank and raises the ranks' errors, both in bounded time."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from multiring.launch.pickled_call import CallFolder, Failure, Returned, failure
 
 @pytest.fixture(autouse=True)
 def quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ranks compute with one thread: others' cores are busy."""
+    """Limit ranks to one computing thread, because other tests use the cores too."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -143,11 +143,11 @@ def wait_until_gone(pids: list[int]) -> bool:
     return True
 
 
-# -- the pickles
+# -- pickles
 
 
 class UnreadableError(Exception):
-    """Can be pickled, and not read again."""
+    """An error that can be pickled but not unpickled."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")

@@ -1,4 +1,4 @@
-"""`multiring lab` for real: hosts, wires and faults are what they claim, and nothing outlives any ending."""
+"""`multiring lab` with real namespaces: hosts, wires and faults work as promised, and every ending cleans up."""
 
 import contextlib
 import errno
@@ -33,11 +33,11 @@ from multiring.topology import topology_of
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
 MEGABIT = 10**6
-LEFT_S = 20.0  # the kernel takes namespaces down in the background: seconds, on a busy machine
+LEFT_S = 20.0  # the kernel removes namespaces in the background, which takes seconds on a busy machine
 
 
 def run_in(lab: Lab, host: int, *command: str) -> str:
-    """Return what `command` prints on a host."""
+    """Return the output of `command` on a host."""
     with lab.hosts[host].birthplace():
         prepare = lab.hosts[host].preparation(Path("/"))
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)  # noqa: PLW1509 -- one thread
@@ -61,7 +61,7 @@ def start() -> Iterator[Callable[..., LabRun]]:
         lab.close()
 
 
-# -- what is left
+# -- cleanup
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -91,7 +91,7 @@ def test_what_is_left_of_a_lab_is_not_another_lab(start: Callable[..., LabRun]) 
     assert over.left_after(LEFT_S) == []
 
 
-# -- what a host is
+# -- hosts
 
 
 LOOK = """
@@ -169,20 +169,20 @@ def test_labs_do_not_know_each_other(start: Callable[..., LabRun]) -> None:
 
 
 # -- wires
-# What a wire carries at most is the kernel's doing; how close a busy machine comes to it is a benchmark's business.
-# What a program receives in some time is no measure: what follows a lost packet is handed over late, and all at once.
+# The kernel enforces a wire's rate, so tests check only that limit; a benchmark measures how close a busy machine gets.
+# Bytes received by a program are no measure: after a lost packet, the rest arrives late and all at once.
 
-BUCKET_BYTES = 80_000  # leave at once, whatever the rate
+BUCKET_BYTES = 80_000  # the bucket sends this much at once, at any rate
 
 
 def received(lab: Lab, host: int, rail: int = 0) -> int:
-    """Return the bytes that an interface of a host has received."""
+    """Return the number of bytes that an interface of a host has received."""
     return int(run_in(lab, host, "cat", f"/sys/class/net/rail{rail}/statistics/rx_bytes"))
 
 
 @contextmanager
 def at_most(lab: Lab, rate: Rate, *ends: tuple[int, int]) -> Iterator[None]:
-    """Assert that something comes meanwhile through `ends`, hosts and rails, and together no more than `rate`."""
+    """Check that, during the block, interfaces `ends` (host, rail) receive data at no more than `rate` in total."""
     begin, before = time.monotonic(), sum(received(lab, *end) for end in ends)
     yield
     got, taken_s = sum(received(lab, *end) for end in ends) - before, time.monotonic() - begin
@@ -190,8 +190,8 @@ def at_most(lab: Lab, rate: Rate, *ends: tuple[int, int]) -> Iterator[None]:
 
 
 def flow(lab: Lab, *flows: Flow) -> list[float]:
-    """Return what arrives of `flows`, each of which is something."""
-    found = goodput(lab, flows, seconds=2.0, drain_s=0.5)  # one flow of two may starve for a second
+    """Return the goodput of each of `flows`, and check that none is zero."""
+    found = goodput(lab, flows, seconds=2.0, drain_s=0.5)  # one of two flows may starve for a second
     assert min(found) > 0
     return found
 
@@ -347,7 +347,7 @@ def test_ranks_on_several_hosts_sum_up(start: Callable[..., LabRun], tmp_path: P
 
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
 def test_an_mpi_starts_in_two_labs_at_once(start: Callable[..., LabRun], tmp_path: Path, launcher: str) -> None:
-    """Their hosts have the same names, and the launcher's daemons there the same process numbers."""
+    """The hosts of both labs have the same names, and the launcher's daemons the same process numbers."""
     labs = [start_a_sum(start, tmp_path, launcher) for _ in range(2)]
     for lab in labs:
         assert lab.finish() == 0, lab.err
@@ -378,7 +378,7 @@ def test_a_command_elsewhere_ends_with_who_asked_for_it(start: Callable[..., Lab
     lab = start("--hosts", "2", "sh", "-c", asks)
     lab.wait_for_lines(1)
     deadline = time.monotonic() + 5
-    while not any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):  # it says so before it is it
+    while not any(command_of(pid) == b"sleep\x001003\x00" for pid in lab.members()):  # "up" is printed before exec
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (agent,) = [pid for pid in lab.members() if b"rsh_agent.py" in command_of(pid)]
@@ -402,7 +402,7 @@ try:
 except Exception as error:
     sys.exit(f"{{type(error).__name__}}: {{error}}")
 """
-    # Imported before the user changes: another one may not be able to read this tree.
+    # Import before the user changes, because the new user may not be able to read this tree.
     program = "import multiring.lab\n" + ask
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "LaunchError: lab" in done.stderr
@@ -433,7 +433,7 @@ def test_a_lab_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, words: str,
             ask_lab(name, fault=["kill", "host0"])
 
 
-# -- the process it is all done in
+# -- the process for privileged work
 
 
 def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[str]) -> None:
@@ -445,7 +445,7 @@ def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[s
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-# -- what the kernel lacks
+# -- missing kernel features
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_a_kernel_without_token_buckets(
     def refuse(*_: object, **__: object) -> None:
         raise NetlinkError(code, "full")
 
-    monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # found by __getattr__ otherwise
+    monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # otherwise found by __getattr__
     with pytest.raises(error, match=words), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
         pass
 

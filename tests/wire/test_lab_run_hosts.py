@@ -1,4 +1,4 @@
-"""`multiring run --hosts` in a lab, where ssh is the lab's own: by Hydra and by Open MPI, whatever carries bytes."""
+"""`multiring run --hosts` in a lab with the lab's own ssh, by Hydra and by Open MPI, on every transport."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ sys.stdout.flush()
 
 
 def run(mpi: str, hosts: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `multiring run --hosts HOSTS -- COMMAND` on host0 of a lab of two."""
+    """Run `multiring run --hosts HOSTS -- COMMAND` on host0 of a lab of two hosts."""
     prefix, more = mpi_start(mpi, 1)
     folders = f"{Path(prefix[0]).parent}:{Path(sys.executable).parent}"
     script = f'[ $MULTIRING_RANK = 0 ] || exit 0; PATH={Path(AGENT).parent}:$PATH; exec multiring run "$@"'

@@ -1,4 +1,4 @@
-"""The same script, unchanged, under every launcher that is at hand."""
+"""The same script, unchanged, under every available launcher."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ sys.stdout.flush()
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return this process's variables without another job's, and with `changes`."""
+    """Return this process's variables without those of an outer job, plus `changes`."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     return kept | {"OMP_NUM_THREADS": "1"} | changes
 
@@ -41,7 +41,7 @@ def mpi_job(mpi: str) -> tuple[list[str], dict[str, str]]:
 
 
 def run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the job to its end and return what it printed."""
+    """Run the job to its end and return the completed process."""
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110, check=False)
 
 
@@ -91,7 +91,7 @@ def test_an_mpi_launcher_without_mpi4py_is_an_error_not_jobs_of_one_rank(tmp_pat
 
 
 def arguments_of(script: str, folder: Path) -> list[str]:
-    """Return the arguments after the interpreter that run `script`."""
+    """Return the arguments for the interpreter that run `script`."""
     if script == "digits":
         return DIGITS
     path = folder / "sum.py"
@@ -100,7 +100,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
 
 
 def assert_trained_or_summed(script: str, output: str) -> None:
-    """Check that two ranks really worked together."""
+    """Check that two ranks worked together."""
     if script == "digits":
         assert "2 ranks" in output
         assert "test accuracy" in output

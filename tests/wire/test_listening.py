@@ -1,4 +1,4 @@
-"""Where the tcp engine listens: at one address, in the range of ports it is given, and not at all on one host."""
+"""The tcp engine listens at one address, in the given range of ports, and not at all within one host."""
 
 import contextlib
 import socket
@@ -14,7 +14,7 @@ LISTEN = "0A"
 
 
 def listening() -> list[tuple[str, int]]:
-    """Return the (address, port) of each TCP socket that this process listens at."""
+    """Return the (address, port) of each listening TCP socket of this process."""
     inodes = {entry.readlink().name for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -53,7 +53,7 @@ def test_interface(interface: str) -> None:
 
 
 def free_range(size: int) -> tuple[int, int]:
-    """Return the first and last of `size` ports in a row that nobody uses now."""
+    """Return the first and last of `size` consecutive free ports."""
     for first in range(23_000, 30_000, size):
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
             for port in range(first, first + size):

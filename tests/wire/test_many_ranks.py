@@ -1,6 +1,6 @@
-"""More ranks than cores: they meet, sum, and keep descriptors to their neighbours on the grid only.
+"""Jobs with more ranks than cores join and sum. Their descriptors grow only with the neighbours on the grid.
 
-64 ranks, as processes of their own, are in benchmarks/evidence.py.
+benchmarks/evidence.py runs 64 ranks as separate processes.
 """
 
 import resource
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tests.wire.ranks import Here, run_ranks
 
-# epoll and what wakes it, the bell (shm) or the listener (tcp), what Python opened meanwhile, and the socket by which
-# the process claims its rank.
+# Descriptors besides those of neighbours: epoll, its wake-up, the doorbell (shm) or the listener (tcp), files that
+# Python opened, and the socket by which the process claims its rank.
 OWN = 6
 
 
 def join_and_sum(here: Here) -> tuple[int, tuple[int, ...]]:
-    """Return how many descriptors this rank has more than before, and the grid."""
+    """Return the number of descriptors that joining opened on this rank, and the grid."""
     before = descriptors()
     group = here.join()
     total = np.full(1000, here.rank, np.int64)
@@ -38,18 +38,18 @@ def test_descriptors_grow_with_the_grid(engine: str) -> None:
         by_rank = run_ranks(join_and_sum, ranks, engine=engine)
         most[ranks] = max(opened for opened, _ in by_rank)
         (grid,) = {grid for _, grid in by_rank}
-        # A death is watched for on both sides along each axis; tcp talks to everybody on the lines.
+        # Ranks watch both neighbours along each axis for their death; tcp connects to all ranks on the axis.
         neighbours = sum(min(size - 1, 2) if engine == "shm" else size - 1 for size in grid)
         assert neighbours <= most[ranks] <= neighbours + OWN, f"{most[ranks]} for {neighbours} neighbours"
     if engine == "tcp":
-        assert most[20] < most[16]  # 5 x 4 ranks have 7 others on their lines, 16 in a row 15
+        assert most[20] < most[16]  # 5 x 4 ranks have 7 peers on their axes, 16 ranks in a row have 15
 
 
 def swap_large_blocks(here: Here) -> float:
-    """Return how many MiB of its own memory a rank has more after an all_to_all of 2 MiB between any two."""
+    """Return by how many MiB this rank's own memory grows in an all_to_all of 2 MiB between any two ranks."""
     group = here.join()
     array = np.ones(here.size << 19, np.float32)
-    swapped = group.all_to_all(array[: here.size << 4])  # what has to be there once is there
+    swapped = group.all_to_all(array[: here.size << 4])  # a first call allocates everything that is allocated once
     group.barrier()
     before = own_memory_mib()
     swapped = group.all_to_all(array)
@@ -60,13 +60,13 @@ def swap_large_blocks(here: Here) -> float:
 
 
 def own_memory_mib() -> float:
-    """Return the resident memory that is nobody else's: what users get from a group lies in shared memory."""
+    """Return the anonymous resident memory. It excludes arrays from a group, which lie in shared memory."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def test_what_links_keep_does_not_grow_with_them() -> None:
-    # 8 MiB of buffers for payload, all links together; each link had 2 MiB of its own.
+    # All links together have 8 MiB of payload buffers. Before, each link had 2 MiB of its own.
     kept = run_ranks(swap_large_blocks, 12, engine="tcp")
     assert max(kept) < 14, kept
 
@@ -75,7 +75,7 @@ def test_what_links_keep_does_not_grow_with_them() -> None:
 
 
 def join_with_few_files(here: Here) -> int:
-    """Return the soft limit after `init`."""
+    """Join with a low limit of open files; return the soft limit after `init`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
     here.join().barrier()

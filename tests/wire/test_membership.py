@@ -1,4 +1,4 @@
-"""Joining and leaving: in which order, how often, in which process, and with whom."""
+"""Joining and leaving: in any order, repeatedly, in forked processes and with missing ranks."""
 
 import atexit
 import gc
@@ -48,7 +48,7 @@ def test_shm_between_hosts_is_refused() -> None:
 
 
 def alone(_: Here) -> list[Any]:
-    """Without any launcher there is one rank, for which everything works."""
+    """Join without any launcher: there is one rank, and every operation works."""
     for name in [name for name in os.environ if name.startswith("MULTIRING_")]:
         del os.environ[name]
     group = multiring.init()
@@ -67,7 +67,7 @@ def test_no_launcher() -> None:
 
 
 def wrong_moments(here: Here) -> list[str]:
-    """Return what each call says that comes too early, too late, or twice."""
+    """Make calls too early, too late or twice; return their errors."""
     told = []
 
     def note(call: Any) -> None:
@@ -77,10 +77,10 @@ def wrong_moments(here: Here) -> list[str]:
 
     for call in (multiring.rank, multiring.size, multiring.local_rank, multiring.local_size, multiring.world):
         note(call)
-    multiring.shutdown()  # does nothing
+    multiring.shutdown()  # has no effect before init
     group = here.join()
     note(multiring.init)
-    group.barrier()  # the first membership is untouched
+    group.barrier()  # the first membership still works
     handle = group.all_reduce_async(np.ones(3))
     handle.wait()
     multiring.shutdown()
@@ -103,7 +103,7 @@ def test_wrong_moments(engine: str) -> None:
 
 
 def forks(here: Here) -> list[str]:
-    """Use multiring in a fork of a rank, in each way there is; the rank itself goes on unharmed."""
+    """Use multiring in a fork of a rank, in several ways. The rank itself continues unharmed."""
     group = here.join()
     array = group.allocate(1000, "float32")
     array[...] = here.rank
@@ -145,7 +145,7 @@ def test_use_after_fork(engine: str) -> None:
 
 
 def worker_exits(here: Here) -> bool:
-    """A fork that ends by itself, with Python's own exit handlers, is no rank leaving."""
+    """Run Python's exit handlers in a fork: this must not count as the rank's departure."""
     group = here.join()
     child = os.fork()
     if child == 0:
@@ -163,7 +163,7 @@ def test_worker_exits(engine: str) -> None:
 
 
 def usage() -> dict[str, int]:
-    """Return how many descriptors, threads and mappings this process has; threads that are told to end get a while."""
+    """Return this process's numbers of descriptors, threads and mappings. Wait a while for threads to end first."""
     gc.collect()
     own = Path("/proc/self")
     deadline_s = time.monotonic() + 20
@@ -181,7 +181,7 @@ def resident_bytes() -> int:
 
 
 def again_and_again(here: Here, times: int) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """Join, work and leave; return what the process used early and late, and its resident bytes."""
+    """Join, work and leave repeatedly; return early and late usage, and early and late resident bytes."""
     early: dict[str, int] = {}
     resident = []
     for turn in range(times):
@@ -208,14 +208,14 @@ def again_and_again(here: Here, times: int) -> tuple[dict[str, int], dict[str, i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hundred_times(engine: str) -> None:
     for early, late, resident_early, resident_late in run_ranks(again_and_again, 3, 100, engine=engine):
-        # The C library may split its own heap's mapping once in a while; a leak would show eighty times.
+        # The C library occasionally splits its heap's mapping. A leak would add about eighty mappings.
         assert late.pop("maps") - early.pop("maps") < 8
         assert early == late
         assert resident_late - resident_early < 4 << 20
 
 
 def under_signals(here: Here, times: int) -> int:
-    """Join again and again while a timer's signals come; the other ranks come late."""
+    """Join repeatedly under a timer's signals, while the other ranks come late."""
     seen = 0
 
     def count(_number: int, _frame: object) -> None:
@@ -239,7 +239,7 @@ def test_signals_do_not_keep_ranks_apart(engine: str) -> None:
 
 
 def arrays_outlive(here: Here) -> bool:
-    """Arrays of one membership are ordinary arrays in the next, and go in the end."""
+    """Use an arena array of one membership as an ordinary array in the next; dropping it must free its memory."""
     group = here.join()
     old = group.allocate(1 << 20, "float32")
     old[...] = here.rank
@@ -259,7 +259,7 @@ def test_arrays_outlive_shutdown() -> None:
 
 
 def late_shutdown(here: Here) -> bool:
-    """Rank 0 leaves while the others still have operations that do not need it any more."""
+    """Let rank 0 leave while the others still run operations of a group without rank 0."""
     group = here.join()
     rest = group.subgroup(range(1, here.size))
     array = np.full(200_000, 1.0)
@@ -277,13 +277,13 @@ def test_leaving_early_harms_nobody(engine: str) -> None:
 
 
 def leave_with_work_in_flight(here: Here) -> list[str]:
-    """Rank 1 never takes part; the others' shutdown ends what is in flight, and says so."""
+    """Let the other ranks shut down while they wait for rank 1: the operation in flight fails with an error."""
     group = here.join(stall_warn_s=0.2)
     if here.rank == 1:
         threading.Event().wait(1.0)
         return []
     handle = group.all_reduce_async(np.ones(4))
-    multiring.shutdown()  # waits stall_warn_s for it
+    multiring.shutdown()  # waits stall_warn_s for the operation
     with pytest.raises(StateError) as ended:
         handle.wait()
     return [str(ended.value)]
@@ -294,7 +294,7 @@ def test_shutdown_ends_what_is_in_flight() -> None:
     assert told == ["all_reduce sum float64 of shape (4,) (operation 1 of the group of 2): multiring was shut down"]
 
 
-# -- those who never become members
+# -- processes that never join
 
 
 def join(here: Here) -> int:
@@ -336,7 +336,7 @@ def test_different_versions() -> None:
 
 
 def nothing_left(here: Here) -> list[str]:
-    """Failing to join leaves no descriptor, and joining works afterwards."""
+    """Fail to join, check that no descriptor is left, and join again."""
     before = {entry.name for entry in Path("/proc/self/fd").iterdir()}
     with pytest.raises(RendezvousError):
         here.join(size=3, init_timeout_s=0.3)

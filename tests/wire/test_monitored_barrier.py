@@ -1,4 +1,4 @@
-"""A barrier that knows who is missing: it says so, on every rank that came, and the next one works."""
+"""The monitored barrier names missing ranks on every rank that came, and the next call works."""
 
 import signal
 import time
@@ -17,7 +17,7 @@ LONG_S = 60.0
 
 
 def all_come(here: Here) -> None:
-    """Nobody passes before the last has come, whatever sub-group it is."""
+    """Check that no rank passes before the last rank has come, in the world and in a subgroup."""
     world = here.join()
     group = world.subgroup(list(reversed(range(here.size))))
     assert group is not None
@@ -42,18 +42,18 @@ def test_all_come(engine: str, ranks: int) -> None:
 
 
 def await_sign(found: Any) -> None:
-    """Return once `found` returns True: what other ranks do has been heard of here."""
+    """Wait until `found` returns True, which shows that another rank's message has arrived here."""
     while not found():
         time.sleep(0.005)
 
 
 def some_are_missing(here: Here) -> list[BarrierOutcome]:
-    """Ranks 1 and 3 come to the first call when it has failed, and are told so; the second call passes."""
+    """Let ranks 1 and 3 come after the first call has failed. They get its error, and the second call passes."""
     group = here.join()
     roll_call = MonitoredBarrier(group)
     rolls = []
     if here.rank == 0:
-        roll_call._context.link_with([1, 2, 3])  # as the call does: rank 2 may have no connection before
+        roll_call._context.link_with([1, 2, 3])  # as the call does; before it, rank 2 may have no connection
         await_sign(lambda: roll_call._come.get(1) == {2})
         rolls.append(roll_call.call(0.1, waits_for_all=True))
     elif here.rank == 2:
@@ -71,7 +71,7 @@ def test_some_are_missing(engine: str) -> None:
 
 
 def no_teller(here: Here) -> BarrierOutcome | None:
-    """Rank 0 does not come; the others do not know more than that."""
+    """Call the barrier without rank 0; the others then cannot name further missing ranks."""
     group = here.join()
     roll = MonitoredBarrier(group).call(0.1) if here.rank else None
     group.barrier()

@@ -1,4 +1,4 @@
-"""The mpi engine beyond the conformance suite: what it refuses, and ranks that die or fall silent under it."""
+"""The mpi engine beyond the conformance suite: rejected setups, and ranks that die or stop answering."""
 
 import importlib
 import os
@@ -41,7 +41,7 @@ def test_open_mpi_carries_the_same_bits() -> None:
 
 
 def carried_by_mpi(here: Here) -> tuple[int, int, int]:
-    """Return how many bytes MPI was given to send, how many went out in all by the schedule, and in how many pieces."""
+    """Return the bytes handed to MPI, the bytes that the schedule sends, and the number of segments."""
     engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
     sent = []
     post = engine.MpiEngine._post
@@ -57,18 +57,18 @@ def carried_by_mpi(here: Here) -> tuple[int, int, int]:
     group.all_reduce(array)
     assert (array == sum(range(here.size))).all()
     group.barrier()
-    assert {plan.engine for plan in group.plans.values()} == {"mpi"}  # what really runs
+    assert {plan.engine for plan in group.plans.values()} == {"mpi"}  # the engine in use
     pieces = -(-array.nbytes // (group.plan_of("all_reduce", array.size).segment_bytes or array.nbytes))
     return sum(sent), 2 * array.nbytes * (here.size - 1) // here.size, pieces
 
 
 def test_all_payload_between_hosts_goes_by_mpi() -> None:
     for sent, want, pieces in run_ranks(carried_by_mpi, 3, engine="mpi"):
-        assert abs(sent - want) < 3 * 64 * pieces  # each rank's part of a piece is cut at multiples of 64 bytes
+        assert abs(sent - want) < 3 * 64 * pieces  # a rank's part of a segment is cut at multiples of 64 bytes
 
 
 def join_again(here: Here) -> list[int]:
-    """Join and leave, with the ranks leaving at different times."""
+    """Join and leave repeatedly, with the ranks leaving at different times."""
     sums = []
     for turn in range(4):
         group = here.join()
@@ -85,7 +85,7 @@ def test_init_again() -> None:
     assert run_ranks(join_again, 3, engine="mpi") == [[3, 6, 9, 12]] * 3
 
 
-# -- refusals: on every rank, with what to do
+# -- rejected setups: an error with advice on every rank
 
 
 def test_ranks_that_mpi_did_not_start() -> None:
@@ -109,7 +109,7 @@ def test_a_launcher_of_another_library(launcher: str, library: str) -> None:
     done = run(prefix, INIT, **{**variables, "MPI4PY_LIBMPI": other})
     assert done.returncode != 0
     assert "size" not in done.stdout
-    # MPICH ends the process where it finds the other launcher, after our warning; Open MPI becomes two jobs of one.
+    # MPICH ends a process under the other launcher, after our warning. Open MPI starts two jobs of one rank each.
     assert ("but mpi4py uses MPICH" if library == "mpich" else "mpi4py rank 0 of 1") in done.stderr
     assert "pip install mpich" in done.stderr
 
@@ -136,17 +136,19 @@ def test_engines_that_differ() -> None:
     assert "{'auto': 1, 'mpi': 0}" in done.stderr
 
 
-# -- deaths that the launcher does not see before the survivors have told of them
+# -- deaths that the launcher must not notice before the survivors have reported them
 
 DYING = "from tests.wire.test_mpi_engine import guard_one_of_three; guard_one_of_three()"
 
 
 def guard_one_of_three() -> None:
-    """Be what Hydra started; the rank is a child.
+    """Run as the process that Hydra started, with the rank as a child process.
 
-    Hydra ends all ranks where it misses one, told not to or not (-disable-auto-cleanup): its proxy fails where it has
-    something for the lost one. It misses none that has a guard, which holds the rank's connection to it until both
-    survivors were told.
+    When Hydra misses a rank, it ends all ranks, even with -disable-auto-cleanup: its proxy fails as soon as it has
+    a
+    message for the lost rank. This parent holds the rank's connection to Hydra until both survivors have written
+    their
+    errors, so Hydra misses no rank before that.
     """
     stage, how, folder = sys.argv[1:]
     rank = os.fork()
@@ -161,7 +163,7 @@ def guard_one_of_three() -> None:
 
 
 def be_one_of_three(stage: str, how: str, folder: Path) -> None:
-    """Come to the stage where rank 1 does `how`; the others write down what they are told, shut down and end."""
+    """Run to the stage where rank 1 gets the signal `how`. The other ranks record their errors, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
     vars(importlib.import_module("multiring.runtime.job.joining"))["host_id"] = lambda: f"host {rank}"
     engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
@@ -180,12 +182,12 @@ def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     except MultiringError as error:
         part = folder / f"part-{rank}"
         part.write_text(f"{type(error).__name__}: {error}")
-        part.rename(folder / f"told-{rank}")  # where it is looked for: whole
+        part.rename(folder / f"told-{rank}")  # a rename shows the finished file at once
     multiring.shutdown()
 
 
 def told_in(folder: Path) -> list[str]:
-    """Return what survivors have written down there."""
+    """Return the errors that survivors have recorded."""
     return [path.read_text() for path in sorted(folder.glob("told-*"))]
 
 
@@ -201,7 +203,7 @@ def test_a_death_is_named(stage: str, tmp_path: Path) -> None:
 
 
 def test_silence_ends_at_the_timeout_and_the_survivors_end_too(tmp_path: Path) -> None:
-    """MPI_Finalize would wait for ever for the silent rank; the last word is that of a survivor that does not."""
+    """MPI_Finalize would wait forever for the silent rank, so one survivor ends without it."""
     prefix, variables = mpi_start("mpich", 3)
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     with subprocess.Popen(
@@ -222,7 +224,7 @@ def test_silence_ends_at_the_timeout_and_the_survivors_end_too(tmp_path: Path) -
     ) as job:
         assert job.stdout is not None
         lines: list[str] = []
-        while not any("ending without it" in line for line in lines):  # by the one; it may free the other
+        while not any("ending without it" in line for line in lines):  # by one survivor; its exit may free the other
             lines.append(job.stdout.readline())
             assert lines[-1], lines
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Named operations: matched by name, whatever order the ranks come to them in."""
+"""Named operations are matched by name, in whatever order the ranks post them."""
 
 import gc
 import random
@@ -50,7 +50,7 @@ COLLECTIVES: dict[str, Callable[[Group, str], Any]] = {
 
 
 def labelled(here: Here) -> bool:
-    """Every collective takes a label; where labels differ, everybody learns everybody's, by rank of the group."""
+    """Call every collective with labels. If labels differ, each rank gets all labels by group rank."""
     world = here.join()
     group = world.subgroup(list(reversed(range(here.size))))
     assert group is not None
@@ -61,7 +61,7 @@ def labelled(here: Here) -> bool:
         assert {rank: title.partition(" labelled ")[2] for rank, title in mismatch.value.titles.items()} == {
             rank: f"of {rank % 2}" for rank in range(here.size)
         }, name
-    for name in ("barrier", "all_reduce"):  # which, without a label, are no repetition of the labelled ones
+    for name in ("barrier", "all_reduce"):  # without a label, a call is no repetition of the labelled call
         with pytest.raises(MismatchError) as mismatch:
             COLLECTIVES[name](group, "one's" if group.rank == 0 else "")
         labels = [mismatch.value.titles[rank].partition(" labelled ")[2] for rank in range(here.size)]
@@ -94,7 +94,7 @@ def in_order(here: Here) -> bool:
         if here.rank == turn % here.size:
             time.sleep(0.02)
         handle = all_reduce(named, "again", total)
-        while turn % 2 and not handle.done():  # nobody waits for it
+        while turn % 2 and not handle.done():  # an operation ends without a waiter
             time.sleep(0.001)
         handle.wait()
         assert (total == here.size).all()
@@ -154,7 +154,7 @@ def test_differing_terms_are_told_apart(engine: str) -> None:
 
 
 def test_titles_are_read_by_any_thread_at_any_time() -> None:
-    """Others go on while what one left behind is finalized, which is too much for Python 3.11's `ast.literal_eval`."""
+    """Titles stay readable while another thread runs finalizers. Python 3.11's `ast.literal_eval` fails then."""
     signature: Signature = (("shape", "(2, 3)"), ("data type", "float32")) * 4
     title = f"all_reduce labelled {label_of('gradient', signature)}"
 
@@ -177,7 +177,7 @@ def test_titles_are_read_by_any_thread_at_any_time() -> None:
 
 
 class Cycle:
-    """What only the collector of garbage finds; being finalized it takes long enough for other threads to come in."""
+    """A reference cycle for the garbage collector, with a finalizer slow enough for other threads to run."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -200,7 +200,7 @@ def test_a_title_gives_its_meaning_back(name: str) -> None:
 
 
 def nothing(signature: Signature) -> Start:
-    """Return what a rank that has joined contributes: zeros."""
+    """Return a function that contributes zeros for a rank that has joined."""
     said = dict(signature)
     if said["operation"] != "allreduce":
         raise UnsupportedError(f"nothing stands in for {said['operation']}")
@@ -209,7 +209,7 @@ def nothing(signature: Signature) -> Start:
 
 
 def any_order(here: Here) -> bool:
-    """Operations in flight may come in any order, on every rank in another one; blocking ones follow in between."""
+    """Post operations in a random order on each rank, with blocking operations in between."""
     named = NamedOperations(here.join())
     chance = random.Random(here.rank)  # noqa: S311 -- to be the same again
     for turn in range(4):
@@ -265,7 +265,7 @@ def test_operations_in_any_order(engine: str) -> None:
 
 
 def uneven(here: Here) -> bool:
-    """Ranks run out of data one after the other; the last one is known to all, and then all begin anew."""
+    """Let ranks run out of data one after the other. All learn the last rank, and then start anew."""
     world = here.join()
     named = NamedOperations(world, nothing)
     for turn in range(3):
@@ -285,11 +285,11 @@ def uneven(here: Here) -> bool:
         total = np.ones(3)
         all_reduce(named, "all again", total).wait()
         assert (total == here.size).all()
-    assert named.join().wait() in range(here.size)  # all at once
+    assert named.join().wait() in range(here.size)  # all ranks at once
     if here.rank > 0:
         world.barrier()
     joining = named.join()
-    if here.rank == 0:  # the first one
+    if here.rank == 0:  # rank 0 joins first
         with pytest.raises(StateError, match="has joined"):
             named.join()
         with pytest.raises(StateError, match="has joined"):
@@ -319,7 +319,7 @@ def test_a_rank_alone_joins_at_once() -> None:
 
 
 def cycles(here: Here) -> tuple[int, int]:
-    """Come and go often; return how many more threads and descriptors there are afterwards."""
+    """Join and leave often; return how many more threads and descriptors exist afterwards."""
     counts = []
     for cycle in range(30):
         named = NamedOperations(here.join())

@@ -1,4 +1,4 @@
-"""Hangs and disagreements among named operations: every rank is told who did what, at which operation."""
+"""Hangs and disagreements among named operations: every rank's error names the culprit and the operation."""
 
 import pytest
 from tests.wire.hangs import KINDS, Case, check

@@ -1,4 +1,4 @@
-"""Collectives whose arrays are only read, with results elsewhere: what arrays that never change need."""
+"""Collectives with read-only inputs and separate outputs, as frameworks with immutable arrays need them."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def reduce_and_broadcast(here: Here) -> None:
         for order in ("C", "F"):
             own: Array = frozen(np.full(shape, here.rank + 1.0, np.float32, "C" if order == "C" else "F"))
             out: Array = group.allocate(shape, np.float32) if order == "C" else np.empty(shape, np.float32, "F")
-            for _ in range(3):  # the same call again takes another way
+            for _ in range(3):  # a repeated call runs on another code path
                 assert group.all_reduce(own, out=out) is out
                 assert (out == here.size * (here.size + 1) / 2).all()
                 out[...] = own
@@ -34,7 +34,7 @@ def reduce_and_broadcast(here: Here) -> None:
             assert group.broadcast_async(own, here.size - 1, out=out).wait() is out
             assert (out == here.size).all()
             assert (own == here.rank + 1).all()
-    # One rank's is in place, another's elsewhere: all the same to them.
+    # One rank reduces in place and the others do not: the results are the same.
     own = np.full(100, here.rank + 1.0)
     out = own if here.rank else np.empty(100)
     group.all_reduce_async(own, "max", out=out).wait()

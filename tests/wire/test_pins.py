@@ -1,4 +1,4 @@
-"""A plan file in a job: what it pins is what runs, on every rank or on none."""
+"""A job with a plan file runs the pinned plans on every rank, or fails on every rank."""
 
 from pathlib import Path
 
@@ -47,8 +47,8 @@ def pinned(here: Here) -> list[object]:
 def test_what_is_pinned_runs(tmp_path: Path) -> None:
     for found in run_ranks(pinned, 4, engine="shm+tcp", plan=write(tmp_path)):
         assert found[:2] == [("ring", (0, 2, 1, 3), 1 << 16)] * 2
-        assert found[2] != found[0]  # smaller than what is pinned
-        assert all(order == (0, 1) for _, order, _ in found[3:])  # a group of another shape plans for itself
+        assert found[2] != found[0]  # smaller than the pinned size
+        assert all(order == (0, 1) for _, order, _ in found[3:])  # a group of another shape makes its own plans
 
 
 def refused(here: Here) -> str:

@@ -1,4 +1,4 @@
-"""`multiring probe` and `multiring plan --measure` in jobs: they end with files that can be used."""
+"""`multiring probe` and `multiring plan --measure` in jobs write usable files."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_a_probe_writes_a_topology_that_a_job_plans_by(tmp_path: Path, labs: lis
     file, plans = tmp_path / "t.toml", tmp_path / "p.toml"
     hosts = ("--hosts", "4", "--link", "200mbit", "--rack", "2", "--uplink", "100mbit")
     labs.append(LabRun(*hosts, *COMMAND, "probe", "--save", str(file), *QUICK))
-    assert labs[-1].finish() in {0, 1}, labs[-1].err  # 1: on a busy machine links may be slower than they should
+    assert labs[-1].finish() in {0, 1}, labs[-1].err  # 1: on a busy machine links may be slower than stated
     found = topology_of(file.read_text())
     assert found.names == ("host0", "host1", "host2", "host3")
     assert [rack.hosts for rack in found.racks] == [(0, 1), (2, 3)]

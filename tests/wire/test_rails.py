@@ -1,4 +1,4 @@
-"""Several rails between hosts: all carry, one that is cut is given up and named, and ranks must agree on them."""
+"""Several rails between hosts all carry data; a cut rail is dropped and named; ranks must agree on their rails."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_ranks_with_different_rails_say_who_has_what() -> None:
         assert re.match(words, str(outcome.error))
 
 
-# Sums go on until every rank has seen the loss of the rail, with no clock in the loop.
+# Ranks sum until every rank has seen the loss of the rail. The loop uses no clock.
 UNTIL_CUT = """
 import json, logging
 import numpy as np

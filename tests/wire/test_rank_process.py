@@ -1,4 +1,4 @@
-"""Which process is the rank, of all that a launcher's variables reach: real launchers' variables, real processes."""
+"""Only one of the processes that inherit a launcher's variables becomes the rank; real launchers and processes."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 DEADLINE_S = 60.0
-AT_ONCE_S = 1.0  # from a second process's `init` to its error
+AT_ONCE_S = 1.0  # from the `init` of a second process to its error
 JOINS = """
 import sys, time
 import multiring
@@ -124,7 +124,7 @@ def test_a_rank_can_be_asked_often(joins: Path) -> None:
     )
     done = ended([sys.executable, "-c", text, secrets.token_hex(8)], dict(os.environ), joins)
     rank, told = done.stdout.splitlines()
-    assert told == rank, done.stderr  # before, the tenth process became the rank too
+    assert told == rank, done.stderr  # without the check, the tenth process became a rank too
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
@@ -163,7 +163,7 @@ def test_workers_know_the_rank_and_do_not_communicate(joins: Path, method: str) 
 
 
 def test_random_trees_of_processes_have_one_rank_at_a_time(joins: Path) -> None:
-    """Each node of a random tree joins before or after it starts its children, and lives on for a while or not."""
+    """Each node of a random tree joins before or after it starts its children, and some stay alive for a while."""
     node = """
         import json, os, subprocess, sys, time
         plan = json.loads(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Ranks that meet, or do not: as threads where that is enough, as processes where one must die."""
+"""Rendezvous of ranks, successful or not: ranks are threads, or processes if a test kills one."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from multiring.version import VERSION
 
 DEADLINE_S = 30.0
 NONCE = "0a" * 32
-TCP_REPAIR = 19  # <linux/tcp.h>
+TCP_REPAIR = 19  # from <linux/tcp.h>
 
 
 @pytest.fixture(params=["local", "tcp"])
@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a test come at once; rank 0 need not wait a second for more of them."""
+    """Shorten rank 0's wait for late ranks, because the ranks of a test come at once."""
     monkeypatch.setattr(rendezvous_server, "_LINGER_S", 0.25)
 
 
@@ -58,11 +58,11 @@ def identity(rank: int, size: int, place: str, **changes: Any) -> Identity:
     return replace(plain, **changes)
 
 
-Outcome = Any  # what the rank returned, or the error it raised
+Outcome = Any  # the rank's result, or its error
 
 
 def run_ranks(*ranks: Callable[[], Any]) -> list[Outcome]:
-    """Run each callable on its own thread and return what each returned or raised; all end within the deadline."""
+    """Run each callable on its own thread; return each result or error. All must end within the deadline."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         futures: list[Future[Any]] = [pool.submit(rank) for rank in ranks]
         return [future.exception(DEADLINE_S) or future.result() for future in futures]
@@ -84,7 +84,7 @@ def texts_of(outcomes: list[Outcome]) -> set[str]:
 
 
 def the_text_of(outcomes: list[Outcome]) -> str:
-    """Return what all ranks were told; fails unless all were told the same."""
+    """Return the error text of all ranks; fail unless all texts are equal."""
     (text,) = texts_of(outcomes)
     return text
 
@@ -104,7 +104,7 @@ def test_rounds_follow_each_other_and_one_failure_ends_them_for_all(place: str, 
         with Rendezvous(identity(number, 4, place), timeout_s=10) as rendezvous:
             assert [peer_info["n"] for peer_info in rendezvous.exchange({"n": number})] == [0, 1, 2, 3]
             rendezvous.agree(None, time.monotonic())
-            if number == 1:  # busy, and in no exchange: it must hear of it all the same
+            if number == 1:  # a rank that is busy outside an exchange must detect the failure too
                 deadline = time.monotonic() + 10
                 while not rendezvous.disturbed():
                     assert time.monotonic() < deadline
@@ -143,14 +143,14 @@ def test_one_address_serves_one_meeting_after_the_other(place: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to forget a connection without a word takes root")
 def test_a_connection_whose_other_end_is_gone_is_given_up() -> None:
-    """What the kernel leaves, now and then, of a connection that is made while the listener is closed."""
+    """The kernel sometimes leaves such a connection when a client connects while the listener closes."""
     place = free_place("tcp")
     with listen(parse_address(place)) as listener, ThreadPoolExecutor(2) as pool:
         one = pool.submit(meeting(1, 2, place, timeout_s=DEADLINE_S / 2))
         listener.settimeout(DEADLINE_S)
         forgotten, _ = listener.accept()
         forgotten.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
-        forgotten.close()  # silently: no FIN, no RST
+        forgotten.close()  # silently: neither FIN nor RST is sent
         listener.close()
         zero = pool.submit(meeting(0, 2, place, timeout_s=DEADLINE_S / 2))
         assert len(zero.result(DEADLINE_S)) == len(one.result(DEADLINE_S)) == 2
@@ -182,7 +182,7 @@ def test_a_card_may_be_large(place: str) -> None:
     assert run_ranks(*[lambda n=n: rank(n) for n in range(4)]) == [[900_000] * 4] * 4
 
 
-# -- who is wrong, and who is told
+# -- mistakes, and the ranks that get the error
 
 
 def test_a_missing_rank_is_named_on_every_rank_that_came(place: str) -> None:
@@ -255,7 +255,7 @@ def test_different_sizes_are_told_to_every_rank(place: str) -> None:
 def test_a_rank_out_of_range_is_told_to_every_rank(place: str) -> None:
     def outside() -> Any:
         who = identity(1, 2, place)
-        object.__setattr__(who, "rank", 9)  # an Identity refuses to be made that way
+        object.__setattr__(who, "rank", 9)  # the constructor of Identity rejects this rank
         return meet(who, {}, timeout_s=10)
 
     text = the_text_of(run_ranks(meeting(0, 2, place), outside))
@@ -275,7 +275,7 @@ def test_who_comes_after_the_job_is_complete_is_refused_and_harms_nobody(place: 
             rendezvous.exchange({})
             complete.set()
             if number == 1:
-                time.sleep(0.3)  # rank 0 serves meanwhile
+                time.sleep(0.3)  # rank 0 keeps serving during this time
             rendezvous.agree(None, time.monotonic())
 
     def late() -> Any:
@@ -391,7 +391,7 @@ def test_ctrl_c_ends_the_waiting(rank: int, place: str, rank_process: Callable[.
     assert process.returncode == -signal.SIGINT
 
 
-# -- strangers
+# -- clients without the secret
 
 
 def dial(place: str) -> socket.socket:
@@ -422,7 +422,7 @@ def everything_from(sock: socket.socket) -> bytes:
 
 
 def meets_in_spite_of(place: str, *strangers: Callable[[], None]) -> None:
-    """Rank 0 waits, the strangers come and go, then rank 1 comes: both must meet."""
+    """Let unauthenticated clients come and go while rank 0 waits; then ranks 0 and 1 must still meet."""
     calm = threading.Event()
 
     def all_strangers() -> None:
@@ -480,7 +480,7 @@ def test_truncated_and_misshapen_frames_are_refused_with_a_reason(place: str) ->
                 assert b'{"refused":' in everything_from(sock), sent
         for sent in frames[:3]:
             with dial(place) as sock:
-                sock.sendall(sent[:-1])  # and no more
+                sock.sendall(sent[:-1])  # the last byte is never sent
 
     meets_in_spite_of(place, misshapen)
 
@@ -502,7 +502,7 @@ def test_silent_connections_do_not_keep_ranks_out(place: str) -> None:
 def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous_server, "_YOUNG_S", 0.0)  # so that strangers come in at once
+    monkeypatch.setattr(rendezvous_server, "_YOUNG_S", 0.0)  # accept unauthenticated clients at once
     opened: list[socket.socket] = []
 
     def second() -> Any:
@@ -510,7 +510,7 @@ def test_strangers_do_not_take_the_place_of_a_rank_that_has_proven_itself(
         try:
             client._talk = client._find()
             opened.extend(dial(place) for _ in range(rendezvous_server._MAX_PENDING_HANDSHAKES + 50))
-            assert opened[-1].recv(1)  # all of them have been accepted
+            assert opened[-1].recv(1)  # all of the clients have been accepted
             client._first_until = time.monotonic() + client._join(client._talk)
             return client.exchange({})
         finally:
@@ -576,7 +576,7 @@ atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 def test_rank_0_holds_its_table_once_however_many_ranks_are_slow_to_take_it(
     rank_process: Callable[..., "subprocess.Popen[bytes]"],
 ) -> None:
-    """By ranks that do not parse, so that one process can be many of them."""
+    """The slow ranks do not parse their tables, so that one process can play many ranks."""
     place, size = free_place(), 256
     peer_info = {"x": "y" * 8000}
     table_bytes = (size - 1) * len(encode(peer_info))
@@ -585,7 +585,7 @@ def test_rank_0_holds_its_table_once_however_many_ranks_are_slow_to_take_it(
     try:
         crowd.join(DEADLINE_S)
         crowd.say({"peer_info": peer_info})
-        time.sleep(0.5)  # rank 0 has sent what the kernel takes
+        time.sleep(0.5)  # rank 0 has sent what fits into the kernel's buffers
         assert crowd.take_tables(DEADLINE_S) >= table_bytes
     finally:
         crowd.close()
@@ -620,7 +620,7 @@ def test_a_rank_says_that_rank_0s_place_is_reached_and_does_not_answer(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waiting_lines, "_EVERY_S", 1.0)
-    with listen(parse_address(place)):  # by a process that is stopped, or something else
+    with listen(parse_address(place)):  # the listener never answers, like a stopped process or another program
         (text,) = texts_of(run_ranks(meeting(1, 2, place, timeout_s=3.5)))
     lines = [each.getMessage() for each in caplog.records]
     assert len(lines) in (2, 3)
@@ -647,12 +647,12 @@ def test_nobody_listens_on_a_network_without_a_secret() -> None:
         meeting(0, 2, free_place("tcp"), secret=b"")()
 
 
-# -- what listens there is not rank 0
+# -- another program listens at rank 0's address
 
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
-    """Return a function that starts a server with one behaviour and gives its address."""
+    """Yield a function that starts a server with a given behaviour and returns its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(DEADLINE_S)
 
@@ -688,7 +688,7 @@ def test_a_server_without_the_secret_is_not_believed(impostor: Callable[..., str
         reader = FrameReader(4096)
         while (mine := reader.next_frame()) is None:
             reader.feed(sock.recv(4096))
-        sock.sendall(frame(encode({"proof": json.loads(mine)["proof"]})))  # reflected
+        sock.sendall(frame(encode({"proof": json.loads(mine)["proof"]})))  # reflects the client's own proof
 
     (outcome,) = run_ranks(meeting(1, 2, impostor(pretend)))
     assert "does not know the job's secret" in str(outcome)
@@ -716,7 +716,7 @@ def test_rank_0_cannot_listen(monkeypatch: pytest.MonkeyPatch, place: str) -> No
         meeting(0, 2, "nowhere")()
 
 
-# -- ends that break the protocol, or stall, once they are proven
+# -- authenticated peers that break the protocol or stall
 
 
 def test_a_rank_that_breaks_the_protocol_ends_the_job(place: str) -> None:

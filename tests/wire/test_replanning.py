@@ -1,4 +1,4 @@
-"""Plans that turn out wrong: all ranks change them at the same operation, and what is pinned stays."""
+"""Wrong plans: all ranks change them at the same operation, and pinned plans stay."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective, Frame
 
 ELEMENTS = 1 << 20
-CHANGES_AT = 3 * CHECK_EVERY  # gathered at the first check, known at the second; known twice at the third
+CHANGES_AT = 3 * CHECK_EVERY  # gathered at the first check, agreed at the second, confirmed at the third
 FLAT = build("ring", Frame(collective=Collective.ALL_REDUCE, grid=(3,), order=(0, 1, 2)))
 PINNED = Plan(FLAT, "tcp", 1e-9, 1 << 20)
 
@@ -29,7 +29,7 @@ def changes(here: Here, times: float, pinned: Plan | None) -> tuple[list[int], l
         if number % 50 == 0:
             group.barrier()
         elif number % 3:
-            group.all_reduce_async(np.ones(8, np.float32))  # nobody waits
+            group.all_reduce_async(np.ones(8, np.float32))  # no rank waits for this operation
         else:
             small[:] = 1
             group.all_reduce(small)  # a repeated call
@@ -47,7 +47,7 @@ def changes(here: Here, times: float, pinned: Plan | None) -> tuple[list[int], l
 
 def test_all_ranks_change_their_plans_at_the_same_operation() -> None:
     first, *others = run_ranks(changes, 3, 3.0, None, engine="tcp")
-    assert first[0] == [CHANGES_AT - 1]  # one operation more than were counted
+    assert first[0] == [CHANGES_AT - 1]  # one operation more than was counted
     assert all(each == first for each in others)
 
 
@@ -96,7 +96,7 @@ def test_ranks_that_differ_in_whether_they_plan_again_all_raise() -> None:
 
 def unwaited(here: Here) -> bool:
     group = here.join()
-    if group.rank == 0:  # runs ahead of the others, by less than what lies between two checks
+    if group.rank == 0:  # runs ahead of the others by less than the distance of two checks
         handles = [group.barrier_async() for _ in range(2 * CHECK_EVERY - 1)]
         group.send(np.zeros(1, np.float32), to=1)
     else:

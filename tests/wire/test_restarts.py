@@ -1,4 +1,4 @@
-"""multiring run --max-restarts: ranks that are killed start anew, and what they end with is as if nothing had been."""
+"""`multiring run --max-restarts`: killed jobs start again, and their result equals that of an undisturbed job."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ rank, numpy = lifecycle.rank(), saving.Framework()
 
 
 def die(where):
-    """Be killed, where this start of the job is to end so."""
+    """Kill this rank if this start of the job must end here."""
     starts = len(list(folder.glob("start-*")))
     if starts <= len(kills) and kills[starts - 1] == f"{rank}:{where}":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_what_ranks_end_with_is_what_they_would_have(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain")
     assert plain.returncode == 0, plain.stderr
     assert "start" not in plain.stderr
-    # Before the first checkpoint, inside a save on either rank, between two.
+    # Kills before the first checkpoint, inside a save of another rank, and between two checkpoints.
     logs = tmp_path / "logs"
     killed = run(tmp_path / "killed", "1:step1", "0:saving", "1:step7", more=("--log-dir", str(logs)))
     assert killed.returncode == 0, killed.stderr

@@ -1,4 +1,4 @@
-"""The rig itself: it must not lose an error, a hang or a fault, or every other wire test could lie."""
+"""The rig must not lose an error, a hang or a fault; otherwise all other wire tests would be unreliable."""
 
 import atexit
 import os
@@ -81,7 +81,7 @@ def test_what_ranks_leave_behind_is_ended() -> None:
 
 
 class Leaver:
-    """Says that it goes, with nothing that may have gone before it."""
+    """An object that reports its own finalization by a raw write."""
 
     def __init__(self, file: int) -> None:
         self._say = partial(os.write, file, b"torn down")

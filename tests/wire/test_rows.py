@@ -1,4 +1,4 @@
-"""all_gather and all_to_all, whose ranks may differ in rows: one operation where they do not, right where they do."""
+"""all_gather and all_to_all with uneven rows: a single operation if rows are even, correct results in any case."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from multiring import Group
 from multiring.errors import ArgumentError, MismatchError, MultiringError
 
 Array = Any
-RowsOf = Callable[[int], int]  # of a rank
+RowsOf = Callable[[int], int]  # rank -> rows
 
 
 def part(rank: int, rows: int, dtype: str = "float32") -> Array:
@@ -25,7 +25,7 @@ def gathered(rows: RowsOf, size: int, dtype: str = "float32") -> Array:
 
 
 def splits_of(rank: int, rows: RowsOf, size: int) -> list[int]:
-    """Rows that `rank` sends to each other: the same to all where `rows` has the same for all."""
+    """Return the rows that `rank` sends to each other rank; they are equal if `rows` is constant."""
     return [rows((rank + to) % size) for to in range(size)]
 
 
@@ -39,7 +39,7 @@ def exchanged(rank: int, rows: RowsOf, size: int) -> Array:
 
 
 def names() -> list[str]:
-    """The operations since the last call."""
+    """Return the names of the operations since the last call."""
     return [event.name for event in multiring.take_events() if event.kind == "operation"]
 
 
@@ -65,7 +65,7 @@ PATTERNS: dict[str, tuple[RowsOf, ...]] = {
     "alternating": (even, growing, even, growing, even, even),
     "none": (lambda _: 0, even, lambda _: 0),
 }
-# What it takes. Uneven once: all find out, count, and move; from then on they count first, until they are even again.
+# Number of operations a call takes. After an uneven call, ranks count rows first until rows are even again.
 AT_ONCE, COUNTED, SURPRISED = 1, 2, 3
 OPERATIONS = {
     "even": (AT_ONCE, AT_ONCE, AT_ONCE),
@@ -76,7 +76,7 @@ OPERATIONS = {
 
 
 def follow(here: Here) -> dict[tuple[str, str], list[list[str]]]:
-    """Do every pattern with both collectives, each in a group of its own; return the operations each call took."""
+    """Run every pattern with both collectives, each in its own group; return the operations of each call."""
     world = here.join()
     taken: dict[tuple[str, str], list[list[str]]] = {}
     for pattern, collective in itertools.product(PATTERNS, ("all_gather", "all_to_all")):
@@ -102,7 +102,7 @@ def test_operations_that_a_call_takes(engine: str, ranks: int) -> None:
     by_rank = run_ranks(follow, ranks, engine=engine)
     for (pattern, collective), calls in by_rank[0].items():
         one_way = {AT_ONCE: [collective], COUNTED: ["counts", collective]}
-        # Ranks whose own splits differ count from the start: there is nothing to assume, so nothing surprises them.
+        # Ranks with uneven splits of their own count from the start, so they make no wrong assumption.
         surprise = ["counts", collective] if collective == "all_to_all" else [collective, "counts", collective]
         want = [{**one_way, SURPRISED: surprise}[AT_ONCE if ranks == 1 else each] for each in OPERATIONS[pattern]]
         assert calls == want, (pattern, collective)
@@ -115,7 +115,7 @@ def test_every_way_through_a_host(path: dict[str, Any]) -> None:
 
 
 def too_large_if_even(here: Here) -> list[str]:
-    """What a rank assumes would not fit its segment; what the ranks bring does, but not beside it."""
+    """Gather rows whose assumed even size exceeds the segment, while the actual sizes fit."""
     group = here.join(segment_bytes=64 << 20)
     rows = (12 << 20) if here.rank == 0 else (4 << 20) + here.rank
     mine = np.full(rows, here.rank, np.uint8)
@@ -130,30 +130,30 @@ def test_what_is_assumed_need_not_fit() -> None:
 
 
 def only_some_expect_it(here: Here) -> list[list[str]]:
-    """Ranks that differ in whether they assume, count, or know that their own splits differ."""
+    """Let ranks differ in their expectation: some assume even rows, some count, some have uneven splits."""
     group = here.join()
     size, own = here.size, here.rank
     taken = []
     names()
-    # Even splits, but not the same number of rows; then one rank alone has uneven splits.
+    # Even splits with different row counts; then uneven splits on one rank only.
     rows = own + 1
     result = group.all_to_all(part(own, rows * size))
     want = [part(sender, (sender + 1) * size)[(sender + 1) * own :][: sender + 1] for sender in range(size)]
     np.testing.assert_array_equal(result, np.concatenate(want))
     taken.append(names())
-    group.all_to_all(part(own, size))  # all the same: forget
+    group.all_to_all(part(own, size))  # all rows are even: ranks stop counting
     names()
     sent = [2, *[1] * (size - 2), 0] if own == 0 else [1] * size
     result = group.all_to_all(part(own, size), splits=sent)
     assert len(result) == size - 1 + [2, *[1] * (size - 2), 0][own]
     taken.append(names())
-    # `out` fits what all bring together, not what this rank would expect of all; on rank 0 by chance it does.
+    # `out` fits the actual total. Assumed even rows would need another size, except by chance on rank 0.
     counts = [3, *range(1, size - 1), 3 * size - 3 - sum(range(1, size - 1))]
     out = np.zeros((sum(counts), 3), np.float32)
     assert group.all_gather(part(own, counts[own]), out=out) is out
     np.testing.assert_array_equal(out, gathered(counts.__getitem__, size))
     taken.append(names())
-    # Other types and shapes are remembered apart.
+    # Each combination of type and shape has its own history.
     group.all_gather(part(own, 2, "int8"))
     group.all_gather(np.ones((2, 5), np.float32))
     taken.append(names())
@@ -177,7 +177,7 @@ def told_by(call: Callable[[], Any]) -> str:
 
 
 def go_wrong(here: Here) -> list[str]:
-    """Mistakes while the others assume, count, or are surprised; after each the group is as usable as before."""
+    """Make mistakes while the others assume even rows, count, or find uneven rows; the group must stay usable."""
     group = here.join()
     odd = here.rank == 1
     told = []
@@ -213,7 +213,7 @@ def test_mistakes_hang_nobody(engine: str) -> None:
 
 
 def many_in_flight(here: Here) -> None:
-    """Start even and uneven ones at once; what one rank has learnt when it starts the next, another has not."""
+    """Start even and uneven operations at once, so that ranks learn of uneven rows at different times."""
     group = here.join()
     patterns = [even, growing, growing, even, one_has_none, even, even, growing] * 3
     handles = [group.all_gather_async(part(here.rank, rows(here.rank))) for rows in patterns]
@@ -234,7 +234,7 @@ def test_many_in_flight(engine: str) -> None:
 
 
 def nobody_waits(here: Here) -> None:
-    """Uneven, and the handle is not waited for: the other rank must not depend on that."""
+    """Start an uneven operation, and let one rank not wait for it; the other rank must not depend on that wait."""
     group = here.join()
     handle = group.all_gather_async(part(here.rank, growing(here.rank)))
     if here.rank == 0:
@@ -250,7 +250,7 @@ def test_an_uneven_one_goes_on_without_being_waited_for() -> None:
 
 
 def in_place(here: Here) -> tuple[list[int], str]:
-    """Gather to where the own part lies already; return the bytes of each move, and what a wrong place gives."""
+    """Gather in place; return the bytes of each move, and the error for a wrong place."""
     group = here.join(log_moves=True)
     for rows, in_arena in itertools.product((even, growing, more), (True, False)):
         want = gathered(rows, here.size)
@@ -272,13 +272,13 @@ def in_place(here: Here) -> tuple[list[int], str]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_in_place(engine: str, ranks: int) -> None:
     for moved, told in run_ranks(in_place, ranks, engine=engine):
-        assert moved[0] == 0  # the own part: nothing was copied
+        assert moved[0] == 0  # the rank's own part was not copied
         assert all(size > 0 for size in moved[1:])
         assert told.startswith("ArgumentError: out shares memory with the array")
 
 
 def nothing_in_a_row(here: Here) -> None:
-    """Rows without elements: no bytes tell how many there are."""
+    """Gather rows without elements, whose number cannot be computed from their bytes."""
     group: Group = here.join()
     assert group.all_gather(np.ones((2 + here.rank, 0))).shape == (sum(2 + rank for rank in range(here.size)), 0)
     assert group.all_gather(np.ones((2, 0))).shape == (2 * here.size, 0)

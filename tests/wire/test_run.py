@@ -1,4 +1,4 @@
-"""`multiring run`, with real processes: exit codes, output, and that nothing is left behind however it ends."""
+"""`multiring run` with real processes: exit codes, output, and complete cleanup after every ending."""
 
 import json
 import os
@@ -17,14 +17,14 @@ import pytest
 from multiring.errors import PeerLostError
 
 DEADLINE_S = 30.0
-STOP_S = 5.0  # the promise; what a test measures also holds the interpreter's start
+STOP_S = 5.0  # the promised time; measured times also include the interpreter's start
 KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 Launcher = Callable[..., "Running"]
 
 
 class Running:
-    """A `multiring run` in a session of its own, whose processes are found by a mark in their environment."""
+    """A `multiring run` in its own session; a mark in the environment identifies its processes."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], **popen: object) -> None:
         self.mark = f"TEST_MARK={secrets.token_hex(8)}"
@@ -43,11 +43,11 @@ class Running:
         return int(self.process.returncode)
 
     def wait_for_lines(self, count: int) -> list[str]:
-        """Return the next `count` lines of output: a way to know that the ranks are up."""
+        """Return the next `count` lines of output, which show that the ranks are running."""
         return [self.process.stdout.readline().decode() for _ in range(count)]
 
     def alive(self) -> dict[int, str]:
-        """Return the living processes that carry the mark, and their command lines; the test's own way to look."""
+        """Return the living processes with the mark and their command lines, independently of the launcher."""
         found = {}
         for entry in Path("/proc").iterdir():
             try:
@@ -84,7 +84,7 @@ def launch() -> Iterator[Launcher]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Return a function that makes a command of a Python text in which `rank` is this rank's number."""
+    """Return a function that makes a command from Python code; in the code, `rank` is the rank's number."""
 
     def make(text: str) -> list[str]:
         path = tmp_path / f"script_{secrets.token_hex(4)}.py"
@@ -187,7 +187,7 @@ def test_a_stopped_process_is_ended_too(launch: Launcher) -> None:
     assert "killing" not in running.err
 
 
-# -- what a rank gets
+# -- variables of a rank
 
 
 def test_each_rank_gets_its_place_and_the_jobs_secret(launch: Launcher) -> None:
@@ -239,7 +239,7 @@ def test_one_rank_may_read_standard_input(launch: Launcher, script: Callable[[st
     """)
     running = launch("--stdin", "1", "-n", "2", *command, stdin=subprocess.PIPE)
     seen = b""
-    while b"(Pdb) " not in seen:  # before its line ends, and before it is answered
+    while b"(Pdb) " not in seen:  # the prompt has no newline, and it waits for an answer
         seen += os.read(running.process.stdout.fileno(), 1000)
     running.process.stdin.write(b"p x\n")
     running.process.stdin.flush()
@@ -323,7 +323,7 @@ def test_output_that_cannot_be_written_is_reported(launch: Launcher) -> None:
     assert "the ranks' output is cut off: No space left on device" in running.err
 
 
-# -- what cannot be started
+# -- commands that cannot be started
 
 
 def test_a_missing_interpreter_is_127_and_no_format_126(launch: Launcher, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_asking_twice_kills_at_once(launch: Launcher) -> None:
 def test_a_signal_leaves_ten_seconds_to_save_together(
     launch: Launcher, script: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    # Far longer than a failure would leave, with a collective inside it, and on after the others have ended.
+    # The save takes far longer than the grace period after a failure. It needs a collective and outlasts other ranks.
     python, _, program = script("""
         import numpy as np
         import multiring
@@ -444,7 +444,7 @@ def test_a_signal_that_is_ignored_on_entry_stays_ignored(launch: Launcher) -> No
     assert running.finish() == 0
 
 
-# -- nothing is left behind
+# -- cleanup
 
 FAMILY = """
     import multiprocessing
@@ -462,11 +462,11 @@ FAMILY = """
 
 
 def family(then: str, *, deaf: bool = False) -> str:
-    """Return a rank with two data-loader workers and a child that detached itself.
+    """Return the code of a rank with two data-loader workers and a detached child.
 
     Args:
-        then: what the rank does once they are up.
-        deaf: the workers ignore SIGTERM, which costs the grace.
+        then: code that the rank runs once all processes are up.
+        deaf: whether the workers ignore SIGTERM, which costs the grace period.
     """
     return f"DEAF = {deaf}\n{textwrap.dedent(FAMILY)}    {then}\n"
 
@@ -562,7 +562,7 @@ def test_64_ranks_start_and_end_quickly(launch: Launcher) -> None:
 
 NEVER_JOINED = "multiring: none of the 2 ranks joined the job: "
 NO_TIMELINE = "multiring: nobody wrote the timeline "
-# What joins, on each rank: a program, the framework's adapter, or torch's own call.
+# Code with which each rank joins: a program, the framework's adapter, or torch's own call.
 JOINING = {
     "init": "import multiring; multiring.init()",
     "a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import multiring; multiring.init()'])",
@@ -588,7 +588,7 @@ def test_one_rank_and_those_that_failed_are_not_told_of(launch: Launcher) -> Non
 
 
 def test_a_rank_that_the_system_killed_for_memory_is_told_so(tmp_path: Path) -> None:
-    """Control groups can be made by root only; elsewhere the counter is one of ours, which the launcher reads."""
+    """Only root can make control groups. The test lets the launcher read a counter from a file of its own."""
     group = tmp_path / "group"
     group.mkdir()
     (group / "memory.events").write_text("oom_kill 0\n")

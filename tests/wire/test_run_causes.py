@@ -1,4 +1,4 @@
-"""`multiring run` where ranks, helpers and signals meet: who is named, what is forwarded, what is left."""
+"""`multiring run` when ranks, helpers and signals fail together: the named cause, forwarded signals and cleanup."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 DEADLINE_S = 60.0
-SOON_S = 20.0  # for what takes two seconds on a quiet machine; before, a minute
+SOON_S = 20.0  # limit for steps that take two seconds on a quiet machine; a bug made them take a minute
 
 Make = Callable[[str], Path]
 
@@ -83,7 +83,7 @@ def test_a_rank_that_ends_does_not_wait_with_its_timeline(make: Make, tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_ranks_alone_get_the_signals_that_ask_for_a_save(make: Make, number: signal.Signals) -> None:
-    """A worker of a rank has no handler: the signal would end it."""
+    """A worker of a rank has no handler, so the signal would end the worker."""
     script = make(f"""
         import multiprocessing, signal, sys, time
         import numpy as np
@@ -141,7 +141,7 @@ def test_a_signal_before_ranks_have_joined_waits_for_them(make: Make) -> None:
 
 @pytest.fixture
 def sleepers() -> Iterator[Callable[[], list[int]]]:
-    """Return what finds the processes of this test that sleep."""
+    """Yield a function that finds the sleeping processes of this test."""
     length_s = f"9{os.getpid()}.25"
 
     def found() -> list[int]:

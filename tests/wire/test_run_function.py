@@ -1,4 +1,4 @@
-"""`multiring.run`: a function on ranks of this machine, from a script or a notebook."""
+"""`multiring.run`: run a function on ranks of this machine, from a script or a notebook."""
 
 import io
 import os
@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError, LaunchError
 
 @pytest.fixture(autouse=True)
 def quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ranks compute with one thread: others' cores are busy."""
+    """Limit ranks to one computing thread, because other tests use the cores too."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -33,7 +33,7 @@ def test_results_come_by_rank() -> None:
 
 
 def test_output_goes_to_the_programs_own_streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # As in a notebook, where these are no files, and nobody sees what is written to descriptors.
+    # In a notebook, the streams are no files, and text written to the descriptors is not shown.
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)

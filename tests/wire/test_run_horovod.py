@@ -1,4 +1,4 @@
-"""`multiring run --horovod`: what the ranks import and are told, and that nobody else does. No framework is needed."""
+"""`multiring run --horovod`: the ranks' imports and variables, which only ranks get. It needs no framework."""
 
 import json
 import subprocess

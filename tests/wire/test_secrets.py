@@ -1,4 +1,4 @@
-"""Who has the job's secret: its ranks, and neither what they start nor whoever guesses that there is none."""
+"""The job's secret: the ranks have it, their child processes do not, and an empty secret is rejected."""
 
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ NONCE = b"n" * 16
 
 
 def proves_itself_without_a_secret(port: int, job: str, caller: int, called: int) -> bool:
-    """Return whether the rank that listens at `port` shows the proof of a job whose secret is empty."""
+    """Return whether the rank that listens at `port` sends the proof of a job with an empty secret."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
         line.sendall(MAGIC + struct.pack("<IIII", PROTOCOL, caller, called, 0) + NONCE)
         answer = line.recv(48, socket.MSG_WAITALL)
@@ -59,7 +59,7 @@ def join_with_rails(here: Here, rails: dict[str, str]) -> bool:
 def start_a_child(here: Here) -> list[str]:
     before = os.environ["MULTIRING_SECRET"]
     found = []
-    for _ in range(2):  # the second `init` finds it all the same
+    for _ in range(2):  # the second `init` finds the secret too
         group = here.join()
         assert Settings.from_environment().secret == before
         program = "import os; print([name for name, value in os.environ.items() if 'SECRET' in name])"

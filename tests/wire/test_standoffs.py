@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in calls of different groups: told in seconds, with the program's own lines."""
+"""Ranks that wait for each other in different groups get an error within seconds; it names the lines of the calls."""
 
 import logging
 import threading
@@ -17,13 +17,13 @@ from multiring.runtime.group.handles import Waiter
 from multiring.runtime.group.point_to_point import AnySourceMatching
 from multiring.runtime.named.named import NamedOperations
 
-# A twentieth of what users have: a warning after 0.2 s, an error after 0.5 s.
+# A twentieth of the users' default: a warning after 0.2 s, an error after 0.5 s.
 SURE_S = 0.5
 SETTINGS: dict[str, Any] = {"stall_warn_s": 3.0, "stall_timeout_s": 60.0}
 
 
 class Warnings(logging.Handler):
-    """What was logged, and how many seconds after this was made."""
+    """A handler that stores log messages and their times in seconds since its creation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ def test_a_call_that_one_rank_makes_alone_is_an_error(only: str, ranks: int, eng
     for rank, (text, warned, seconds) in enumerate(texts):
         assert text.startswith("StallError: "), texts
         assert seconds < 20.0
-        if rank == culprit or "from rank" in text:  # who is told by its own circle has all of it
+        if rank == culprit or "from rank" in text:  # a rank in the circle has all the details in its own error
             assert f"rank {culprit} is at test_standoffs.py:" in text, text
             assert "in make_the_call_alone (call())" in text, text
             assert "and waits for " in text
         if rank == culprit:
             assert "in train (operations(group)[usual]())" in text, text
         assert all(str(culprit) in each for each in warned)
-    # Everybody in a circle is warned first.
+    # Some ranks of a circle are warned before the error.
     assert any(warned for _, warned, _ in texts), texts
 
 
@@ -85,7 +85,7 @@ def call_alone(here: Here, only: str) -> tuple[str, list[str], float]:
     other = group.subgroup(range(here.size))
     named = NamedOperations(group)
     assert other is not None
-    if only == "negotiated":  # the ranks have to agree on an order
+    if only == "negotiated":  # the ranks must first agree on an order
         for handle in [submit(named, name) for name in ("ab" if here.rank else "ba")]:
             handle.wait()
     group.barrier()
@@ -97,7 +97,7 @@ def call_alone(here: Here, only: str) -> tuple[str, list[str], float]:
             make_the_call_alone(call)
         train(group, "large" if only == "named" else "all_reduce")
     except MultiringError as error:
-        time.sleep(1)  # others may be a moment later
+        time.sleep(1)  # the others may need a moment longer
         return f"{type(error).__name__}: {error}", logged.texts, time.monotonic() - began_s
     return "nothing", logged.texts, 0.0
 
@@ -112,7 +112,7 @@ def train(group: multiring.Group, usual: str) -> None:
 
 
 def test_three_sets_in_a_circle() -> None:
-    """No two of them wait for each other."""
+    """No two of the three ranks wait for each other; only all three form a circle."""
     for text in run_ranks(go_round, 3):
         assert text.startswith("StallError"), text
         assert all(f"rank {rank} is at test_standoffs.py" in text for rank in range(3))
@@ -129,7 +129,7 @@ def go_round(here: Here) -> str:
 
 
 def test_a_second_thread_makes_the_call() -> None:
-    """A warning, and no error."""
+    """A second thread makes the missing call, so the ranks warn but raise no error."""
     found = run_ranks(call_in_a_thread, 2)
     assert [total for total, _ in found] == [2.0, 2.0]
     for _, texts in found:
@@ -169,7 +169,7 @@ def test_a_rank_that_only_computes_is_not_accused() -> None:
 
 
 def compute(here: Here) -> list[str]:
-    group = here.join(stall_warn_s=6.0)  # a second is long enough to ask twice
+    group = here.join(stall_warn_s=6.0)  # a wait of one second then leads to two inquiries
     logged = Warnings()
     group.barrier()
     if here.rank == 1:
@@ -184,7 +184,7 @@ def compute(here: Here) -> list[str]:
 
 
 def test_a_call_in_flight_is_no_call_that_was_not_made() -> None:
-    """Rank 1 waits for rank 0 in one group, having come to what rank 0 waits for, where rank 2 is late."""
+    """Rank 1 waits for rank 0 in one group and has already posted the call for which rank 0 waits; rank 2 is late."""
     assert run_ranks(wait_for_the_late, 3) == [[], [], []]
 
 
@@ -206,13 +206,13 @@ def wait_for_the_late(here: Here) -> list[str]:
 
 
 class Control:
-    """Takes questions, and none to the rank itself."""
+    """A control channel that records inquiries and allows none to the rank itself."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
     def add(self, address: int, listener: object) -> None:
-        """Nobody answers."""
+        """Discard the listener: no inquiry is answered."""
 
     def send(self, rank: int, *_: object) -> bool:
         assert rank != 1
@@ -221,7 +221,7 @@ class Control:
 
 
 class Blamed(Waiter):
-    """What rank 1 waits in, when the others have given up on it."""
+    """The wait of rank 1 after the other ranks have given up on it."""
 
     title = "barrier"
     key = ("operation", 1, 1)
@@ -245,7 +245,7 @@ def test_a_rank_that_others_gave_up_on_does_not_ask_itself() -> None:
     ("kind", "ranks", "engine"), [("recv", 2, "shm"), ("recv", 4, "tcp"), ("any source", 2, "shm")]
 )
 def test_a_receive_that_faces_a_collective(kind: str, ranks: int, engine: str) -> None:
-    """A rank waits for a message from one that waits for it in a collective."""
+    """A rank waits for a message from a rank that waits for the first one in a collective."""
     texts = run_ranks(receive_or_reduce, ranks, kind, engine=engine)
     receiver = ranks - 1
     for rank, (text, seconds) in enumerate(texts):
@@ -270,7 +270,7 @@ def receive_or_reduce(here: Here, kind: str) -> tuple[str, float]:
         else:
             matching.recv(np.ones(4)).wait()
     except MultiringError as error:
-        time.sleep(1)  # others may be a moment later
+        time.sleep(1)  # the others may need a moment longer
         return f"{type(error).__name__}: {error}", time.monotonic() - began_s
     return "nothing", 0.0
 
@@ -290,7 +290,7 @@ def receive_round(here: Here) -> str:
 
 
 def test_every_rank_that_waits_is_in_the_verdict() -> None:
-    """Ranks come to two names at random moments; what is said counts all of them, in every order."""
+    """Ranks post two names at random moments; the error lists all waiting ranks, sorted by rank."""
     for seed, texts in enumerate(zip(*run_ranks(wait_for_two_names, 4), strict=True)):
         camps = camps_of(seed)
         told = [

@@ -1,4 +1,4 @@
-"""Whoever does not know the secret is refused at the tcp port, whatever it says, and the job is unharmed.
+"""The tcp port rejects every client without the secret, and the job is unharmed.
 
 The long form, with 10,000 frames, is benchmarks/evidence.py.
 """
@@ -14,14 +14,14 @@ FRAMES = 1000
 
 
 def work_while_visited(here: Here) -> tuple[int, int, bool]:
-    """Rank 2 plays the stranger, at the ports of the two others; they sum on, and meet it again afterwards."""
+    """Let rank 2 play a client without the secret at the other two ranks' ports, while these sum."""
     group = here.join()
     ports = group.all_gather(np.array([listening_port()]))
     pair = group.subgroup([0, 1])
     total = np.ones(10_000)
     if pair is None:
         for rank in (0, 1):
-            group.recv(np.zeros(1), rank)  # they are at work
+            group.recv(np.zeros(1), rank)  # the other ranks are at work
         got_through = sum(visit(int(port), FRAMES // 2, seed) for seed, port in enumerate(ports[:2]))
         group.send(np.zeros(1), 0)
         group.send(np.zeros(1), 1)
@@ -50,7 +50,7 @@ def test_strangers_are_refused() -> None:
 
 
 def hold_the_door(here: Here) -> float:
-    """Silent connections, more than there is room for, while ranks join: they must get in all the same."""
+    """Open more silent connections than a rank accepts while ranks join; the ranks must still connect."""
     if here.rank == 2:
         time.sleep(0.3)
     start = time.monotonic()
@@ -61,7 +61,7 @@ def hold_the_door(here: Here) -> float:
         for line in silent[::2]:
             line.close()
     group.barrier()
-    part = group.subgroup([2, 0])  # connects afresh where these two are no neighbours yet
+    part = group.subgroup([2, 0])  # needs a new connection unless the two ranks are neighbours
     if part is not None:
         part.barrier()
     return time.monotonic() - start

@@ -1,7 +1,7 @@
-"""Whatever somebody says at the rendezvous without the secret is refused: rank 0 by strangers, ranks by an impostor.
+"""The rendezvous rejects all messages without the secret: rank 0 rejects clients, ranks reject an impostor.
 
-Structured input: messages of the protocol with fields that are wrong, frames that are cut off, and noise. The long form
-is benchmarks/evidence_strangers.py; what reads between hosts is native, see native/tests/handshakes_test.cc.
+The input is structured: messages of the protocol with wrong fields, truncated frames, and noise. The long form is
+benchmarks/evidence_strangers.py. The readers between hosts are native; see native/tests/handshakes_test.cc.
 """
 
 import json
@@ -46,7 +46,7 @@ encodings = st.sampled_from(
 
 @st.composite
 def payloads(draw: st.DrawFn, right: tuple[dict[str, Any], ...]) -> bytes:
-    """Return what stands in a frame: a right message with fields changed or gone, in some encoding, or noise."""
+    """Return a frame's payload: a valid message with changed or missing fields, in some encoding, or noise."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.binary(max_size=300))
     message = {**draw(st.sampled_from(right)), **draw(changes)}
@@ -58,7 +58,7 @@ def payloads(draw: st.DrawFn, right: tuple[dict[str, Any], ...]) -> bytes:
 
 @st.composite
 def words(draw: st.DrawFn, right: tuple[dict[str, Any], ...]) -> bytes:
-    """Return some frames, the last of which may be cut off or longer than it says."""
+    """Return some frames; the last one may be truncated or longer than its header says."""
     said = b"".join(frame(each) for each in draw(st.lists(payloads(right), max_size=4)))
     end = draw(st.sampled_from([b"", b"\0", struct.pack(">I", 2**32 - 1), struct.pack(">I", 4096) + b"x" * 4096]))
     return (said + end)[: draw(st.integers(0, 6000))]
@@ -83,14 +83,14 @@ def identity(rank: int, place: str) -> Identity:
 
 
 class Door:
-    """Rank 0, served by the thread that plays the strangers."""
+    """Rank 0, served by the thread that plays the unauthenticated clients."""
 
     def __init__(self) -> None:
         self.place = f"@multiring-words-{os.getpid()}-{time.monotonic_ns()}"
         self.server = Server(identity(0, self.place), parse_address(self.place), VERSION, 3600)
 
     def hear(self, said: bytes) -> None:
-        """Have rank 0 hear it from somebody who then hangs up; fails unless that one is refused or forgotten."""
+        """Send bytes to rank 0 from a client that then hangs up; fail unless rank 0 rejects or drops the client."""
         with socket.socket(socket.AF_UNIX) as line:
             line.connect("\0" + self.place[1:])
             self.server._serve(time.monotonic())
@@ -131,7 +131,7 @@ def test_rank_0_refuses_strangers(door: Door, said: list[bytes]) -> None:
 
 
 def hear_an_impostor(said: bytes) -> None:
-    """Have a rank look for rank 0 where somebody else says `said`; only a refusal may come of it."""
+    """Let a rank look for rank 0 and get the answer `said`; fail unless the rank rejects it."""
     mine, theirs = socket.socketpair()
     with theirs:
         theirs.sendall(said)

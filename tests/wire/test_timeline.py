@@ -1,4 +1,4 @@
-"""Timelines of real ranks: one file, whose times fit together, whatever becomes of the ranks."""
+"""Timelines of real ranks: one file with consistent times, even if ranks fail."""
 
 import gzip
 import importlib
@@ -45,14 +45,14 @@ def rows_of(found: dict[str, Any], rank: int) -> dict[int, str]:
     }
 
 
-# ---- what is in the file
+# ---- the content of the file
 
 
 def record(here: Here, folder: str) -> dict[str, float]:
     group = here.join()
     array = np.ones(1 << 20, np.float32)
     for _ in range(3):
-        group.all_reduce(np.ones(4))  # known to the native core before the timeline is on
+        group.all_reduce(np.ones(4))  # the native core has cached this call before the timeline starts
     before = time.monotonic()
     multiring.start_timeline(f"{folder}/of-rank-{here.rank}.json", mark_cycles=True)
     begun = time.monotonic()
@@ -73,7 +73,7 @@ def record(here: Here, folder: str) -> dict[str, float]:
         group.recv(np.ones(2), 0)
     ended = time.monotonic()
     multiring.stop_timeline()
-    assert multiring.take_events()  # nobody else's
+    assert multiring.take_events()  # the timeline does not consume these events
     group.barrier()
     return {"before": before, "begun": begun, "ended": ended}
 
@@ -89,7 +89,7 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
         about = found["metadata"]["ranks"][str(rank)]
         assert (about["is_complete"], about["dropped_events"], about["clock"]) == (True, 0, "rank 0's")
         assert len(about["readings"]) == (0 if rank == 0 else 2)
-        # They have one clock: what was measured of it has to be nothing, within what it says of itself.
+        # The ranks share one clock, so each measured offset must be zero within its stated error.
         for reading in about["readings"]:
             assert abs(reading["offset_us"]) <= reading["error_us"] < 1e5
         rows = rows_of(found, rank)
@@ -108,7 +108,7 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
             assert "all_reduce" in event["args"]["plan"]
             assert event["args"]["title"] == "all_reduce sum float32 of shape (1048576,)"
         assert world[4]["args"]["title"] == "all_reduce sum float64 of shape (4,)"
-        # Ranks of an all_gather assume as many rows, find that they differ, count, and gather.
+        # Ranks of an all_gather assume equal rows, find a difference, count rows, and gather again.
         faults = [(event["name"], event["args"]["fault"]) for event in operations if "fault" in event["args"]]
         assert faults == [("all_gather", "mismatch")]
         for event in world[:5]:
@@ -127,7 +127,7 @@ def test_all_ranks_are_in_one_file(tmp_path: Path, engine: str, ranks: int) -> N
         assert [any(name.startswith(start) for name in rows.values()) for start in ("messages", "ranks 0-1")] == [
             rank < 2
         ] * 2
-    # Rank 1 slept before the first: the others agreed with it no earlier than it came.
+    # Rank 1 slept before its first call, so the others agreed on the operation no earlier than that call.
     for same in starts.values():
         assert len(same) == ranks
         assert min(event["ts"] + event["dur"] for event in same) >= max(event["ts"] for event in same)
@@ -139,7 +139,7 @@ def most_carried(found: dict[str, Any], rank: int) -> float:
     return max((event["args"]["GB/s"] for event in own), default=0)
 
 
-# ---- a program that goes on, and one after the other
+# ---- several timelines in one program
 
 
 def many(here: Here, folder: str) -> None:
@@ -149,7 +149,7 @@ def many(here: Here, folder: str) -> None:
         for _ in range(2000):
             group.barrier()
         multiring.stop_timeline()
-        group.all_reduce(np.ones(3))  # in none
+        group.all_reduce(np.ones(3))  # recorded in no timeline
     multiring.start_timeline(f"{folder}/at-the-end.json")
     group.barrier()
     multiring.shutdown()
@@ -171,7 +171,7 @@ def overflow(here: Here) -> tuple[int, int, int]:
     group = here.join()
     context = group._calls.services.context
     context.keep_timeline(True)
-    for _ in range((1 << 19) + 5):  # of two events each
+    for _ in range((1 << 19) + 5):  # two events each
         group.barrier()
     kept = len(context.take_timeline()), context.dropped_from_timeline()
     context.keep_timeline(False)
@@ -234,14 +234,14 @@ def begin_wrongly(here: Here, folder: str) -> None:
     group.barrier()
     paths = vars(importlib.import_module("multiring.runtime.tracing.timeline"))
     true_path = paths["part_path"]
-    if here.rank == 1:  # another host, which has no such directory
+    if here.rank == 1:  # plays another host without this directory
         paths["part_path"] = lambda path, rank: true_path(path / "nowhere", rank)
     with pytest.raises(ArgumentError, match=r"begin: .*rank-1.part cannot be written: No such file.* \(on rank 1\)"):
         multiring.start_timeline(f"{folder}/x.json")
     paths["part_path"] = true_path
     group.barrier()
     assert not list(Path(folder).iterdir())
-    group.barrier()  # rank 0 takes its part before it asks the others
+    group.barrier()  # rank 0 opens its part before it asks the others
     multiring.start_timeline(f"{folder}/x.json")
     with pytest.raises(StateError, match="a timeline is on already; "):
         multiring.start_timeline(f"{folder}/y.json")
@@ -262,7 +262,7 @@ def test_bad_input_is_an_error_on_every_rank_and_nothing_begins(tmp_path: Path) 
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
 
-# ---- ranks that end
+# ---- ranks that die or leave
 
 
 def reduce_for_ever(group: multiring.Group) -> None:
@@ -275,7 +275,7 @@ def lose_one(here: Here, folder: str, loser: int) -> str:
     group = here.join()
     multiring.start_timeline(f"{folder}/trace.json")
     group.all_reduce(np.ones(1000))
-    time.sleep(0.6)  # until it has been written down
+    time.sleep(0.6)  # until the events are on disk
     here.reach("recorded")
     with pytest.raises(MultiringError, match=f"rank {loser} died"):
         reduce_for_ever(group)
@@ -340,7 +340,7 @@ def leave_early(here: Here, folder: str, pause_s: float, stall_warn_s: float) ->
     group = here.join(stall_warn_s=stall_warn_s)
     multiring.start_timeline(f"{folder}/trace.json")
     group.barrier()
-    time.sleep(0.6)  # until it has been written down
+    time.sleep(0.6)  # until the events are on disk
     if here.rank == 1:
         time.sleep(pause_s)
     began = time.monotonic()
@@ -366,7 +366,7 @@ def test_on_one_host_who_leaves_last_writes_the_file(tmp_path: Path, pause_s: fl
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, True]
-    assert said[0] < 10  # 60 s before, where rank 1 does not come
+    assert said[0] < 10  # without the fix 60 s, because rank 1 does not come
 
 
 def leave_alone(here: Here, folder: str, leaver: int) -> float:
@@ -386,7 +386,7 @@ def leave_alone(here: Here, folder: str, leaver: int) -> float:
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_who_is_waited_for_leaves_without_its_timeline(tmp_path: Path, engine: str, leaver: int) -> None:
     said = run_ranks(leave_alone, 2, str(tmp_path), leaver, engine=engine)
-    assert max(said) < 8  # 24 s before: twice the time after which a stall is warned of
+    assert max(said) < 8  # without the fix 24 s: twice the time to a stall warning
 
 
 def stop_in_vain(here: Here, folder: str) -> None:
@@ -452,7 +452,7 @@ def test_run_refuses_a_timeline_that_cannot_be(tmp_path: Path) -> None:
     ("variable", "value"),
     [
         ("TIMELINE", "a" * 300),
-        ("TIMELINE", "a" * 250),  # for the file, but not for the parts beside it
+        ("TIMELINE", "a" * 250),  # valid for the file's name, but too long for the names of the parts
         ("TIMELINE", "/no/such/t.json"),
         ("PLAN", "/no/such"),
         ("TOPOLOGY", "/no/such"),

@@ -1,4 +1,4 @@
-"""A topology file in a job: every rank plans by it, or every rank says why not."""
+"""A job with a topology file: every rank plans by it, or every rank reports why it cannot."""
 
 import os
 import sys

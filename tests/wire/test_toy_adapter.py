@@ -1,4 +1,4 @@
-"""What an adapter has from the rooms below it, tried by the smallest one there is (toy.py)."""
+"""The support that an adapter gets from lower layers, tested with the smallest adapter (toy.py)."""
 
 import ast
 import os
@@ -44,7 +44,7 @@ def gradients_of(rank: int, step: int) -> dict[str, NDArray[np.float32]]:
     found = model_of(1000 * step + rank)
     del found["unused"]
     if rank == 1:
-        del found["bias"]  # of which this rank has no gradient: it counts as zero
+        del found["bias"]  # a missing gradient counts as zero
     return found
 
 
@@ -105,7 +105,7 @@ def train_in_a_set(here: Here) -> None:
             optimizer.step({"weight": np.zeros(4)}, {"weight": np.full(4, float(here.rank))})["weight"].tolist()
             == [-1] * 4
         )
-    # Ranks that disagree are told of it.
+    # Ranks that disagree get an error.
     with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
         toy.allreduce(np.ones(3 + here.rank), name="some")
     with pytest.raises(MismatchError, match="the ranks differ in item 2 of 2"):
@@ -117,7 +117,7 @@ def test_a_process_set_trains_for_itself() -> None:
 
 
 def train_lossily(here: Here, options: dict[str, Any]) -> None:
-    """What is lost in one step comes with the next."""
+    """Train with lossy gradients: the error of one step must be added in the next."""
     enter(here)
     model = {"matrix": np.zeros((60, 50), np.float32), "bias": np.zeros(50, np.float32)}
     own = {
@@ -134,12 +134,12 @@ def train_lossily(here: Here, options: dict[str, Any]) -> None:
     steps = 60
     for step in range(steps):
         model = dict(optimizer.step(model, own))
-        if step == steps // 2:  # what is carried on goes through a checkpoint
+        if step == steps // 2:  # the residuals survive a checkpoint
             state = optimizer.state_dict()
             assert set(state["residuals"]) >= {0}
             optimizer = toy.Optimizer(model, 1.0, **options)
             optimizer.load_state_dict(state)
-    # Nothing is lost: what the model has not got yet, the ranks still owe. (Of sums, the wire's last rounding is.)
+    # The residuals hold all that the model has not received yet. Sums also lose the wire's last rounding.
     residuals = optimizer.state_dict()["residuals"]
     for index, (name, value) in enumerate(model.items()):
         owed = toy.allreduce(residuals.get(index, np.zeros_like(value)))
@@ -164,7 +164,7 @@ def join_early(here: Here) -> None:
     model: toy.Model = {"weight": np.zeros(3)}
     for _ in range(1 + here.rank):
         model = optimizer.step(model, {"weight": np.ones(3)})
-    # Before they negotiate, ranks know who joined last by how long each has waited: to about a millisecond.
+    # Without negotiation, ranks find the last rank to join from their waiting times, accurate to about 1 ms.
     time.sleep(0.05 * here.rank)
     assert join() == 2
     assert toy.allreduce(model["weight"], op="min").tolist() == [-(1 + 2 / 3 + 1 / 3)] * 3

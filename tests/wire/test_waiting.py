@@ -1,4 +1,4 @@
-"""Ranks that do not come: silent ones, slow ones, those that left; and waits that are cut short."""
+"""Waiting for ranks that are silent, slow or gone, and waits that end early."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from multiring.errors import MultiringError, PeerLostError, StallError
 
 
 class Messages(logging.Handler):
-    """What was logged."""
+    """A handler that stores log messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Messages(logging.Handler):
 
 
 def wait_for_the_silent(here: Here, name: str) -> tuple[str, list[str], float]:
-    """Call an operation that rank 1 does not take part in; return (error, what was logged, seconds)."""
+    """Call an operation in which rank 1 does not take part; return (error, log messages, seconds)."""
     logged = Messages()
     logging.getLogger("multiring").addHandler(logged)
     group = here.join(stall_warn_s=0.3, stall_timeout_s=1.2)
@@ -63,14 +63,14 @@ def test_silent_rank_is_named(name: str, engine: str) -> None:
     assert "nothing came from rank 1 for 1 s" in text
     assert text.endswith("; the contents of its arrays are undefined")
     assert 1.2 <= waited_s < 2
-    if name != "all_gather_async":  # its wait is a future's
+    if name != "all_gather_async":  # this wait happens in a future, without a warning
         (warning,) = logged
         assert warning.startswith("WARNING ")
         assert "nothing has come from rank 1 for " in warning
 
 
 def culprit_beyond(here: Here) -> str:
-    """Rank 3 is silent; those that wait for ranks that wait for it, and that give up before, name it too."""
+    """Leave rank 3 silent. Ranks that wait for it only through other ranks must name it too."""
     group = here.join(stall_warn_s=0.2, stall_timeout_s=1.5)
     group.barrier()
     if here.rank == 3:
@@ -89,7 +89,7 @@ def test_culprit_is_named_everywhere(engine: str) -> None:
 
 
 def slow(here: Here) -> list[str]:
-    """A slow rank is warned of, once, and no error."""
+    """Wait for a slow rank: there is a single warning and no error."""
     logged = Messages()
     logging.getLogger("multiring").addHandler(logged)
     group = here.join(stall_warn_s=0.2, stall_timeout_s=20)
@@ -110,7 +110,7 @@ def test_slow_rank_is_warned_of(engine: str) -> None:
 
 
 def timeouts(here: Here) -> list[bool]:
-    """wait(timeout) raises, and the operation goes on."""
+    """Check that `wait(timeout)` raises and that the operation continues."""
     group = here.join()
     if here.rank == 1:
         time.sleep(0.6)
@@ -139,7 +139,7 @@ def leave_others_waiting(here: Here, name: str) -> str:
     group = here.join()
     group.barrier()
     if here.rank == 1:
-        return ""  # ends normally
+        return ""  # exits normally
     with pytest.raises(PeerLostError) as lost:
         operations(group)[name]()
     return str(lost.value)
@@ -226,13 +226,13 @@ def the_frozen_one_is_named(report: Report, rank: int) -> bool:
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_frozen_rank_is_named(engine: str) -> None:
-    """SIGSTOP in mid-collective: no end of file, no exit; only time tells."""
+    """SIGSTOP during a collective closes no connection and ends no process, so only a time-out detects it."""
     report = report_of(work, 3, engine=engine, faults=[freeze(2).at("working").after(0.2)])
     assert the_frozen_one_is_named(report, 2), [outcome.value for outcome in report.outcomes]
 
 
 def test_a_rank_that_may_write_into_memory_later_is_named() -> None:
-    """A process that is stopped amid its part of a sum of arenas finishes that part should it ever go on."""
+    """A rank is stopped during its part of a sum of arenas; it would finish that part if it were resumed."""
     report = report_of(work_in_arenas, 3, engine="shm", faults=[freeze(2).at("working").after(0.2)])
     assert the_frozen_one_is_named(report, 2), [outcome.value for outcome in report.outcomes]
     for outcome in report.outcomes[:2]:

@@ -1,4 +1,4 @@
-"""The only wire of a host: cut, it raises on every rank, naming host and ranks; slow or at rest, on none."""
+"""The only wire of a host: a cut raises on every rank and names host and ranks; a slow or idle wire raises nothing."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tests.wire.lab_rig import LabRun
 from multiring.lab import ask_lab
 
 TIMEOUT_S = 4.0
-# Ranks 0 and 1 are on one host, 2 and 3 on the other; each receives from one across the wire, and sends to it, or not.
+# Ranks 0 and 1 are on one host, 2 and 3 on the other. Each receives across the wire, and some also send.
 RECEIVE = """
 import sys, time
 import numpy as np
@@ -47,7 +47,7 @@ def test_a_host_whose_only_wire_is_cut_is_named_by_all_who_wait_for_it() -> None
     lab = lab_of(name, before_s=0, sends=False)
     try:
         lab.wait_for_lines(4)
-        time.sleep(1.5 * TIMEOUT_S)  # nothing goes over the wire, and nobody is lost
+        time.sleep(1.5 * TIMEOUT_S)  # the wire is idle, and no rank is lost
         assert lab.process.poll() is None
         cut_s = time.monotonic()
         ask_lab(name, fault=["cut", "host1"])

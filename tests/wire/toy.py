@@ -1,7 +1,7 @@
-"""An adapter for a framework of a few lines, to see what one costs: arrays never change, gradients are read-only.
+"""An adapter for a minimal framework, to show the cost of an adapter: arrays are immutable, gradients read-only.
 
-A model is a dict of arrays, and what makes gradients gives them all at once (`Optimizer.step`, as JAX does) or one by
-one in reverse (`Optimizer.tape`, as torch does).
+A model is a dict of arrays. It gives all gradients at once (`Optimizer.step`, as JAX does) or one by one in reverse
+order (`Optimizer.tape`, as torch does).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ Model = Mapping[str, Array]
 
 
 def frozen(array: Array) -> Array:
-    """Return `array` as one of the framework's."""
+    """Return `array` as an immutable array of the framework."""
     array = np.asarray(array)
     array.flags.writeable = False
     return array
@@ -43,12 +43,12 @@ def frozen(array: Array) -> Array:
 def allreduce_async(
     array: Array, name: str | None = None, op: int | str = Average, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to combine `array` over the ranks, into a new one; return a handle."""
+    """Start a reduction of `array` over the ranks into a new array; return a handle."""
     return handle_of(start_allreduce(array, op, name=name, process_set=process_set))
 
 
 def allreduce(array: Array, **keywords: Any) -> Array:
-    """Return `array` combined over the ranks."""
+    """Return `array` reduced over the ranks."""
     return frozen(synchronize(allreduce_async(array, **keywords)))
 
 
@@ -56,7 +56,7 @@ def allreduce(array: Array, **keywords: Any) -> Array:
 
 
 class Optimizer:
-    """Plain descent, by gradients that the ranks of a process set share."""
+    """Gradient descent with gradients averaged over the ranks of a process set."""
 
     def __init__(self, model: Model, rate: float, process_set: ProcessSet = global_process_set, **options: Any) -> None:
         self._names = list(model)
@@ -70,17 +70,17 @@ class Optimizer:
         members.reducers.add(self.reducer)
 
     def step(self, model: Model, gradients: Mapping[str, Array | None]) -> Model:
-        """Return the model after a step with all ranks' gradients, given all at once."""
+        """Return the model after a step, given all gradients at once."""
         return self._stepped(model, self.reducer.reduce([gradients.get(name) for name in self._names]))
 
     @contextmanager
     def tape(self, model: dict[str, Array]) -> Iterator["Optimizer"]:
-        """Take gradients one by one within it (`watch`); at its end `model` has made a step."""
+        """Collect gradients one by one (`watch`) inside the block; at its end, `model` has made a step."""
         yield self
         model.update(self._stepped(model, self.reducer.finish()))
 
     def watch(self, name: str, gradient: Array) -> None:
-        """Take a gradient that was just made."""
+        """Add a gradient as soon as it is computed."""
         self.reducer.bring(self._names.index(name), gradient)
 
     def _stepped(self, model: Model, shared: list[Array | None]) -> Model:
@@ -88,11 +88,11 @@ class Optimizer:
         return {name: model[name] if each is None else frozen(model[name] - self._rate * each) for name, each in pairs}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is carried from step to step."""
+        """Return the state that one step passes to the next."""
         return packed(self.reducer.states(), self._group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Carry that on."""
+        """Restore the state from `state_dict`."""
         own = [each.residual is not None for each in self.reducer.states()]
         states = unpacked(state, own, self._shapes, self._group, lambda index: np.zeros(self._shapes[index], "f4"))
         self.reducer.load_states(dict(enumerate(states)))
@@ -102,7 +102,7 @@ class Optimizer:
 
 
 class ModelState(ObjectState):
-    """A model and whatever else, to go on from after a failure."""
+    """A model and other values, to resume from after a failure."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(broadcast_object, rank, allgather_object, **values)

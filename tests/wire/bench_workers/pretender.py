@@ -1,4 +1,4 @@
-"""A worker without a library: it does what the name of its case says."""
+"""A bench worker without a library: the name of its case selects its behaviour."""
 
 import subprocess
 import sys
