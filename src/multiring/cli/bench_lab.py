@@ -28,11 +28,11 @@ _T = TypeVar("_T")
 
 def add_options(group: "argparse._ArgumentGroup") -> None:
     """Declare the options that describe a lab."""
-    group.add_argument("--hosts", type=int, metavar="H", help="virtual hosts, as multiring lab makes them")
-    group.add_argument("--slots", type=int, metavar="S", help="ranks on each (default 1)")
+    group.add_argument("--hosts", type=int, metavar="H", help="number of virtual hosts, as in multiring lab")
+    group.add_argument("--slots", type=int, metavar="S", help="ranks on each host (default 1)")
     group.add_argument("--link", metavar="RATE", help="speed of every host's link, like 1gbit (default: no limit)")
-    group.add_argument("--rail", action="append", default=[], metavar="RATE", help="one more rail of that speed")
-    group.add_argument("--rack", type=int, metavar="R", help="how many racks the hosts stand in (default 1)")
+    group.add_argument("--rail", action="append", default=[], metavar="RATE", help="add a rail of this speed")
+    group.add_argument("--rack", type=int, metavar="R", help="number of racks for the hosts (default 1)")
     group.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
 
 

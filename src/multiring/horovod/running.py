@@ -14,7 +14,7 @@ from multiring.settings import environment_of
 
 _Value = TypeVar("_Value", int, "int | None")
 _HERE = ("localhost", "127.0.0.1", "::1")
-_FAILED = "Horovod detected that one or more processes exited with non-zero status"  # programs look for this
+_FAILED = "Horovod detected that one or more processes exited with non-zero status"  # programs search for this text
 _ELSEWHERE = (
     "horovod.run starts ranks on this machine only; for other hosts put the function into a script and start it with "
     "`multiring run --horovod --hosts {hosts} -- python script.py`"
@@ -28,9 +28,9 @@ def run(
     num_proc: int = 1,
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
-    slots: int | None = None,  # noqa: ARG001 -- of elastic jobs
-    reset_limit: int | None = None,  # noqa: ARG001 -- of elastic jobs
-    cooldown_range: Sequence[int] | None = None,  # noqa: ARG001 -- of elastic jobs
+    slots: int | None = None,  # noqa: ARG001 -- a parameter of elastic jobs
+    reset_limit: int | None = None,  # noqa: ARG001 -- a parameter of elastic jobs
+    cooldown_range: Sequence[int] | None = None,  # noqa: ARG001 -- a parameter of elastic jobs
     hosts: str | None = None,
     hostfile: str | None = None,
     host_discovery_script: str | None = None,

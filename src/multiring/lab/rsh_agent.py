@@ -16,7 +16,7 @@ import socket
 import sys
 
 _HOST_SOCKET = "\0multiring-lab"  # the same in control_socket.py
-_TAKE_A_VALUE = "BbcDEeFIiJLlmOopQRSWw"  # options of ssh(1)
+_TAKE_A_VALUE = "BbcDEeFIiJLlmOopQRSWw"  # the options of ssh(1) that take a value
 _FAILED = 255  # ssh's exit code for its own errors
 
 

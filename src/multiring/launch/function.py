@@ -67,7 +67,8 @@ def run(
         log_dir: a folder. The output of rank K also goes to rank-K.out and rank-K.err in it.
 
     Raises:
-        ArgumentError: `ranks` is not a positive integer, or the function or its arguments cannot be pickled.
+        ArgumentError: `ranks` is not a positive integer, the function or its arguments cannot be pickled, or `env` sets
+            a variable that the launcher sets itself.
         LaunchError: a rank failed, and the others were stopped. The rank's error is the cause (`__cause__`), and its
             traceback is in the text.
         KeyboardInterrupt: the user pressed Ctrl-C. It is raised after all ranks have ended.
@@ -112,7 +113,7 @@ def run_function(
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:
     """Run the launcher process and return its exit code. Ctrl-C stops the ranks, and is raised after their end."""
-    process = subprocess.Popen(  # noqa: S603 -- our own module
+    process = subprocess.Popen(  # noqa: S603 -- a module of multiring
         [sys.executable, "-m", "multiring.launch.function_launcher", str(os.getpid()), str(told)],
         env={**inherited_environment(), **variables},
         stdin=subprocess.DEVNULL,
@@ -127,7 +128,7 @@ def _launched(told: Path, variables: Mapping[str, str]) -> int:
                 _pass_on(process)
                 code = process.wait()
                 break
-            except KeyboardInterrupt as error:  # once: the ranks may save their work; twice: they are killed
+            except KeyboardInterrupt as error:  # the first lets the ranks save their work, the second kills them
                 interrupts.append(error)
                 process.send_signal(signal.SIGINT)
         for first in interrupts:

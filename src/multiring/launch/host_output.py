@@ -27,7 +27,7 @@ class HostTagger:
         self._head = f"<{token}:".encode()
         self._mark = re.compile(re.escape(self._head) + rb"(\d{1,%d})>" % _MOST_DIGITS)
         self._held = b""  # bytes that may be the beginning of a mark
-        self._taggers: dict[int, LineTagger] = {}  # by rank; -1 is mpiexec itself
+        self._taggers: dict[int, LineTagger] = {}  # rank -> its tagger; -1 is mpiexec itself
         self._now = -1  # the rank that wrote the next byte
         self._open: LineTagger | None = None  # the tagger that returned an unfinished line last
         self.last_lines: deque[bytes] = deque(maxlen=40)

@@ -32,9 +32,9 @@ from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have lost
-_GRACE_S = 2.0  # from asking the processes to stop to killing them, if one of them failed
+_GRACE_S = 2.0  # after a failure, how long the other processes have to stop before they are killed
 _LONGEST_GRACE_S = 86_400.0
-_STUCK_S = 10.0  # from killing a process to giving up on its end
+_STUCK_S = 10.0  # how long to wait for the end of a killed process
 _LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
 # The last line of a traceback. torch's excepthook writes the rank before it.
 _CONSEQUENCES = re.compile(
@@ -184,16 +184,16 @@ class Job:
         self._out, self._err = outlets()
         self._tracebacks = Tracebacks()
         self._members: list[Member] = []
-        self._failed: list[Member] = []  # in the order found
+        self._failed: list[Member] = []  # in the order in which the failures were found
         self._patience_s = 0.0  # how long other processes may run on after a failure that is not a consequence
         self._settle_until: float | None = None
-        self._kill_at: float | None = None  # set once the job is being stopped
+        self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
         self._killed = False
         self._stuck_at = 0.0  # when to give up waiting for the end of killed processes
         self._memory = group_here()
         self._killed_before = killed_for_memory(self._memory)
-        self._code: int | None = None  # decided by the first failure or signal
-        self.was_stopped = False  # by a signal, or because the reader of the output is gone; not by a failure
+        self._code: int | None = None  # the job's exit code, decided by the first failure or signal
+        self.was_stopped = False  # stopped by a signal, or because the output's reader is gone; not by a failure
 
     def run(self) -> int:
         """Run the job to its end and return its exit code.

@@ -36,7 +36,7 @@ def job_processes(job: str) -> list[int]:
 
 def _carries(process: Path, mark: bytes) -> bool:
     try:
-        environment = (process / "environ").read_bytes()  # empty for a zombie
+        environment = (process / "environ").read_bytes()  # the file is empty for a zombie
     except OSError:
         return False  # the process has ended, or belongs to another user
     return any(entry == mark or entry.startswith(mark + b"/") for entry in environment.split(b"\0"))
