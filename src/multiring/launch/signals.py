@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any, final
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks, which may save their work: Slurm's --signal
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # forwarded to the ranks, which may save their work (Slurm's --signal)
 
 
 @final

@@ -10,7 +10,9 @@ import hashlib
 import re
 from typing import NamedTuple
 
-_HEAD = re.compile(rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):\r?$")  # torch's hook names the rank
+_HEAD = re.compile(
+    rb"(?:\[rank\d+\]: )?Traceback \(most recent call last\):\r?$"
+)  # torch's excepthook writes the rank first
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 _MOST_BYTES = 1 << 18
