@@ -28,8 +28,8 @@ class Member:
 
     Every method handles an event and returns its outcome. A rank reports an operation to its parent once all ranks of
     its subtree have come to it. So a round of p ranks takes at most radix + 1 messages per rank. At most
-    2 ceil(log_radix p) of the messages follow one another. Both numbers do not depend on the number of operations in
-    the round. The root decides, and sends all decisions to all ranks in one sequence. Messages between two ranks must
+    2 ceil(log_radix p) of the messages follow one another. Neither number depends on the number of operations in the
+    round. The root decides, and sends all decisions to all ranks in one sequence. Messages between two ranks must
     arrive once and in order. Messages of different pairs of ranks may overtake each other.
 
     The class is not thread-safe. A method that raises `ValueError` changes nothing.
@@ -57,7 +57,7 @@ class Member:
     def patience(self) -> int:
         """The time to wait before calling `conclude`; 0 means no limit.
 
-        The unit is a time that suffices for one message. The wait must start again whenever the value changes, and at
+        The unit is the longest time that a message takes. The wait must start again whenever the value changes, and at
         each decision. A rank waits longer than the ranks whose answers it needs. So the neighbour of a silent rank is
         the first to report it.
         """
@@ -211,7 +211,7 @@ class Member:
     def _pass_on(
         self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False
     ) -> None:
-        """Report the news to the parent, or decide them at the root."""
+        """Report the news to the parent; at the root, decide."""
         settled, last = self._book.settled(changed)
         if self.parent is None:
             self._decide(settled, last, outcome, asks=asks)

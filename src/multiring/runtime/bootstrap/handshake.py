@@ -160,7 +160,7 @@ class Seal:
     def head(self, digest: bytes, size: int) -> bytes:
         """Return the length and seal that precede a payload.
 
-        So many connections can share the payload's bytes.
+        This way, several connections can send the same payload without copying its bytes.
 
         Args:
             digest: the payload's digest, from `digest_of`.

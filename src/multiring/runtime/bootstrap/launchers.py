@@ -64,7 +64,7 @@ class Identity:
 
 
 def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    """Return the rank that this process is, according to its launcher's variables.
+    """Return this process's Identity according to its launcher's variables.
 
     Args:
         settings: this process's settings. MULTIRING_RENDEZVOUS and the secret also apply to ranks of other launchers.

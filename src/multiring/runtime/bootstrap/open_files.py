@@ -9,8 +9,8 @@ from multiring.errors import LaunchError
 def make_room_for_files(more: int) -> None:
     """Raise the soft limit of open files so that `more` files can be opened.
 
-    The hard limit is not exceeded. The limit is never lowered, and raised no further than needed. Child processes
-    inherit it, and some programs loop over all descriptor numbers below it.
+    The hard limit is not exceeded. The soft limit is never lowered, and it is raised no further than needed, because
+    child processes inherit it and some programs loop over all descriptor numbers below it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -1,8 +1,8 @@
 """The interface of an engine.
 
-An engine transfers and reduces a group's data in its own memory. A Group on an engine (`Group.on_engine`) checks
-arguments, plans, and has the ranks agree on each operation over the host's network, like any other Group. Then the
-engine executes the plan's schedule asynchronously.
+An engine transfers and reduces a group's data in its own memory. A Group on an engine (`Group.on_engine`) checks the
+arguments, makes the plan, and has the ranks agree on each operation over the host's network, like any other Group. Then
+the engine executes the plan's schedule asynchronously.
 """
 
 from typing import Any, Protocol

@@ -308,9 +308,8 @@ def digest_of(plan: Plan, request: Request) -> bytes:
 def compared_by(rank: int, ranks: int) -> list[int] | None:
     """Return the ranks whose programs `rank` compares in the proof of a schedule.
 
-    The schedule has `ranks` ranks; None means all of them. In a large group a rank compares its own program, so that
-    together the ranks compare all programs, and the programs of some other ranks. These are drawn at random with `rank`
-    as the seed.
+    None means all ranks of the schedule. In a large group, each rank compares its own program and the programs of some
+    other ranks, which are drawn at random with `rank` as the seed. Together the ranks compare all programs.
     """
     if ranks <= _MOST_COMPARED:
         return None

@@ -33,7 +33,7 @@ _LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the settings' value for "neve
 class AnySourceMatching:
     """The messages of one group on this rank.
 
-    All messages of the group must go through it. It is thread-safe.
+    All messages of the group must go through this object, which is thread-safe.
 
     Args:
         group: the group; every rank of it must create its own AnySourceMatching.

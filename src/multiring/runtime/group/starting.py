@@ -167,7 +167,7 @@ def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...],
 def chained(title: str, finish: Callable[[], Array], *, waits: bool) -> Handle:
     """Return a handle that runs `finish`.
 
-    With `waits` it runs in the thread that calls the handle's `wait`, else in a new thread.
+    With `waits`, `finish` runs in the thread that calls the handle's `wait`, else in a new thread.
     """
     return SteppedHandle(finish) if waits else in_background(finish, title)
 

@@ -23,7 +23,7 @@ from multiring.schedule import Collective
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """The collective itself, with every rank's number of rows filled in."""
+    """A collective for which every rank's number of rows is known or assumed."""
 
     request: Request
     buffers: tuple[Buffer, Buffer]  # input, output
@@ -32,7 +32,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """This rank's contribution to one such collective."""
+    """This rank's contribution to a collective with varying rows."""
 
     title: str  # the properties in which all ranks must agree
     own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
@@ -54,8 +54,8 @@ class RowCalls:
     def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[..., Any]:
         """Start the collective; return a function that finishes it.
 
-        The function waits, takes the further steps if there are any, and returns or raises like `Handle.wait`. It
-        accepts a function that waits for the handle of one step.
+        The returned function waits, takes the further steps if there are any, and returns or raises like `Handle.wait`.
+        Its optional argument is a function that waits for the handle of one step.
         """
         assumed = self._assumed(rows)
         if assumed is None:

@@ -1,4 +1,4 @@
-"""The public function that shows the loss of a wire type on an array."""
+"""The public function that shows how a wire type changes an array."""
 
 from typing import Any
 

@@ -50,8 +50,8 @@ _current = _Current()
 def when_changed(listener: Callable[[], None]) -> None:
     """Call `listener` whenever this process has joined or left its job.
 
-    The registration ends with the process. This serves objects that are built for one membership and used where nobody
-    checks it, for example by compiled programs or by other processes.
+    The registration ends with the process. Use it for objects that depend on the membership but cannot check it at each
+    use, because compiled programs or other processes use them.
     """
     _current.listeners.append(listener)
 
@@ -163,7 +163,7 @@ def shutdown() -> None:
     seconds for operations in flight; operations that have not ended by then fail.
 
     If a timeline is being recorded and all ranks are on one host, the ranks wait two seconds for each other, and the
-    last rank to leave writes the file. Ranks on several hosts write it together: each waits up to
+    last rank to leave writes the file. Ranks on several hosts write the file together. Each of them waits up to
     MULTIRING_STALL_WARN_S, at most 60 s, and stops waiting if another rank waits for it in another operation.
     """
     with _current.lock:

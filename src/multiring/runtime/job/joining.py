@@ -168,7 +168,7 @@ def _process() -> dict[str, Any]:
 def _siblings(peer_infos: list[dict[str, Any]], own: int) -> dict[int, int]:
     """Return the pids of this rank's siblings, by rank.
 
-    Siblings were started from the same process by multiprocessing.
+    Siblings are ranks that the same process started by multiprocessing.
     """
     own_spawner = peer_infos[own]["spawner"]
     same = [rank for rank, peer_info in enumerate(peer_infos) if own_spawner and peer_info["spawner"] == own_spawner]

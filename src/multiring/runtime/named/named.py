@@ -92,7 +92,6 @@ class NamedOperations:
             at_once: replaces `start` if the collective is posted at once. This thread must then wait for the handle
                 next, so `at_once` may post an operation that only a waiting thread drives.
 
-
         Raises:
             ArgumentError: an operation of this name is in flight on this rank.
             StateError: this rank has joined, or the set was closed.

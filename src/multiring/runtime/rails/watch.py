@@ -219,7 +219,7 @@ class SlowdownDetector:
         return None
 
     def note(self, taken_s: float, predicted_s: float) -> float | None:
-        """Record the time of an operation; return as `look`."""
+        """Record the time of an operation. The result is as for `look`."""
         ratio = taken_s / predicted_s
         # The cheap check comes first, because most operations are short.
         usual = math.inf if taken_s < _LEAST_SLOWDOWN_S or len(self.usual) < _ENOUGH else statistics.median(self.usual)

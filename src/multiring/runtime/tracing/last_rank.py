@@ -85,10 +85,7 @@ def _locks(file: BinaryIO) -> bool:
 
 
 def _is_over(part: Path) -> bool:
-    """Return whether no process writes the part any more.
-
-    Then the part is complete, or its process has ended.
-    """
+    """Return whether the part is complete, or its process has ended."""
     try:
         told = read_part(part.read_bytes())
     except FileNotFoundError:
