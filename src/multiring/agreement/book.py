@@ -103,8 +103,8 @@ class Book:
     def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], Last | None]:
         """Return the news for the parent, or at the root for the group.
 
-        Each item is returned once. The news consists of the operations to which all ranks below have come, or about which
-        ranks differ. If all ranks below have joined, the last of them is also returned.
+        Each item is returned once. The news consists of the operations to which all ranks below have come, or about
+        which ranks differ. If all ranks below have joined, the last of them is also returned.
         """
         found = []
         for name in changed:
