@@ -1,4 +1,7 @@
-"""What ranks do with multiring.caffe; `caffe` is pycaffe, or the stand-in."""
+"""Jobs that ranks run in tests of multiring.caffe.
+
+The module `caffe` is pycaffe or its stand-in, tests/frameworks/caffe_standin.
+"""
 
 import importlib
 import logging
@@ -37,7 +40,7 @@ layer {{ name: "sum" type: "Reduction" bottom: "two" top: "sum" loss_weight: 1 }
 
 
 def records(folder: Path) -> Path:
-    """Write the records that the stand-in's Data layer reads."""
+    """Write the records that the Data layers read; return the file's path."""
     dice = np.random.default_rng(8)
     path = folder / "records.npz"
     data = dice.standard_normal((24, 5)).astype(np.float32)
@@ -46,7 +49,7 @@ def records(folder: Path) -> Path:
 
 
 def solver_file(folder: Path, name: str, net: str, *lines: str) -> Path:
-    """Write a net's file and a solver's, and return the latter."""
+    """Write the prototxt files of a net and its solver; return the solver's path."""
     (folder / f"{name}_net.prototxt").write_text(net, encoding="utf-8")
     path = folder / f"{name}.prototxt"
     text = [f'net: "{folder / f"{name}_net.prototxt"}"', "base_lr: 0.5", 'lr_policy: "fixed"', "max_iter: 6", *lines]
@@ -60,7 +63,7 @@ def everything(here: Here, folder: str) -> None:
     mc.init()
     own = Path(folder) / f"rank{here.rank}"
     own.mkdir()
-    np.random.seed(here.rank)  # noqa: NPY002 -- Caffe's fillers are random: other weights on each rank
+    np.random.seed(here.rank)  # noqa: NPY002 -- seeds Caffe's fillers: ranks start with different weights
     trains_as_one(caffe, mc, Path(folder), own)
     shares_weights(caffe, mc, own)
     tests_and_writes_on_the_first_rank(caffe, mc, Path(folder), own)
@@ -71,10 +74,14 @@ def everything(here: Here, folder: str) -> None:
 
 
 def trains_as_one(caffe: Any, mc: Any, folder: Path, own: Path) -> None:
-    """With iter_size, clipping, momentum and decay, ranks do what one process does with all of their batches."""
+    """Ranks compute the updates of one process that has all their batches.
+
+    The solver uses iter_size, gradient clipping, momentum and weight decay.
+    """
     net = NET.format(data=folder / "records.npz")
     options = ("momentum: 0.9", "weight_decay: 0.01")
-    # One process accumulates as many batches as the ranks have together; of the same records, in another order.
+    # The reference process accumulates as many batches as all ranks together. It reads the same records in another
+    # order.
     alone = _alone(caffe, mc, own, net, options)
     clip = "clip_gradients: 0.7"
     solver = caffe.get_solver(str(solver_file(own, "several", net, "iter_size: 2", clip, *options)))
@@ -96,7 +103,7 @@ def _alone(caffe: Any, mc: Any, own: Path, net: str, options: tuple[str, ...]) -
     if mc.rank() == 0:
         caffe.set_solver_count(1)
         caffe.set_solver_rank(0)
-        # Caffe clips what was accumulated, before it divides by iter_size.
+        # Caffe clips the accumulated gradient before it divides the gradient by iter_size.
         clip = f"clip_gradients: {0.7 * mc.size()}"
         solver = caffe.get_solver(str(solver_file(own, "alone", net, f"iter_size: {2 * mc.size()}", clip, *options)))
         found = {"first": {layer: [blob.data.copy() for blob in blobs] for layer, blobs in solver.net.params.items()}}
@@ -108,7 +115,10 @@ def _alone(caffe: Any, mc: Any, own: Path, net: str, options: tuple[str, ...]) -
 
 
 def shares_weights(caffe: Any, mc: Any, own: Path) -> None:
-    """Parameters that two layers share are averaged once; two nets in turns do not mix."""
+    """A parameter that two layers share is averaged once; nets do not mix.
+
+    The nets of two solvers step in turns.
+    """
     solvers = [caffe.get_solver(str(solver_file(own, f"w{width}", SHARED.format(width=width)))) for width in (3, 4)]
     for solver in solvers:
         mc.distribute(solver)
@@ -119,7 +129,8 @@ def shares_weights(caffe: Any, mc: Any, own: Path) -> None:
         seen: list[Any] = []
         solver.add_callback(lambda: None, lambda solver=solver, seen=seen: seen.append(_diff(solver)))
         solver.step(1)
-        # As the loss is a sum over equal rows: with x the mean of all ranks' inputs, gradients are linear in x.
+        # The loss is a sum, so its gradients are affine in the input: their mean over the ranks is the gradient at the
+        # mean input.
         mean = np.full((2, before.shape[0]), (mc.size() + 1) / 2, np.float32)
         bias = params["one"][1].data + 0.5 * seen[0][1]
         ones = np.ones_like(mean)
@@ -150,7 +161,7 @@ def solves_and_knows_its_thread(caffe: Any, mc: Any, folder: Path, own: Path) ->
     lines = ("test_interval: 2", "test_iter: 1", f'snapshot_prefix: "{own / "solved"}"')
     path = str(solver_file(own, "solving", net, *lines))
     solver = mc.distribute(caffe.get_solver(path))
-    solver.solve()  # which Caffe refuses on every solver but the first
+    solver.solve()  # Caffe itself allows solve() only on the first solver
     solver.step(1)
     solver.snapshot()
     kept = sorted(each.name for each in own.glob("solved_*.caffemodel"))

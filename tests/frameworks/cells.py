@@ -1,7 +1,7 @@
-"""The table of cells: every operation of multiring.torch, with every type, and every outcome it may have.
+"""The table of cells: every operation of multiring.torch, type and outcome.
 
-A cell is one line: what is called, on which type, and what comes out: values, gradients, or an error by name.
-`cells_of` gives all that make sense at a number of ranks; `run_cells` has the ranks of one job go through them.
+A cell names an operation, a type and an outcome: correct values, correct gradients, or an error. `cells_of` returns all
+cells that make sense for a number of ranks; `run_cells` runs cells on the ranks of one job.
 """
 
 import random
@@ -47,10 +47,13 @@ ROWS = ((3,), (2, 3), (0, 2), (4, 0), (300, 5))
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One line of the table. `outcome` is "value", "scaled value", "gradient", or the error that is due."""
+    """One line of the table.
+
+    `outcome` is "value", "scaled value", "gradient", or the name of the expected error.
+    """
 
     operation: str
-    reduction: str  # "" where there is none
+    reduction: str  # "" if the cell names no reduction
     dtype: str
     outcome: str
 
@@ -59,7 +62,10 @@ class Cell:
 
 
 def cells_of(ranks: int) -> list[Cell]:
-    """Return all cells that make sense at so many ranks; one rank agrees with itself."""
+    """Return all cells that make sense for `ranks` ranks.
+
+    A single rank cannot disagree with others, so it has no mismatch cells.
+    """
     return [*_value_cells(), *_gradient_cells(), *_own_error_cells(), *(_shared_error_cells() if ranks > 1 else ())]
 
 
@@ -90,7 +96,7 @@ def _gradient_cells() -> Iterator[Cell]:
 
 
 def _own_error_cells() -> Iterator[Cell]:
-    """Errors of this rank's own arguments, which every rank makes here."""
+    """Yield cells in which every rank passes the same wrong argument."""
     everything = (*REDUCING, *REDUCESCATTER, *ALLGATHER, *BROADCAST, *ALLTOALL)
     for operation in everything:
         yield Cell(operation, "", "float32", "unknown process set")
@@ -112,7 +118,7 @@ def _own_error_cells() -> Iterator[Cell]:
 
 
 def _shared_error_cells() -> Iterator[Cell]:
-    """Errors of ranks that disagree, which all of them see."""
+    """Yield cells in which the ranks' calls differ; they need at least two ranks."""
     everything = (*REDUCING, *REDUCESCATTER, *ALLGATHER, *BROADCAST, *ALLTOALL)
     for operation in everything:
         yield Cell(operation, "", "float32", "Mismatched operations")
@@ -130,7 +136,7 @@ def _shared_error_cells() -> Iterator[Cell]:
 
 
 def has_meaning(reduction: str, dtype: str) -> bool:
-    """Return whether tensors of this type can be combined so."""
+    """Return whether `reduction` is defined for tensors of type `dtype`."""
     if reduction == "Adasum":
         return dtype in FLOATS
     if dtype == "bool":
@@ -139,17 +145,17 @@ def has_meaning(reduction: str, dtype: str) -> bool:
 
 
 def run_cells(here: Here, chosen: list[Cell]) -> list[str]:
-    """Go through the cells; return what is wrong with those that failed."""
+    """Run the cells; return a description of each failure."""
     others = _begin(here)
     wrong = []
     for cell in chosen:
         failed = np.zeros(1, np.int32)
         try:
             _Run(cell, here.rank, here.size, others).check()
-        except Exception as error:  # noqa: BLE001 -- reported by the cell's name
+        except Exception as error:  # noqa: BLE001 -- reported with the cell's name
             wrong.append(f"{cell}: {type(error).__name__}: {error}")
             failed[0] = 1
-        # A rank that failed may be out of step: then all begin anew.
+        # A failed rank may be out of step with the others, so all ranks restart multiring.
         multiring.world().all_reduce(failed, "max")
         if failed[0]:
             mt.shutdown()
@@ -164,7 +170,10 @@ def _begin(here: Here) -> mt.ProcessSet:
 
 
 def tensors_of(cell: Cell, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-    """Return rank `rank`'s tensors: small numbers, so that every type holds every result."""
+    """Return rank `rank`'s tensors, one of each shape.
+
+    The numbers are small enough that every type can represent every result.
+    """
     dtype = getattr(torch, cell.dtype)
     generator = torch.Generator().manual_seed(100 + rank)
     lowest = -3 if dtype.is_signed and cell.reduction != "Product" else 1
@@ -183,7 +192,7 @@ def tensors_of(cell: Cell, rank: int, shapes: tuple[tuple[int, ...], ...]) -> li
 
 
 def combined(cell: Cell, everyones: list[Tensor], prescale: float = 1.0, postscale: float = 1.0) -> Tensor:
-    """Return what the ranks' tensors are together: the oracle, in 64 bits."""
+    """Return the expected result of the ranks' tensors, computed in 64 bits."""
     dtype, ranks = everyones[0].dtype, len(everyones)
     if dtype is torch.bool:
         stacked = torch.stack(everyones)
@@ -210,7 +219,10 @@ def _scaled(values: Tensor, factor: float) -> Tensor:
 
 
 def same(found: Tensor, wanted: Tensor, what: str) -> None:
-    """Fail unless the two are of one type and shape, and equal as far as the type goes."""
+    """Fail unless two tensors have the same dtype, shape and values.
+
+    Values of floating-point types may differ by the type's bound in `BOUNDS`.
+    """
     assert found.dtype == wanted.dtype, f"{what}: {found.dtype} instead of {wanted.dtype}"
     assert found.shape == wanted.shape, f"{what}: shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
     bound = BOUNDS.get(dtype_name(wanted.dtype), 0.0)
@@ -226,7 +238,7 @@ def same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 
 class _Run:
-    """One cell on one rank."""
+    """The run of one cell on one rank."""
 
     def __init__(self, cell: Cell, rank: int, ranks: int, others: mt.ProcessSet) -> None:
         self.cell, self.rank, self.ranks, self.others = cell, rank, ranks, others
@@ -234,7 +246,7 @@ class _Run:
         self.in_place = cell.operation.endswith("_")
 
     def check(self) -> None:
-        """Fail unless the outcome is the cell's."""
+        """Fail unless the operation has the cell's outcome."""
         outcomes: dict[str, Callable[[], None]] = {
             "value": self.check_value,
             "scaled value": self.check_scaled,
@@ -245,11 +257,11 @@ class _Run:
             outcome()
             return
         self.check_error()
-        # The error has cost nothing: the next operation works.
+        # An error must leave multiring usable: the next operation works.
         assert mt.allreduce(torch.ones(2), op=mt.Sum).tolist() == [float(self.ranks)] * 2
 
     def call(self, tensors: list[Tensor], **options: Any) -> list[Any]:
-        """Call the operation and wait for it; return the results by tensor."""
+        """Call the operation, wait for it, and return one result for each tensor."""
         operation = getattr(mt, self.cell.operation)
         if self.cell.reduction:
             options.setdefault("op", getattr(mt, self.cell.reduction))
@@ -287,7 +299,7 @@ class _Run:
             self.check_scattered(0.5, 3.0)
 
     def batches(self, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[tuple[int, ...], ...]]:
-        """Return the shapes that go into each call."""
+        """Return the shapes of the tensors of each call."""
         return [shapes] if self.is_grouped else [(shape,) for shape in shapes]
 
     def check_reduced(self, prescale: float, postscale: float) -> None:
@@ -297,7 +309,7 @@ class _Run:
         for shapes in self.batches(SHAPES):
             everyones = self.everyones(shapes)
             own = everyones[self.rank]
-            # In another order in memory, which must not matter.
+            # Another memory layout must not change the result.
             own = [each.mT.contiguous().mT if each.dim() == 3 else each.clone() for each in own]
             before = [each.clone() for each in own]
             found = self.call(own, **options)
@@ -325,7 +337,7 @@ class _Run:
 
     def check_gathered(self) -> None:
         for shapes in self.batches(ROWS):
-            for more in (0, 1):  # even, then uneven rows
+            for more in (0, 1):  # equal, then unequal row counts
                 everyones = [
                     tensors_of(self.cell, rank, tuple((shape[0] + more * rank, *shape[1:]) for shape in shapes))
                     for rank in range(self.ranks)
@@ -349,7 +361,7 @@ class _Run:
 
     def check_exchanged(self) -> None:
         for behind in ((), (3,), (0,)):
-            # Rank r sends r + 1 rows to everybody.
+            # Rank r sends r + 1 rows to every rank.
             everyones = self.shares(behind)
             tensor = torch.cat(everyones[self.rank])
             wanted = torch.cat([parts[self.rank] for parts in everyones])
@@ -367,7 +379,7 @@ class _Run:
                 same(found, wanted, f"rows of {behind}")
 
     def shares(self, behind: tuple[int, ...]) -> list[list[Tensor]]:
-        """Return by sender what it has for each receiver."""
+        """Return the tensors that each sender has for each receiver."""
         return [
             list(torch.split(tensors_of(self.cell, rank, (((rank + 1) * self.ranks, *behind),))[0], rank + 1))
             for rank in range(self.ranks)
@@ -385,7 +397,7 @@ class _Run:
             same(found.to_dense(), combined(self.cell, [each.to_dense() for each in everyones]), f"{count} elements")
 
     def sparse_of(self, rank: int, count: int) -> Tensor:
-        """Return a matrix of 5 rows, of which some are given, one of them twice."""
+        """Return a sparse 5-row matrix of `count + rank` entries; rows may repeat."""
         numbers = torch.arange(count + rank) * 2 % 5
         values = tensors_of(self.cell, rank, ((len(numbers), 2),))[0]
         return torch.sparse_coo_tensor(numbers[None], values, (5, 2), check_invariants=True)
@@ -404,7 +416,7 @@ class _Run:
         found = self.call(own, **options)
         if operation == "alltoall":
             found = [found[0][0]]
-        # Every rank's loss has a weight of its own.
+        # Each rank multiplies its loss by its rank plus 1.
         backward(torch.stack([(each * (1 + self.rank)).sum() for each in found]).sum())
         weights = torch.arange(1.0, ranks + 1)
         for tensor in own:
@@ -437,7 +449,7 @@ class _Run:
                 attempt()
 
     def error_cases(self) -> list[ErrorCase]:
-        """Return what is to be tried, and what it raises with which words."""
+        """Return the cell's failing calls: an error type, a pattern and the call."""
         outcome = self.cell.outcome
         odd = self.rank == self.ranks - 1
         plain = torch.ones(2 * self.ranks, 2)
@@ -473,7 +485,7 @@ class _Run:
             "splits beyond the rows": lambda: [
                 (ArgumentError, "add up to at most", lambda: self.call_with(plain, splits=[3] * self.ranks))
             ],
-            # Of ranks that disagree.
+            # The cases below make the ranks disagree.
             "Mismatched operations": lambda: [
                 (mt.HorovodInternalError, outcome, lambda: self.call_other(plain, odd=odd))
             ],
@@ -503,7 +515,7 @@ class _Run:
         return {"splits": None} if self.cell.operation in ALLTOALL else {}
 
     def call_with(self, tensor: Tensor, **options: Any) -> list[Any]:
-        """Call the operation on `tensor`, which it leaves alone where it fails."""
+        """Call the operation; if it fails, check that `tensor` is unchanged."""
         if self.cell.operation in BROADCAST:
             options.setdefault("root_rank", 0)
         before = tensor.clone()
@@ -514,7 +526,7 @@ class _Run:
             raise
 
     def call_other(self, tensor: Tensor, *, odd: bool) -> None:
-        """Call the operation, and on one rank another in its place."""
+        """Call the operation; the odd rank calls another operation instead."""
         if not odd:
             self.call_with(tensor)
         elif self.cell.operation in ALLGATHER:
@@ -523,7 +535,7 @@ class _Run:
             mt.allgather(tensor)
 
     def twice(self) -> None:
-        """Submit an operation of one name again, before it was synchronized."""
+        """Submit a second operation under the name of an operation in flight."""
         operation = getattr(mt, self.cell.operation)
         tensor: Any = [torch.ones(self.ranks)] if self.is_grouped else torch.ones(self.ranks)
         options: dict[str, Any] = {"root_rank": 0} if self.cell.operation in BROADCAST else {}
@@ -534,7 +546,10 @@ class _Run:
             mt.synchronize(handle)
 
     def foreign_cases(self) -> list[ErrorCase]:
-        """Return what a rank gets from a set that it is not in; the rank that is in it works alone."""
+        """Return the error that a rank gets from a process set without this rank.
+
+        Rank 0 is the set's only member; its call succeeds.
+        """
         if self.rank:
             return [
                 (
@@ -548,14 +563,17 @@ class _Run:
 
 
 def typed_as(cell: Cell, tensor: Tensor) -> Tensor:
-    """Return `tensor` in the cell's type."""
+    """Return `tensor` converted to the cell's type."""
     return tensor.to(getattr(torch, cell.dtype))
 
 
 def sample(ranks: int, count: int, seed: int) -> list[Cell]:
-    """Return so many of the cells, at random, with one of every outcome of every operation's family among them."""
+    """Return a random sample of `count` cells.
+
+    The sample has at least one cell for each outcome of each family of operations, so it can be larger than `count`.
+    """
     everything = cells_of(ranks)
-    generator = random.Random(seed)  # noqa: S311 -- a sample of tests
+    generator = random.Random(seed)  # noqa: S311 -- chooses tests
     generator.shuffle(everything)
     first: dict[tuple[str, str], Cell] = {}
     for cell in everything:

@@ -1,4 +1,7 @@
-"""What ranks do with multiring.chainer, in an environment of Chainer's own: no pytest there."""
+"""Jobs that ranks run in tests of multiring.chainer.
+
+The jobs run in Chainer's own environment, which has no pytest.
+"""
 
 import importlib
 import inspect
@@ -20,7 +23,7 @@ INTERFACE = Path(__file__).with_name("chainermn_interface.json")
 
 
 def told(kind: type[Exception], call: Callable[[], object], words: str) -> None:
-    """See that `call` raises `kind`, with `words`."""
+    """Check that `call` raises `kind` with a message that contains `words`."""
     found = ""
     try:
         call()
@@ -30,7 +33,11 @@ def told(kind: type[Exception], call: Callable[[], object], words: str) -> None:
 
 
 def everything(_here: Here) -> dict[str, int]:
-    """Run all of what follows in one job of three ranks; return how many of ChainerMN's names there are, and served."""
+    """Run all checks of this module in one job of three ranks.
+
+    Returns:
+        The count of ChainerMN's public names ("names"), and the count that multiring.chainer has ("served").
+    """
     communicator = mc.create_communicator("naive")
     assert communicator.size == 3
     names()
@@ -49,7 +56,7 @@ def everything(_here: Here) -> dict[str, int]:
 
 
 def inventory() -> dict[str, int]:
-    """Compare with ChainerMN's interface, name by name, and parameter by parameter."""
+    """Compare multiring.chainer with ChainerMN's interface: names and parameters."""
     wanted = json.loads(INTERFACE.read_text(encoding="utf-8"))
     methods = wanted.pop("CommunicatorBase")
     counts = {"names": 0, "served": 0}
@@ -122,7 +129,7 @@ def messages(comm: Any) -> None:
         comm.send((np.ones((2, 2)), np.zeros(0, np.int32)), 1, 8)
         comm.send_obj({"a": 1}, 1, tag=9)
     elif own == 1:
-        assert comm.recv_obj(0, tag=9) == {"a": 1}  # before what was sent earlier under other tags
+        assert comm.recv_obj(0, tag=9) == {"a": 1}  # received before earlier messages with other tags
         first, second = comm.recv(0, 8)
         assert first.tolist() == [[1, 1], [1, 1]]
         assert second.dtype == np.int32
@@ -142,7 +149,7 @@ def objects(comm: Any) -> None:
 
 
 def splits(comm: Any) -> None:
-    part = comm.split(comm.rank % 2, -comm.rank)  # ranks 2, 0; and 1
+    part = comm.split(comm.rank % 2, -comm.rank)  # the parts are ranks (2, 0) and rank 1
     assert part.size == (1 if comm.rank == 1 else 2)
     assert part.rank == {0: 1, 1: 0, 2: 0}[comm.rank]
     assert part.allreduce_obj([comm.rank]) == ([1] if comm.rank == 1 else [2, 0])
@@ -169,7 +176,7 @@ def models(comm: Any) -> None:
     comm.multi_node_mean_grad(model, zero_fill=True)
     found = model.first.b.grad
     assert found.tolist() == [0, 0]
-    model.spare(np.zeros((1, 4), np.float32))  # gets its shape: a model of another form now
+    model.spare(np.zeros((1, 4), np.float32))  # the call gives the layer its shape, which changes the model
     model.first.W.grad = np.full((2, 3), comm.rank, np.float32)
     comm.multi_node_mean_grad(model, zero_fill=True)
     assert (model.first.W.grad == 1).all()
@@ -196,7 +203,8 @@ def double_buffering(comm: Any) -> None:
     for step in range(5):
         optimizer.update(loss, float(step + comm.rank))
         seen.append(float(model.W.array[0, 0]))
-    # The first update is a broadcast; the second only starts; each later one steps with the one before it.
+    # The first update broadcasts the model. The second only starts a reduction. Each later update applies the reduction
+    # that the previous update started.
     means = [step + 1 for step in range(5)]
     assert seen == [0, 0, -means[1], -means[1] - means[2], -means[1] - means[2] - means[3]], seen
     assert optimizer.lr == 1.0
@@ -205,7 +213,7 @@ def double_buffering(comm: Any) -> None:
 
 
 def with_chainermns_own(comm: Any) -> None:
-    """ChainerMN's parts that work with any communicator do with this one."""
+    """ChainerMN's helpers for any communicator work with multiring's."""
     data = mc.scatter_dataset(list(range(10)) if comm.rank == 0 else None, comm, shuffle=True, seed=1)
     lengths = comm.allreduce_obj([len(data)])
     assert lengths == [4, 4, 4]
@@ -230,7 +238,7 @@ def with_chainermns_own(comm: Any) -> None:
     evaluator = Evaluator(chainer.iterators.SerialIterator([1], 1, repeat=False), chainer.links.Linear(1, 1))
     assert mc.create_multi_node_evaluator(evaluator, comm).evaluate() == {"main/loss": 1.0}
 
-    # Functions with gradients.
+    # The communication functions propagate gradients.
     own = chainer.Variable(np.full(2, comm.rank + 1.0, np.float32))
     found = mc.functions.allgather(comm, own)
     chainer.functions.sum(sum(each * (rank + 1) for rank, each in enumerate(found))).backward()
@@ -253,7 +261,7 @@ def with_chainermns_own(comm: Any) -> None:
 
 
 def batch_normalization(comm: Any) -> None:
-    """Its results and gradients are those of one process that has the whole batch."""
+    """Results and gradients equal those of one process with the whole batch."""
     whole = np.random.RandomState(3).standard_normal((6, 4)).astype(np.float32)
     slopes = np.random.RandomState(4).standard_normal((6, 4)).astype(np.float32)
     alone = chainer.links.BatchNormalization(4)

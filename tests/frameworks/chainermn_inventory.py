@@ -1,7 +1,8 @@
-"""ChainerMN's public interface as Chainer's sdist has it: `python chainermn_inventory.py chainer-7.8.1.tar.gz`.
+"""Record ChainerMN's public interface from Chainer's sdist.
 
-Reads the sources with ast and writes chainermn_interface.json beside this file: what each package exports, with the
-parameters of its functions and constructors, and the methods of a communicator. (chainermn.testing is for its tests.)
+Usage: `python chainermn_inventory.py chainer-7.8.1.tar.gz`. The script parses the sources with ast. It writes
+chainermn_interface.json beside this file: the exports of each package, the parameters of its functions and
+constructors, and the methods of a communicator. It omits chainermn.testing, which serves ChainerMN's own tests.
 """
 
 import ast
@@ -17,7 +18,7 @@ OUTPUT = Path(__file__).with_name("chainermn_interface.json")
 
 
 def sources(path: str) -> dict[str, ast.Module]:
-    """Return ChainerMN's modules, by name."""
+    """Return ChainerMN's parsed modules by name."""
     found = {}
     with tarfile.open(path) as archive:
         for member in archive:
@@ -30,7 +31,7 @@ def sources(path: str) -> dict[str, ast.Module]:
 
 
 def parameters(node: ast.FunctionDef) -> list[str]:
-    """Return a function's parameters, without self; those by keyword alone begin with a star."""
+    """Return a function's parameters without self; a star marks keyword-only ones."""
     arguments = node.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     names = names[1:] if names[:1] == ["self"] else names
@@ -38,7 +39,7 @@ def parameters(node: ast.FunctionDef) -> list[str]:
 
 
 def defined(module: ast.Module) -> dict[str, Any]:
-    """Return the public functions and classes of a module, with parameters."""
+    """Return a module's public functions and classes, with their parameters."""
     found: dict[str, Any] = {}
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -54,7 +55,7 @@ def _defined_in(modules: dict[str, ast.Module], name: str) -> dict[str, Any]:
 
 
 def exported(modules: dict[str, ast.Module], name: str) -> dict[str, Any]:
-    """Return what a package imports to export it, and defines."""
+    """Return the names that a package defines or imports from ChainerMN."""
     found = defined(modules[name])
     for node in modules[name].body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("chainermn"):
@@ -70,7 +71,7 @@ def exported(modules: dict[str, ast.Module], name: str) -> dict[str, Any]:
 
 
 def inventory(path: str) -> dict[str, Any]:
-    """Return the whole."""
+    """Return the interface of all packages and modules."""
     modules = sources(path)
     found: dict[str, Any] = {}
     for name in PACKAGES:

@@ -1,4 +1,4 @@
-"""Training scripts for one process, which `distribute` is to make scripts for several."""
+"""Training scripts for one process that `distribute` makes run on several ranks."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ import multiring.torch as mt
 
 FEATURES, CLASSES, SAMPLES = 6, 3, 22
 Losses = list[float]
-Curve = tuple[Losses, list[float]]  # the losses, and the parameters in the end
+Curve = tuple[Losses, list[float]]  # the losses, and the final parameters
 
 
 def data(count: int = SAMPLES, seed: int = 5) -> TensorDataset:
@@ -32,7 +32,7 @@ def data(count: int = SAMPLES, seed: int = 5) -> TensorDataset:
 
 
 class Stream(IterableDataset[tuple[Tensor, ...]]):
-    """The same samples, shuffled by the worker's own seed; each worker has its part of them."""
+    """A stream of samples. Each worker shuffles its part with its own seed."""
 
     def __init__(self, samples: Dataset[tuple[Tensor, ...]], count: int = SAMPLES) -> None:
         self.samples, self.count = samples, count
@@ -47,7 +47,7 @@ class Stream(IterableDataset[tuple[Tensor, ...]]):
 
 
 class Ragged(Sampler[list[int]]):
-    """Batches of unlike sizes, also of one sample, drawn as they are asked for."""
+    """Batches of different sizes, one of a single sample, drawn on demand."""
 
     def __iter__(self) -> Iterator[list[int]]:
         for size in (1, 4, 3, 7, 2):
@@ -72,7 +72,7 @@ def adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Case:
-    """A script; only what it passes to `distribute` is for several ranks."""
+    """A training script. `rules` are its arguments for `distribute`."""
 
     loader: Callable[[], DataLoader[Any]]
     normalises: bool = False
@@ -80,7 +80,7 @@ class Case:
     reduction: str = "mean"
     penalty: float = 0.0
     clip: float | None = None
-    passes: int = 1  # backwards to a step
+    passes: int = 1  # backward passes per step
     rules: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,7 +113,10 @@ def seed(number: int) -> None:
 
 
 def curve_of(case: Case, distribute: Callable[[Any, Any, Any], tuple[Any, Any, Any]] | None = None) -> Curve:
-    """Train for two epochs; `distribute` has a loader make all ranks' losses of its own."""
+    """Train for two epochs; return the losses and the final parameters.
+
+    With `distribute`, the loader's `global_loss` combines the losses of all ranks.
+    """
     model = network(normalise=case.normalises)
     optimizer = case.optimizer(model.parameters())
     loader: Any = case.loader()
@@ -137,7 +140,7 @@ def curve_of(case: Case, distribute: Callable[[Any, Any, Any], tuple[Any, Any, A
 
 
 def distributed(case: Case) -> Callable[[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Return what a script for several ranks calls."""
+    """Return the function that prepares a script for several ranks."""
 
     def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> tuple[Any, Any, Any]:
         if case.normalises:

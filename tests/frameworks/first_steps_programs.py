@@ -1,4 +1,4 @@
-"""What test_first_steps.py runs on ranks: small trainings whose ranks begin alike, or not, on samples alike, or not."""
+"""Jobs of test_first_steps.py: trainings whose models and samples match or not."""
 
 import importlib
 import warnings
@@ -12,22 +12,22 @@ import multiring
 import multiring.keras as mk
 
 BACKEND = keras.backend.backend()
-Train = Callable[..., Any]  # called with the seeds of the model and of the samples, the steps, and what else
+Train = Callable[..., Any]  # takes the seeds of the model and the samples, the steps, and options
 
 
 def found_in(train: Train, model: int, samples: int, steps: int = 3, **more: Any) -> list[str]:
-    """Return what multiring raises, and what it warns of."""
+    """Train; return multiring's error, or its warnings about the first step."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
             train(model, samples, steps, **more)
-        except Exception as error:  # noqa: BLE001 -- each framework has its own
+        except Exception as error:  # noqa: BLE001 -- its type depends on the framework
             return [f"{type(mk.error_of(error) or error).__name__}: {mk.error_of(error) or error}"]
     return [str(each.message) for each in seen if "at the first step all" in str(each.message)]
 
 
 def of_keras(model: int, samples: int, steps: int, **more: Any) -> None:
-    """Train by an optimizer of Keras, as programs for Horovod do."""
+    """Train with a Keras optimizer, like a program for Horovod."""
     random = np.random.default_rng(model)
     network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     network.set_weights([random.normal(size=each.shape) for each in network.get_weights()])
@@ -45,12 +45,12 @@ def of_keras(model: int, samples: int, steps: int, **more: Any) -> None:
 
 
 def of_tensorflow(model: int, samples: int, steps: int, **more: Any) -> None:
-    """Train by tapes, eager or compiled."""
+    """Train with gradient tapes, eagerly or compiled."""
     tf, mt = importlib.import_module("tensorflow"), importlib.import_module("multiring.tensorflow")
     random = np.random.default_rng(model)
     shared = np.random.default_rng(0) if more.get("differs_in_rows") else random
     variables = [tf.Variable(shared.normal(size=shape).astype(np.float32)) for shape in ((3, 4), (4,))]
-    variables.append(tf.Variable(random.normal(size=(30, 2))))  # of another type, the largest, and looked up by rows
+    variables.append(tf.Variable(random.normal(size=(30, 2))))  # the largest, of another type, and gathered by rows
 
     def step(x: Any) -> None:
         with tf.GradientTape() as tape:
@@ -68,7 +68,7 @@ def of_tensorflow(model: int, samples: int, steps: int, **more: Any) -> None:
 
 
 def of_jax(model: int, samples: int, steps: int, **more: Any) -> None:
-    """Train by a gradient transformation, eager, compiled or in a scan."""
+    """Train with a gradient transformation: eager, compiled or in a scan."""
     jax, mj = importlib.import_module("jax"), importlib.import_module("multiring.jax")
     jnp = jax.numpy
     random = np.random.default_rng(model)
@@ -107,7 +107,7 @@ if BACKEND == "jax":
 
 
 def found(rank: int) -> dict[str, list[str]]:
-    """Return what each training is told, by its name and how its ranks begin."""
+    """Return the warnings of each training, by its name and its kind of start."""
     mk.init()
     told: dict[str, list[str]] = {}
     few = list(TRAININGS.items())[:2]
@@ -129,7 +129,7 @@ def found(rank: int) -> dict[str, list[str]]:
 
 
 def join_early(rank: int) -> bool:
-    """Train on ranks with different numbers of batches; those that have none left join."""
+    """Train on ranks with different batch counts; ranks without batches join."""
     mk.init()
     for steps in (0, 1, 2):
         found_in(of_keras, 7, rank, steps if rank == 1 else 3) if steps or rank != 1 else None

@@ -1,7 +1,8 @@
-"""Make docs/frameworks.md and README's table of frameworks from the results of the conformance suite.
+"""Make docs/frameworks.md and README's table from the conformance suite's results.
 
-`python tests/frameworks/frameworks_page.py [NAME...]`, some minutes: tries these frameworks, all by default, and makes
-the page of what was found of each when it was tried last, which lies in build/frameworks.
+`python tests/frameworks/frameworks_page.py [NAME...]` runs for some minutes. It tests the named frameworks, or all of
+them by default, and stores each result in build/frameworks. Then it makes the page from the latest result of each
+framework.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from multiring.frontend.conformance import CHECKS, ENDS
 ROOT = Path(__file__).parents[2]
 PAGE, README, FOUND = ROOT / "docs" / "frameworks.md", ROOT / "README.md", ROOT / "build" / "frameworks"
 README_HEAD = "| framework | interface | version tested | checks passed |"
-# README's rows: a framework, its interface, and the page's columns that the row sums up.
+# README's rows: a framework, its interface, and the columns of the page that the row sums up.
 _README_ROWS = (
     ("[PyTorch](docs/torch.md)", "`distribute`, Horovod's interface, a torch.distributed backend", ("torch",)),
     ("[TensorFlow](docs/tensorflow.md)", "Horovod's interface", ("tensorflow",)),
@@ -75,17 +76,17 @@ with {where}. Tests verify that the page has these rows and columns, and that ea
 
 @dataclass(slots=True)
 class Column:
-    """What was found of one framework."""
+    """The results of one framework."""
 
     version: str = "-"
-    cells: dict[str, str] = field(default_factory=dict)  # by row: yes, NO, or why it was not tried
-    told_s: dict[str, float] = field(default_factory=dict)  # how long it took until ranks were told
+    cells: dict[str, str] = field(default_factory=dict)  # by row: yes, NO, or the reason why the check was not tried
+    told_s: dict[str, float] = field(default_factory=dict)  # by fault: the seconds until ranks detected it
     accuracy: float | None = None
     speed: float | None = None
 
 
 def tried(framework: Framework) -> Column:
-    """Run everything for one framework."""
+    """Run all checks for one framework."""
     lacking = framework.missing()
     if lacking:
         return Column(cells=dict.fromkeys(ROWS, lacking))
@@ -119,7 +120,7 @@ def _note(found: Column, row: str, told_s: list[Any]) -> None:
 
 
 def page(columns: dict[str, Column]) -> str:
-    """Return the page."""
+    """Return the text of docs/frameworks.md."""
     reasons = list(dict.fromkeys(text for each in columns.values() for text in each.cells.values()))
     reasons = [text for text in reasons if text not in {PASSED, FAILED}]
     where = f"{os.cpu_count()} cores, Python {platform.python_version()}"
@@ -165,7 +166,7 @@ def _digits(columns: dict[str, Column]) -> list[str]:
 
 
 def cells_of(text: str) -> dict[tuple[str, str], str]:
-    """Return the page's cells, by row and column; a reason's number is a number."""
+    """Return the page's cells by row and column; a reason is given by its number."""
     found = {}
     table = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     titles = [word.strip() for word in table[0][1:]]
@@ -179,14 +180,14 @@ def cells_of(text: str) -> dict[tuple[str, str], str]:
 
 
 def digits_of(text: str) -> dict[str, tuple[str, str]]:
-    """Return the accuracy and images/s of the page's digits, by title."""
+    """Return the accuracy and images/s of each framework on the page, by title."""
     lines = text.partition("## Digits")[2].splitlines()
     rows = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return {row[0]: (row[1], row[2]) for row in rows[2:]}
 
 
 def readme_table(text: str) -> str:
-    """Return README's table of the page `text`."""
+    """Return README's table, made from the text of the page."""
     cells, rows = cells_of(text), []
     for title, interface, columns in _README_ROWS:
         versions = dict.fromkeys(cells["version", name] for name in columns)
@@ -196,7 +197,7 @@ def readme_table(text: str) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """Return `readme` with this table in its table's place."""
+    """Return `readme` with its table replaced by `table`."""
     before, _, rest = readme.partition(README_HEAD)
     lines = rest.splitlines(keepends=True)[1:]
     after = next(number for number, line in enumerate(lines) if not line.startswith("|"))
@@ -204,7 +205,7 @@ def with_table(readme: str, table: str) -> str:
 
 
 def main() -> None:
-    """Try, and write the page where all frameworks were tried."""
+    """Test the frameworks; write the page once every framework has a result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FRAMEWORKS))
     FOUND.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ranks that join torch.distributed's backend "multiring", and what they compare with."""
+"""How ranks join a torch.distributed job of backend "multiring", and comparisons."""
 
 import gc
 import warnings
@@ -12,12 +12,15 @@ from tests.wire.ranks import Here
 from torch import Tensor
 
 PATIENCE = timedelta(seconds=50)
-dist: Any = torch.distributed  # not all of it has types
+dist: Any = torch.distributed  # torch types only parts of it
 functional: Any = torch.distributed._functional_collectives
 
 
 def enter(here: Here, place: str, **options: Any) -> Any:
-    """Return torch's group of all ranks, which meet by a store in the file `place`; see plain.py."""
+    """Return torch's group of all ranks, which meet through a store in file `place`.
+
+    Warnings become errors, and each rank computes with one thread.
+    """
     gc.freeze()
     warnings.simplefilter("error")
     torch.set_num_threads(1)
@@ -27,11 +30,11 @@ def enter(here: Here, place: str, **options: Any) -> Any:
 
 
 def as_bits(tensor: Tensor) -> Tensor:
-    """Return `tensor` so that `torch.equal` compares it whatever its type."""
+    """Return `tensor` in a form that `torch.equal` can compare, whatever its type."""
     return tensor.contiguous().view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def expect(found: Tensor, wanted: Tensor) -> None:
-    """Assert that two tensors are the same bits."""
+    """Assert that two tensors have the same type and the same bits."""
     assert found.dtype is wanted.dtype
     assert torch.equal(as_bits(found), as_bits(wanted)), f"{found} is not {wanted}"

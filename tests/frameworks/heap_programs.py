@@ -1,9 +1,12 @@
-"""Random programs of reductions in torch's own memory, which comes and goes meanwhile: nobody else's bytes may change.
+"""Random programs of reductions in torch's own memory, which torch reuses.
 
-All ranks draw the same program from a seed: tensors of up to 6 MiB that are reduced, alone, coalesced, by views, by
-several groups that come and end; resized, their storages given up and taken again; freed, aliased, seen by NumPy;
-beside a thread that allocates, and forks that look at everything and write into it. Every tensor has one value all
-over, so that a byte from elsewhere shows; what the allocator keeps beside them shows by itself.
+No operation may change the bytes of another tensor. All ranks draw the same program from a seed. The program reduces
+tensors of up to 6 MiB: alone, coalesced, as views, and in several groups that are created and destroyed. It resizes
+tensors, frees their storages and allocates them again, frees tensors, aliases them, and shares them with NumPy.
+Meanwhile a thread allocates memory, and forked children check all tensors and write to them.
+
+All elements of a tensor have the same value, so that a foreign byte is visible. Damage to the allocator's own data
+makes the allocator fail.
 """
 
 import os
@@ -21,7 +24,7 @@ from torch import Tensor
 
 _LEAST, _MOST, _LEAST_SMALL = 200_000, 1_500_000, 1000  # elements of 4 bytes
 _HELD = 8
-_LOOK = 509  # where all tensors are looked at: at every so many-th element
+_LOOK = 509  # checks look at every 509th element
 _CHILD_S = 30
 Meet = Callable[[], AbstractContextManager[Any]]
 
@@ -48,21 +51,21 @@ class _Held:
                     f"{float(part[at])}; want {self.value}"
                 )
         for other in self.others:
-            assert float(other[len(other) // 2]) == self.value, f"{what}: an alias has something else"
+            assert float(other[len(other) // 2]) == self.value, f"{what}: an alias has another value"
 
 
 class Program:
-    """One program; every rank has the same.
+    """A program; every rank has the same.
 
     Args:
-        seed: what is drawn by.
-        meet: makes the default process group of torch.distributed, for as long as it is entered.
-        forks: whether there are forks.
-        threads: whether another thread allocates meanwhile.
+        seed: seeds the random choices.
+        meet: returns a context in which torch.distributed has a default process group.
+        forks: whether the program forks children.
+        threads: whether another thread allocates memory meanwhile.
     """
 
     def __init__(self, seed: int, meet: Meet, *, forks: bool = True, threads: bool = True) -> None:
-        self._draw = random.Random(seed)  # noqa: S311 -- a program
+        self._draw = random.Random(seed)  # noqa: S311 -- draws a program
         self._meet = meet
         self._threads = threads
         self._held: list[_Held] = []
@@ -84,7 +87,7 @@ class Program:
         ]
 
     def run(self, turns: int, *, worlds: int = 3) -> None:
-        """Take so many turns, in as many default process groups, one after the other, as `worlds` says."""
+        """Run `turns` turns, divided among `worlds` default process groups in sequence."""
         is_over = threading.Event()
         beside = threading.Thread(target=_allocate_beside, args=(is_over,), daemon=True)
         if self._threads:
@@ -127,7 +130,10 @@ class Program:
         return float(self._counted)
 
     def _pick(self, *, is_free: bool = False) -> _Held | None:
-        """Return a tensor that no operation works on; `is_free`: of which nobody else knows the memory."""
+        """Return a tensor that no operation is using, or None.
+
+        With `is_free`, nothing else may refer to the tensor's memory.
+        """
         busy = {id(held) for _, each in self._in_flight for held in each}
         fits = [
             held for held in self._held if id(held) not in busy and not (is_free and (held.is_numpys or held.others))
@@ -162,7 +168,10 @@ class Program:
             held.fill(self._next_value())
 
     def _give_up_storage(self) -> None:
-        """Others get its memory, before it has some again: as much, or not."""
+        """Free a tensor's storage, let others use the memory, and allocate it again.
+
+        The new storage has the same size or another one.
+        """
         held = self._pick(is_free=True)
         if held is None:
             return
@@ -222,7 +231,7 @@ class Program:
             held.require("all_reduce_coalesced", 1)
 
     def _reduce_part(self) -> None:
-        """The middle of a tensor: what lies beside it stays."""
+        """Reduce the middle of a tensor; the elements beside it must not change."""
         held = self._pick()
         if held is None:
             return
@@ -249,12 +258,15 @@ class Program:
 
     def _end_group(self) -> None:
         if self._groups:
-            if self._draw.random() < 0.5:  # else with operations that have not been waited for
+            if self._draw.random() < 0.5:  # otherwise destroy it with operations that were not waited for
                 self._wait()
             dist.destroy_process_group(self._groups.pop(self._draw.randrange(len(self._groups))))
 
     def _fork(self) -> None:
-        """The child sees what there is, and what it writes and frees is its own."""
+        """Fork a child, which must see the tensors' values of the time of the fork.
+
+        The child's writes and frees must not change the parent's tensors.
+        """
         self._wait()
         told, tell = os.pipe()
         child = os.fork()
@@ -272,22 +284,22 @@ class Program:
         try:
             threading.Timer(_CHILD_S, os._exit, (3,)).start()
             os.close(tell)
-            os.read(told, 1)  # until the parent has written
+            os.read(told, 1)  # returns once the parent has written
             for held in self._held:
                 held.require("in a forked child")
                 held.tensor.fill_(-1)
             self._held.clear()
             kept = [torch.full((200_000,), float(number)) for number in range(20)]
             assert all(bool((each == number).all()) for number, each in enumerate(kept))
-        except BaseException as error:  # noqa: BLE001 -- the parent tells
+        except BaseException as error:  # noqa: BLE001 -- the exit status reports it
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             return 1
         return 0
 
 
 def _allocate_beside(is_over: threading.Event) -> None:
-    """Allocate and free, in torch and beside it, until told to end."""
-    draw = random.Random(1)  # noqa: S311 -- a program
+    """Allocate and free memory until `is_over`; check that it stays unchanged."""
+    draw = random.Random(1)  # noqa: S311 -- draws sizes
     kept: list[Tensor] = []
     while not is_over.wait(0.001):
         kept.append(torch.full((draw.randrange(1000, 400_000),), 5.0))

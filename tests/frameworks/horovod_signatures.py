@@ -1,11 +1,12 @@
-"""The signatures of Horovod 0.28.1, as its source distribution has them, beside ours.
+"""Compare multiring's signatures with those of Horovod 0.28.1's sdist.
 
-Read them anew (pip download horovod==0.28.1 --no-deps --no-binary :all:), and compare what is importable here:
+Read Horovod's signatures again (pip download horovod==0.28.1 --no-deps --no-binary :all:), or compare those of the
+installed modules:
 
     python tests/frameworks/horovod_signatures.py read horovod-0.28.1.tar.gz
     multiring run --horovod -n 1 -- python tests/frameworks/horovod_signatures.py compare
 
-Only names, kinds and defaults of parameters are read: facts of the interface, nothing of the code behind it.
+The script reads only names, kinds and defaults of parameters: facts of the interface, and no code.
 """
 
 import ast
@@ -51,18 +52,18 @@ MODULES = (
     "horovod.torch.optimizer",
     "horovod.torch.sync_batch_norm",
 )
-# Of these, what they import from their own modules is offered too.
+# The names that these packages import from Horovod's modules are public, too.
 PACKAGES = (
     *("horovod.keras", "horovod.runner", "horovod.tensorflow", "horovod.tensorflow.keras"),
     *("horovod.torch", "horovod.torch.elastic"),
 )
-# Private classes whose methods users call on what DistributedOptimizer returns.
+# Users call methods of these private classes on the optimizers that DistributedOptimizer returns.
 OPTIMIZERS = ("_DistributedOptimizer", "_DistributedAdasumOptimizer")
 ADAPTERS = ("horovod.torch", "horovod.tensorflow", "horovod.keras")
-Parameter = dict[str, str]  # name, kind and, where it has one, the default as it is spelt
+Parameter = dict[str, str]  # the name, the kind, and the text of the default, if any
 
 
-# -- reading theirs
+# -- reading Horovod's signatures
 
 
 def read(sdist: Path) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def read(sdist: Path) -> dict[str, Any]:
 
 
 def source_of(archive: tarfile.TarFile, path: str) -> str:
-    """Return the text of a module of the archive."""
+    """Return the source of a module in the archive."""
     known = set(archive.getnames())
     file = archive.extractfile(f"{path}.py" if f"{path}.py" in known else f"{path}/__init__.py")
     assert file is not None
@@ -93,7 +94,7 @@ def source_of(archive: tarfile.TarFile, path: str) -> str:
 
 
 def functions_in(tree: ast.Module) -> Iterator[tuple[str, list[Parameter]]]:
-    """Yield the public functions and methods, constructors too; not those that autograd calls."""
+    """Yield the public functions, methods and constructors, except autograd's classes."""
     for node in statements_in(tree.body):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             yield node.name, parameters_of(node)
@@ -105,19 +106,19 @@ def functions_in(tree: ast.Module) -> Iterator[tuple[str, list[Parameter]]]:
 
 
 def statements_in(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, and those that stand there under a condition."""
+    """Yield the statements of a module, including those inside `if` statements."""
     for node in body:
         yield from statements_in(node.body) if isinstance(node, ast.If) else (node,)
 
 
 def is_offered(node: ast.ClassDef) -> bool:
-    """Whether users have to do with a class."""
+    """Return whether users use the class: it is public or an optimizer's class."""
     is_autograds = any(ast.unparse(base).endswith("Function") for base in node.bases)
     return not is_autograds and (not node.name.startswith("_") or node.name in OPTIMIZERS)
 
 
 def is_public_method(method: ast.FunctionDef, owner: str) -> bool:
-    """Whether users call it; constructors of private classes are not called by them."""
+    """Return whether users call the method. They do not construct private classes."""
     return not method.name.startswith("_") or (method.name == "__init__" and not owner.startswith("_"))
 
 
@@ -138,14 +139,15 @@ def parameters_of(node: ast.FunctionDef) -> list[Parameter]:
 
 
 def described(name: str, kind: Any, default: ast.expr | None = None) -> Parameter:
-    """Return a parameter as the table has it."""
+    """Return a parameter in the table's form."""
     return {"name": name, "kind": kind.name} | ({} if default is None else {"default": ast.unparse(default)})
 
 
 def names_in(body: list[ast.stmt], *, is_package: bool) -> Iterator[str]:
-    """Yield the public names that a module defines; and a package, which it imports from Horovod itself.
+    """Yield the public names that a module defines.
 
-    `size = _basics.size` is yielded as "size=_basics.size": its signature is the method's.
+    A package also yields the names that it imports from Horovod. `size = _basics.size` is yielded as
+    "size=_basics.size", because the name has the method's signature.
     """
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -162,7 +164,7 @@ def names_in(body: list[ast.stmt], *, is_package: bool) -> Iterator[str]:
 
 
 def assigned_in(node: ast.Assign) -> Iterator[str]:
-    """Yield the public names of an assignment, as `names_in` does."""
+    """Yield the public names of an assignment, in the form of `names_in`."""
     text = ast.unparse(node.value)
     for target in node.targets:
         if isinstance(target, ast.Name) and not target.id.startswith("_"):
@@ -170,7 +172,10 @@ def assigned_in(node: ast.Assign) -> Iterator[str]:
 
 
 def aliases(functions: dict[str, Any], names: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, method of HorovodBasics) of what a module takes over from it; `names` then holds names alone."""
+    """Yield (name, method) for each name that a module takes from HorovodBasics.
+
+    In `names`, the entry "name=value" of such a name is replaced by the name alone.
+    """
     for module, found in names.items():
         for text in [text for text in found if "=" in text]:
             name, _, value = text.partition("=")
@@ -180,11 +185,16 @@ def aliases(functions: dict[str, Any], names: dict[str, list[str]]) -> Iterator[
                 yield f"{module}.{name}", method
 
 
-# -- comparing ours
+# -- comparing multiring's signatures
 
 
 def compare(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is `missing`, what has been `added` at the end of which function, and what `differs` how."""
+    """Return the differences of multiring's signatures from the table.
+
+    Returns:
+        "missing" gives the error for each missing name, "added" the parameters that each function has in addition, and
+        "differs" a description of each other difference.
+    """
     missing: dict[str, str] = {}
     added: dict[str, list[str]] = {}
     differs: dict[str, str] = {}
@@ -194,7 +204,7 @@ def compare(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
         except AttributeError as error:
             missing[name] = str(error)
             continue
-        # Before a last *args or **kwargs is their end, too.
+        # New parameters may also come before a final *args or **kwargs.
         has_tail = bool(theirs and ours) and theirs[-1] == {"name": ours[-1].name, "kind": ours[-1].kind.name}
         count = len(theirs) - has_tail
         difference = difference_of(theirs[:count], ours[: len(ours) - has_tail])
@@ -209,10 +219,10 @@ def compare(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def signature_of(name: str) -> inspect.Signature:
-    """Return the signature of ours, without self.
+    """Return multiring's signature of a name, without self.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: multiring has no such name.
     """
     module = next(module for module in sorted(MODULES, key=len, reverse=True) if name.startswith(f"{module}."))
     found: Any = import_module(module)
@@ -229,14 +239,14 @@ def signature_of(name: str) -> inspect.Signature:
 
 
 def optimizer_class(name: str) -> type:
-    """Return the class of what DistributedOptimizer returns."""
+    """Return the class of the optimizers that DistributedOptimizer returns."""
     if name.startswith("horovod.tensorflow."):
-        import horovod.tensorflow as hvt  # noqa: PLC0415 -- there in ranks of --horovod alone
+        import horovod.tensorflow as hvt  # noqa: PLC0415 -- exists only in ranks of `multiring run --horovod`
         import tensorflow as tf  # noqa: PLC0415 -- as above
 
         hvt.init()
         return type(hvt.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1)))
-    import horovod.torch as hvd  # noqa: PLC0415 -- there in ranks of --horovod alone
+    import horovod.torch as hvd  # noqa: PLC0415 -- exists only in ranks of `multiring run --horovod`
     import torch  # noqa: PLC0415 -- as above
 
     hvd.init()
@@ -246,7 +256,7 @@ def optimizer_class(name: str) -> type:
 
 
 def difference_of(theirs: list[Parameter], ours: list[inspect.Parameter]) -> str:
-    """Return how ours is not theirs with optional parameters after them, in words; "" where it is."""
+    """Return how `ours` differs from `theirs`; "" if only in new optional ones."""
     for index, parameter in enumerate(theirs):
         if index >= len(ours):
             return f"lacks {parameter['name']}"
@@ -265,7 +275,7 @@ def difference_of(theirs: list[Parameter], ours: list[inspect.Parameter]) -> str
 
 
 def is_default(value: Any, text: str) -> bool:
-    """Whether a default is what `text` says, which is a literal or a name of an adapter."""
+    """Return whether `value` equals `text`, a literal or a name in an adapter."""
     try:
         wanted = ast.literal_eval(text)
     except ValueError:
@@ -274,7 +284,7 @@ def is_default(value: Any, text: str) -> bool:
 
 
 def is_named(value: Any, text: str, adapter: str) -> bool:
-    """Whether `value` is what `text` names in an adapter."""
+    """Return whether `text` names `value` in an adapter."""
     wanted: Any = import_module(adapter)
     for part in text.split("."):
         wanted = getattr(wanted, part, None)
@@ -282,7 +292,7 @@ def is_named(value: Any, text: str, adapter: str) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Read, or compare and print what was found as JSON."""
+    """Read Horovod's signatures, or print the differences as JSON."""
     if arguments[:1] == ["read"]:
         table = read(Path(arguments[1]))
         TABLE.write_text(json.dumps(table, indent=1) + "\n")

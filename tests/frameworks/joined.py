@@ -1,4 +1,4 @@
-"""Ranks of a torch.distributed job in tests."""
+"""How ranks of tests join a torch.distributed job."""
 
 import gc
 import warnings
@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 from tests.wire.ranks import Here
 
-PATIENCE = timedelta(seconds=100)  # of what must not end by it
+PATIENCE = timedelta(seconds=100)  # the time-out of jobs that must not time out
 
 
 def join_torch(here: Here, rendezvous: str, *, backend: str = "multiring", timeout: timedelta = PATIENCE) -> Any:
-    """Return torch's group of all ranks, each of which computes with one thread and takes warnings for errors.
+    """Return torch's group of all ranks; warnings become errors on each rank.
 
     Args:
-        here: the rig's.
-        rendezvous: a path where there is no file yet.
-        backend: torch's name of it.
-        timeout: the group's.
+        here: the rank's place in the test job.
+        rendezvous: a path at which no file exists; the ranks meet there.
+        backend: the backend's name in torch.
+        timeout: the group's time-out.
     """
-    gc.freeze()  # as in plain.join
+    gc.freeze()  # for the same reason as in plain.join
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -1,4 +1,4 @@
-"""What test_keras.py runs on ranks, with KERAS_BACKEND set."""
+"""Jobs that ranks of test_keras.py run, with KERAS_BACKEND set."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def data() -> tuple[Any, Any]:
 
 
 def network() -> Any:
-    keras.utils.set_random_seed(mk.rank())  # others on each rank, until they are broadcast
+    keras.utils.set_random_seed(mk.rank())  # ranks' weights differ until a broadcast
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
     if mk.rank() == 0:
         random = np.random.default_rng(4)
@@ -43,7 +43,10 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no types
 
 
 def distributed(_folder: str) -> Any:
-    """Arrays whose batches of 8 no number of ranks but 1, 2 and 4 divides, the last one of 2."""
+    """Train on arrays with `distribute`: batches of 8, the last of 2.
+
+    Only 1, 2 and 4 ranks divide a batch evenly.
+    """
     images, labels = data()
     model = mk.distribute(network())
     model.compile(keras.optimizers.Adam(0.02, clipnorm=1.0), "mse", metrics=["mae"])
@@ -100,17 +103,17 @@ def by_callbacks(folder: str) -> Any:
     assert np.isclose(rates[-1], 0.05)
     assert np.isclose(rates[11], 0.1)
     assert np.isclose(rates[0], 0.1 / mk.size() * (1 / 6 * (mk.size() - 1) / 2 + 1))
-    mk.barrier()  # rank 0 has written it
+    mk.barrier()  # rank 0 has written the file now
     loaded = mk.load_model(f"{folder}/best.keras")
     assert np.allclose(loaded.predict(images, verbose=0), model.predict(images, verbose=0))
     loaded.fit(images[own], labels[own], verbose=0)
     assert mk.allreduce(np.arange(3.0), op=mk.Sum).tolist() == (np.arange(3.0) * mk.size()).tolist()
     assert mk.allreduce(mk.rank(), op=mk.Max) == mk.size() - 1
-    big = 2**58 + 1  # more digits than float64 has
+    big = 2**58 + 1  # needs more digits than float64 has
     assert mk.allreduce(np.array(big), op=mk.Sum, prescale_factor=2.0) == 2 * big * mk.size()
     assert mk.allreduce(np.array([big, -1]), postscale_factor=3.0).tolist() == [3 * big, -3]
     rows = np.array([2**62 + 1, -1 - 2 * (not mk.rank())] * mk.size())
-    assert mk.reducescatter(rows).tolist() == [2**62 + 1, -1 - (2 // mk.size())]  # truncated; the sum is beyond int64
+    assert mk.reducescatter(rows).tolist() == [2**62 + 1, -1 - (2 // mk.size())]  # truncated; the sum overflows int64
     assert mk.allgather(np.full((mk.rank() + 1, 2), 1.0)).shape == (sum(range(1, mk.size() + 1)), 2)
     assert mk.broadcast(np.array([mk.rank()]), mk.size() - 1).tolist() == [mk.size() - 1]
     return history.history["loss"]
@@ -130,7 +133,7 @@ def accumulating(_folder: str) -> Any:
 
 
 def normalizing(folder: str) -> Any:
-    """Batches of 10 are normalized by all their samples, of which each rank has a part."""
+    """Train in batches of 10: statistics must cover the samples of all ranks."""
     images, labels = data()
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(8), mk.SyncBatchNormalization(momentum=0.5), keras.layers.Dense(1)]
@@ -140,7 +143,7 @@ def normalizing(folder: str) -> Any:
     mk.distribute(model).compile(keras.optimizers.SGD(0.05), "mse")
     history = model.fit(images, labels, batch_size=10, epochs=4, shuffle=False, verbose=0)
     path = f"{folder}/normalizing-{mk.rank()}.keras"
-    if mk.size() > 1:  # alone there is no folder
+    if mk.size() > 1:  # a job of one rank has no folder
         model.save(path)
         assert type(keras.models.load_model(path).layers[1]) is keras.layers.BatchNormalization
     moving = [float(each) for each in keras.ops.convert_to_numpy(model.layers[1].moving_variance)]
@@ -184,8 +187,11 @@ def mistaken(_folder: str) -> Any:
 
 
 def dealt(_folder: str) -> Any:
-    """Each pass of a data set of TensorFlow has the rows of its plan; return how many functions a data set traces."""
-    from tensorflow.python.data.ops import structured_function  # noqa: PLC0415 -- of one backend alone
+    """Check that each pass of a TensorFlow data set has the rows of its plan.
+
+    Return the largest number of functions that one data set traces.
+    """
+    from tensorflow.python.data.ops import structured_function  # noqa: PLC0415 -- only with this backend
 
     random = np.random.default_rng(5)
     traced = []
@@ -216,7 +222,7 @@ def dealt(_folder: str) -> Any:
 
 
 def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what each program finds on all ranks."""
+    """Return each program's result, gathered from all ranks."""
     mk.init()
     listed = (distributed, by_callbacks, accumulating, normalizing, mistaken, dealt)
     programs = {each.__name__: each for each in listed}

@@ -1,4 +1,4 @@
-"""What test_keras_trust.py runs on ranks: `distribute` held against the same program without it."""
+"""Jobs of test_keras_trust.py: programs with and without `distribute`."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ import multiring.keras as mk
 from multiring.errors import ArgumentError
 from multiring.keras.shards import ArrayShards, Place
 
-ROWS = 23  # no batch of 8 divides it, and its last one is uneven on 2 ranks
+ROWS = 23  # 8 does not divide it, and the last batch is uneven on 2 ranks
 
 
 def data(seed: int = 0) -> tuple[Any, Any]:
@@ -36,7 +36,10 @@ def apart(one: Any, other: Any) -> float:
 
 
 def dealing(_folder: str) -> Any:
-    """Each row is dealt once, whatever the sizes; all ranks make as many steps; nothing else counts."""
+    """Every row is dealt exactly once, whatever the sizes.
+
+    All ranks make the same number of steps, and no other row counts.
+    """
     random = np.random.default_rng(3)
     adapter: Any = keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter
     for _ in range(60):
@@ -64,25 +67,26 @@ LOSSES = sorted(
 
 
 def takes(make: Callable[[], Any], *data: Any, **weights: Any) -> bool:
-    """Return whether a loss or a metric takes such data."""
+    """Return whether a loss or a metric accepts the data."""
     try:
         make()(*data, **weights)
-    except Exception:  # noqa: BLE001 -- of Keras
+    except Exception:  # noqa: BLE001 -- Keras raises many types
         return False
     return True
 
 
 def losses(_folder: str) -> Any:
-    """Every loss of Keras, by every reduction, plain or weighted, trains as without distribute.
+    """Return how far each Keras loss trains differently with and without `distribute`.
 
-    Each has an output of its own in one model, so that it cannot change what another one trains.
+    Every loss is tried with several reductions, weighted and unweighted. Each loss has its own output of one model, so
+    it cannot affect the training of another loss.
     """
     x, y = data()
     found: dict[str, float | None] = {}
-    heads: dict[bool, dict[str, tuple[Callable[[], Any], Any, Any]]] = {True: {}, False: {}}  # weighted or not
+    heads: dict[bool, dict[str, tuple[Callable[[], Any], Any, Any]]] = {True: {}, False: {}}  # True: with weights
     for place, name in enumerate(LOSSES):
         labels = y.argmax(1) if "Sparse" in name else y
-        # Each by its usual reduction or a sum, in turn, and by the mean that samples' weights divide.
+        # The first reduction alternates between the default and a sum. The second divides by the samples' weights.
         for reduction in (("sum_over_batch_size", "sum")[place % 2], "mean_with_sample_weight"):
             made = functools.partial(getattr(keras.losses, name), reduction=reduction)
             found[f"{name} {reduction}"] = None
@@ -97,7 +101,7 @@ def losses(_folder: str) -> Any:
 
 
 def _trained(heads: Any, x: Any, *, shares: bool, weighted: bool) -> dict[str, Any]:
-    """Return by name each output's losses and weights after an epoch."""
+    """Train one epoch; return each output's losses and weights by name."""
     random = np.random.default_rng(1)
     inputs = keras.Input((4,))
     layers = {name: keras.layers.Dense(3, activation="softmax", name=name) for name in heads}
@@ -128,11 +132,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def metrics(_folder: str) -> Any:
-    """Every metric of Keras that takes such data is that of one process, after an epoch and of an evaluation."""
+    """Return how far each Keras metric differs with and without `distribute`.
+
+    The metrics are those that accept such data, after an epoch of training and after an evaluation.
+    """
     x, y = data()
     weights = np.linspace(0.1, 2.0, ROWS)
     kinds = {name: each for name, each in vars(keras.metrics).items() if isinstance(each, type)}
-    without = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}  # of numbers, not of labels and predictions
+    without = {"Metric", "Mean", "Sum", "MeanMetricWrapper"}  # take numbers, not labels and predictions
     found: dict[str, float | None] = dict.fromkeys(sorted(set(kinds) - without))
     for is_sparse in (False, True):
         labels = y.argmax(1) if is_sparse else (y > 0) * 1.0
@@ -159,7 +166,10 @@ def metrics(_folder: str) -> Any:
 
 
 class Logging(keras.Sequential):  # type: ignore[misc] # Keras has no types
-    """Logs a metric under another name, and numbers of its own that are as large as metrics of rank 0."""
+    """A model whose logs are no plain metrics.
+
+    It logs one metric under another name. It also logs numbers that equal the values of rank 0's metrics.
+    """
 
     def train_step(self, data: Any) -> Any:
         self.seen.update_state(keras.ops.ones_like(data[1]))
@@ -168,7 +178,10 @@ class Logging(keras.Sequential):  # type: ignore[misc] # Keras has no types
 
 
 def logged(_folder: str) -> Any:
-    """A log is a metric's where the step has put the metric's result there, and not where the numbers are equal."""
+    """Return a model's logs without and with `distribute`.
+
+    A log is a metric's if the step returned the metric's result under the log's name. Equal numbers do not count.
+    """
     x, y = data()
     found = []
     for shares in (False, True):
@@ -189,7 +202,7 @@ class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
         del logs
         path = f"{self.folder}/own{epoch}.weights.h5"
         self.model.save_weights(path)
-        self.model.load_weights(path)  # on every rank, at once
+        self.model.load_weights(path)  # on every rank, right after the save
         if mk.rank() == 0:
             self.model.save(f"{self.folder}/guarded.keras")
         self.model.save(f"{self.folder}/of-rank-{mk.rank()}.keras")
@@ -198,7 +211,7 @@ class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
 
 
 class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Writes by itself."""
+    """A callback that writes its own text file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -210,7 +223,10 @@ class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
 
 
 def written(folder: str) -> Any:
-    """Keras' callbacks that write, a user's own, and one in the wrapper; each file is read on every rank."""
+    """Train with callbacks that write files; then read each file on every rank.
+
+    The callbacks are Keras' own, a user's, and a callback in the wrapper.
+    """
     mk.barrier()
     opened: list[str] = []
 
@@ -242,7 +258,7 @@ def written(folder: str) -> Any:
     )
     if mk.rank():
         here = {Path(path).name for path in opened if folder in path}
-        assert here <= {"of-rank-1.keras"}, here  # the others are rank 0's
+        assert here <= {"of-rank-1.keras"}, here  # rank 0 writes all other files
     names = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
     for name in names:
         if name.endswith(".weights.h5"):
@@ -255,7 +271,10 @@ def written(folder: str) -> Any:
 
 
 def restored(folder: str) -> Any:
-    """A training that BackupAndRestore continues does so on every rank, although rank 0 alone reads."""
+    """A training that BackupAndRestore resumes continues on every rank.
+
+    Only rank 0 reads the backup.
+    """
     x, y = data()
     backup = f"{folder}/again"
 
@@ -263,7 +282,7 @@ def restored(folder: str) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             del logs
             if epoch == 1 and mk.rank() == mk.size() - 1:
-                self.model.stop_training = True  # on one rank: all stop
+                self.model.stop_training = True  # on one rank; all ranks must stop
 
     for stops in ([Stops()], []):
         model = mk.distribute(network())
@@ -275,7 +294,7 @@ def restored(folder: str) -> Any:
 
 
 def mistaken(_folder: str) -> Any:
-    """Data that differ between ranks are refused, from every source; a batch-level loss is said once."""
+    """Return the errors for data that differ between ranks, from each kind of source."""
     x, y = data(mk.rank())
 
     def batches() -> Iterator[Any]:
@@ -294,6 +313,6 @@ def mistaken(_folder: str) -> Any:
 
 
 def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what each program finds."""
+    """Return the result of each program."""
     mk.init()
     return {name: globals()[name](folder) for name in names}

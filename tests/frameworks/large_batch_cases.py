@@ -1,4 +1,7 @@
-"""Every optimizer and switch for large batches, as one table, and training that any number of ranks do alike."""
+"""All large-batch optimizers and switches in one table, and trainings with them.
+
+A training gives the same result on any number of ranks.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +14,7 @@ import multiring.torch as mt
 from multiring.convergence import Constant, Cosine, Warmup
 from multiring.gradients.loss_scale import LossScale
 
-BATCH = 12  # which 1, 2, 3 and 4 ranks divide
+BATCH = 12  # 1, 2, 3 and 4 ranks divide it
 Trained = list[torch.optim.Optimizer]
 Make = Callable[[nn.Module], Trained]
 
@@ -93,14 +96,14 @@ def scale_of(optimizer: torch.optim.Optimizer) -> float:
 
 
 def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 20) -> list[Tensor]:
-    """Return the weights, and what is kept of them, after training by the case `name` with batches of `BATCH` samples.
+    """Train by the case `name`; return the weights and the kept averages.
 
     Args:
-        name: of the case.
-        rank: this one.
-        ranks: how many divide each batch; 1 for plain training, without a job.
-        passes: backwards that make a step.
-        steps: how many.
+        name: the name of the case.
+        rank: this rank.
+        ranks: the number of ranks that share each batch of `BATCH` samples; 1 for plain training without a job.
+        passes: the backward passes per step.
+        steps: the number of steps.
     """
     model = network()
     optimizers = CASES[name](model)
@@ -126,9 +129,10 @@ def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 2
 
 
 def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[Tensor]:
-    """Return the weights after AdaScale, which measures the gradients of `parts`: of ranks, or of one rank's backwards.
+    """Train with AdaScale; return the weights and the position of the schedule.
 
-    Its gain depends on how many parts there are, and on nothing else.
+    AdaScale compares the gradients of `parts` ranks, or of `parts` backward passes of one rank. Its gain depends only
+    on the number of parts.
     """
     model = network()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.5)
@@ -151,7 +155,10 @@ def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[T
 
 
 def scaled_and_lagged(optimizer: torch.optim.Optimizer, weight: Tensor, overflow: float) -> list[float]:
-    """Return how far SGD at rate 1 has come after each of five steps with a GradScaler, the second of `overflow`."""
+    """Return the distance of SGD at rate 1 after each of five steps with a GradScaler.
+
+    The loss of the second step is multiplied by `overflow`.
+    """
     mt.gradient_lag(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     seen = []

@@ -1,4 +1,4 @@
-"""A framework that ranks alone use: no process of pytest's own imports it, which takes seconds in each."""
+"""Frameworks that only ranks import, because each import takes seconds."""
 
 import sys
 from importlib import import_module
@@ -17,7 +17,10 @@ class _Later:
 
 
 def framework(name: str) -> Any:
-    """Return the module `name`: in the nursery as it is, elsewhere one that is imported when it is used first."""
+    """Return the module `name`.
+
+    In the nursery the module is imported at once; elsewhere it is imported on first use.
+    """
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed", allow_module_level=True)
     spec = sys.modules["__main__"].__spec__

@@ -1,4 +1,4 @@
-"""What users do wrong, as docs/mistakes.md lists it: each is made here."""
+"""The mistakes that docs/mistakes.md lists; each function makes one."""
 
 import os
 from collections.abc import Callable
@@ -16,13 +16,13 @@ import multiring.torch
 
 Mistake = Callable[[], object]
 WRONG: Any = None
-mt: Any = multiring.torch  # a type checker would object to some of the mistakes
-alone: dict[str, Mistake] = {}  # in a process that has joined no job
-together: dict[str, Mistake] = {}  # on two ranks of a job, which goes on afterwards
+mt: Any = multiring.torch  # Any: a type checker would reject some mistakes
+alone: dict[str, Mistake] = {}  # in a process that has not joined a job
+together: dict[str, Mistake] = {}  # on two ranks of a job, which must continue to work
 
 
 def made_by(table: dict[str, Mistake], what: str) -> Callable[[Mistake], Mistake]:
-    """Enter a function in `table` by the words that the page has for it."""
+    """Register a function in `table` under the page's words for the mistake."""
 
     def enter(make: Mistake) -> Mistake:
         assert what not in table, what
@@ -88,7 +88,7 @@ def _() -> object:
     return multiring.run(WRONG, ranks=2)
 
 
-# Last, as the others are made before any job.
+# This mistake is last because the others need a process that never joined a job.
 @made_by(alone, "`mt.allreduce(...)` after `mt.shutdown()`")
 def _() -> object:
     mt.init()
@@ -338,30 +338,30 @@ def _() -> object:
     return mt.load("saved", model=network(hidden=5))
 
 
-# Last, as the ranks' calls without names are out of step from then on.
+# This mistake is last because the ranks' unnamed calls no longer match after it.
 @made_by(together, "`if mt.rank() == 0: mt.allreduce(...)`")
 def _() -> object:
     return mt.allreduce(torch.ones(2), name="only on one") if number() == 0 else mt.barrier()
 
 
 def make_alone(folder: str) -> dict[str, str]:
-    """Make the mistakes of a process that is in no job; return what was said, by the page's words."""
+    """Make the mistakes outside a job; return each error by the page's words."""
     os.chdir(folder)
     return {what: said(make) for what, make in alone.items()}
 
 
 def make_together(folder: str) -> dict[str, str]:
-    """Make those of a rank, one after the other in one job."""
+    """Make the mistakes of a rank in one job; return each error by the page's words."""
     os.chdir(Path(folder))
     return {what: said(make) for what, make in together.items()}
 
 
 def said(make: Mistake) -> str:
-    """Return the kind and the text of the error that a mistake leads to; "" where there is none."""
+    """Return the type and text of the error that a mistake raises, or ""."""
     try:
         make()
     except multiring.errors.MultiringError as error:
-        # Behind the kind that a user may catch; those of frontend/errors.py are of two kinds.
+        # Name the public class that users catch; errors of frontend/errors.py derive from it and from another class.
         kind = next(each for each in type(error).__mro__ if each.__module__ == multiring.errors.__name__)
         return f"{kind.__name__}: {error}"
     return ""

@@ -1,15 +1,15 @@
-"""What pages show as code, Python and commands, and which of it tests/frameworks/test_documents.py runs already."""
+"""The pages' Python blocks and commands, and which test_documents.py runs."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Pages whose console blocks are run as they stand, after the files that are to be saved; with how many commands.
+# The pages whose console blocks test_documents.py runs after it has saved the pages' files, and their command counts.
 DOCUMENTS = {"run.md": 3, "data.md": 6, "loop.md": 2, "tutorial.md": 7, "torch_optimizer.md": 2}
-# "Save this as `FILE`", where it stands before; the kind; the text.
+# The text "Save this as `FILE`" before a block, the block's kind, and its text.
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
-# Of blocks that are no Python, what begins so is typed by people; the rest is what is printed, or a drawing.
+# In blocks that are not Python, lines that begin like this are commands. Other lines are output or a drawing.
 COMMAND = re.compile(
     r"^(?:\$ )?((?:[A-Z_]+=\S+ )*"
     r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open) .*?)(?: +#.*)?$"
@@ -18,26 +18,26 @@ COMMAND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A block of Python, or one command, and where it stands."""
+    """A block of Python, or one command, and its page."""
 
     page: str
     text: str
-    is_run: bool  # by test_documents
+    is_run: bool  # test_documents.py runs it
 
     @property
     def title(self) -> str:
-        """What a table calls it: the first line that imports nothing."""
+        """The block's title in a table: its first line that is not an import."""
         lines = [line for line in self.text.splitlines() if line]
         return next((line for line in lines if not line.startswith(("import ", "from "))), lines[0])
 
 
 def pages() -> list[Path]:
-    """Return what users read; decisions and the diary are history."""
+    """Return README and the pages of docs; decisions and the log are history."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def shown(*kinds: str) -> list[Shown]:
-    """Return the blocks of some kinds."""
+    """Return the code blocks of the given kinds on all pages."""
     found = []
     for path in pages():
         for block in BLOCK.finditer(path.read_text(encoding="utf-8")):
@@ -48,14 +48,14 @@ def shown(*kinds: str) -> list[Shown]:
 
 
 def scripts_of_the_diff() -> tuple[str, str]:
-    """Return README's script for one process, and the script that its diff makes of it."""
+    """Return README's script for one process, and the script after README's diff."""
     [diff] = [each.text.splitlines() for each in shown("diff") if each.page == "README.md"]
     single, distributed = ("\n".join(line[1:] for line in diff if line[:1] != sign) for sign in "+-")
     return single + "\n", distributed + "\n"
 
 
 def commands_shown() -> list[Shown]:
-    """Return every command."""
+    """Return every command on the pages."""
     return [
         Shown(block.page, match[1], block.is_run)
         for block in shown("", "sh", "console")

@@ -1,4 +1,4 @@
-"""The commands that pages show: which are run as they stand, which at less cost, and which are only read, and why."""
+"""The pages' commands: how a test runs each, or why no test runs it here."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,24 @@ DIGITS = "tests/frameworks/test_digits.py"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run, in a folder that has what pages speak of; and it ends with 0."""
+    """Run the command in a folder with the pages' files; it must exit with 0."""
 
-    says: str  # something of what it prints
-    instead: str = ""  # the same at less cost
-    makes: str = ""  # a file
+    says: str  # a part of the expected output
+    instead: str = ""  # a cheaper command that is run instead
+    makes: str = ""  # a file that the command must write
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Not run here. Options are looked up, and so are extras, targets, files and modules of this repository."""
+    """Do not run the command; check what it names.
 
-    why: str  # and what does run it
+    Its options, extras and targets, and its files and modules in this repository, must exist.
+    """
+
+    why: str  # why it is not run, and which test runs it
 
 
-# By page and command.
+# The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

@@ -1,4 +1,4 @@
-"""The Python that pages show without the program around it: what that program had before, and which ranks run it."""
+"""Python blocks of the pages that need a program around them, and that program."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ loader = DataLoader(dataset, batch_size=8)
 """
 JOINED = TRAINING + "mt.init()\n"
 SHARED = JOINED + "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())\n"
-# What torchrun tells torch, by a file.
+# torchrun gives torch the addresses; a file replaces them here.
 MEETING = (
     'init_process_group("multiring")',
     'init_process_group("multiring", init_method=f"file://{STORE}", rank=RANK, world_size=2)',
@@ -43,15 +43,15 @@ own_images, own_labels = images[:16], labels[:16]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snippet:
-    """How a block of Python is run: on two ranks, in a module of its own."""
+    """How a block of Python is run, on two ranks, in its own module."""
 
-    before: str = ""  # the program that it stands in
-    after: str = ""  # asks for what it has promised
-    instead: tuple[str, str] = ("", "")  # a name that is not there, and one that is
+    before: str = ""  # the program around the block
+    after: str = ""  # checks the block's promise
+    instead: tuple[str, str] = ("", "")  # a name that does not exist here, and its replacement
     framework: str = "torch"
 
 
-# By page and title.
+# The snippets by page and title.
 SNIPPETS = {
     (
         "index.md",
@@ -230,7 +230,7 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         framework="keras",
     ),
 }
-# Not run here, and why; what does run it.
+# Blocks that are not run here: the reason, or the test that runs them.
 NOT_RUN = {
     ("adapters.md", "for result in conformance.run(ADAPTER):"): "minutes; tests/frameworks/test_conformance.py",
     ("caffe.md", "mc.init()  # before the solver is made"): "needs Caffe; on a stand-in tests/frameworks/test_caffe.py",
@@ -242,11 +242,11 @@ NOT_RUN = {
 
 
 def live(_: Here, title: tuple[str, str], text: str, folder: str) -> None:
-    """Be a rank of the program around a snippet."""
+    """Run the snippet `text` with the program around it, as a rank."""
     snippet = SNIPPETS[title]
     os.chdir(folder)
     program = ModuleType("__main__")
     sys.modules["__main__"] = program
     text = text.replace(*snippet.instead) if snippet.instead[0] else text
     for part, name in ((snippet.before, "before"), (text, f"{title[0]}: {title[1]}"), (snippet.after, "after")):
-        exec(compile(part, name, "exec"), vars(program))  # noqa: S102 -- what the page shows
+        exec(compile(part, name, "exec"), vars(program))  # noqa: S102 -- the code is the page's

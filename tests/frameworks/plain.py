@@ -1,4 +1,4 @@
-"""The oracle: models and samples that every process can make alike, and what plain torch does with them."""
+"""The reference of tests: equal models and samples in every process."""
 
 import gc
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo  # the first step of any optimizer would import it: once here, not in every rank
+import torch._dynamo  # the first optimizer step would import it in every rank
 from tests.wire.ranks import Here
 from torch import Tensor, nn
 
@@ -18,24 +18,27 @@ FEATURES, CLASSES = 16, 5
 
 
 def join(here: Here, **settings: Any) -> multiring.Group:
-    """Return the group of all ranks, each of which computes with one thread and takes warnings for errors."""
-    gc.freeze()  # or the collection at exit copies every page of torch's modules that the ranks were forked with
+    """Return the group of all ranks; warnings become errors on each rank.
+
+    Each rank computes with one thread.
+    """
+    gc.freeze()  # else the collection at exit copies every page of torch that the ranks share by fork
     take_warnings_for_errors()
     torch.set_num_threads(1)
     return here.join(**settings)
 
 
 def take_warnings_for_errors() -> None:
-    """Let every warning fail the rank, but what a torch of before 2.7 has to say of its own calls."""
+    """Turn warnings into errors, except torch's warnings about itself before 2.7."""
     warnings.simplefilter("error")
-    # Where it does not matter, tests hand all ranks the same samples; test_torch_first_steps.py is about this.
+    # Many tests give all ranks the same samples. test_torch_first_steps.py tests this warning.
     warnings.filterwarnings("ignore", "DistributedOptimizer: at the first step all")
     if is_older(torch.__version__, "2.7"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
 
 
 def enter(**options: Any) -> None:
-    """As `join`, by `multiring.torch.init` and its options."""
+    """Join the job like `join`, but with `multiring.torch.init` and its options."""
     gc.freeze()
     take_warnings_for_errors()
     torch.set_num_threads(1)
@@ -43,7 +46,10 @@ def enter(**options: Any) -> None:
 
 
 def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
-    """Return the same small convolutional network in every process; it has biases, a scalar and an odd-sized layer."""
+    """Return the same small convolutional network in every process.
+
+    It has biases, a parameter of one element, and a layer of odd size.
+    """
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh()),
@@ -74,7 +80,10 @@ def backward(loss: Tensor, **options: Any) -> None:
 
 
 def mean_gradients(make: Callable[[], nn.Module], losses: Sequence[Callable[[nn.Module], Tensor]]) -> list[Tensor]:
-    """Return the mean of the losses' gradients, each from a plain backward of a model of its own."""
+    """Return the mean of the losses' gradients.
+
+    Each gradient comes from a plain backward pass of a new model.
+    """
     columns = []
     for loss in losses:
         model = make()

@@ -1,6 +1,7 @@
 #!/bin/sh
-# gcc in clang's place, for the few programs without vectors that tinygrad's CPU device starts by: gcc knows no
-# --target, and its assembler writes to no pipe. `... - -o -`: the later -o is the one that counts.
+# Run gcc in place of clang for the few programs without vectors that tinygrad's CPU device compiles at its start.
+# gcc has no option --target, and its assembler cannot write to a pipe, so gcc writes a file. tinygrad's arguments end
+# in `- -o -`; gcc obeys the last -o, which this script adds.
 object=$(mktemp) || exit 1
 trap 'rm -f "$object"' EXIT
 for word; do

@@ -1,4 +1,4 @@
-"""Where the ranks of each framework are at home, and what its module here is."""
+"""The frameworks of the conformance tests, and the homes in which their ranks run."""
 
 import importlib.util
 import platform
@@ -19,19 +19,19 @@ PACKAGE = "tests.frameworks.conforming"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework as tests know it; `wants` is what has to be installed for it."""
+    """A framework under test; `wants` lists the modules that must be installed."""
 
     name: str
     module: str
     wants: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    recipe: str = ""  # of an environment of its own
-    path: tuple[str, ...] = ()  # of what it needs besides
-    used_first: tuple[str, ...] = ()  # what it imports when it is used first, which no rank is to do
+    recipe: str = ""  # installs the framework's own environment
+    path: tuple[str, ...] = ()  # additional entries of sys.path
+    used_first: tuple[str, ...] = ()  # modules that the framework imports on first use; the home imports them early
 
     @property
     def example(self) -> str:
-        """The name of its example among examples/digits; "" where it has none."""
+        """The name of the framework's example in examples/digits."""
         name = self.module.rpartition("on_")[2]
         return "with_numpy" if name == "toy" else f"with_{name}"
 
@@ -51,14 +51,17 @@ class Framework:
 
     @property
     def digits_home(self) -> Home:
-        """Where it learns the digits: tinygrad, where it would interpret them, by its assembler for x86-64."""
+        """The home in which the framework trains examples/digits.
+
+        On x86-64, tinygrad's own assembler replaces its slow interpreter.
+        """
         if dict(self.environment).get("DEV") != "PYTHON" or platform.machine() != "x86_64":
             return self.home
         environment = dict(self.environment) | {"DEV": "CPU:X86"}
         return replace(self, name=f"{self.name}-x86", environment=tuple(sorted(environment.items()))).home
 
     def missing(self) -> str:
-        """Why it cannot be tried here; else ""."""
+        """Return why the framework cannot be tested here, or ""."""
         lacking = [each for each in self.wants if importlib.util.find_spec(each) is None]
         if lacking:
             return f"`import {lacking[0]}` finds no module here"
@@ -70,12 +73,16 @@ class Framework:
 
 @cache
 def environment_of(recipe: str) -> Path:
-    """Return the environment of `recipe`, in the user's cache, made where it is not there."""
+    """Return the environment of `recipe` in the user's cache; install it if needed."""
     return install(recipe, lambda _: None)
 
 
 def _tinygrad_environment() -> dict[str, str]:
-    """Return by what tinygrad computes: clang; else it interprets, and gcc compiles what its CPU device starts by."""
+    """Return the settings with which tinygrad computes on this machine.
+
+    tinygrad uses clang if it is installed. Otherwise tinygrad interprets operations, and gcc compiles the code that its
+    CPU device needs to start.
+    """
     if shutil.which("clang"):
         return {"DEV": "CPU"}
     return {"DEV": "PYTHON", "CC": str(Path(__file__).with_name("gcc_as_clang.sh"))}

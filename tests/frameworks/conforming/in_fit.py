@@ -1,6 +1,7 @@
-"""What ends a job while Keras' `fit`, or a tf.function, runs: an error of one rank's own, a killed rank, Ctrl-C.
+"""Faults that end a job while Keras' `fit` or a tf.function runs.
 
-Each function returns after how many seconds this rank was told; the rank that is at fault raises its own error.
+The faults are an error on one rank, a killed rank, and Ctrl-C. Each function returns the seconds until this rank
+detected the fault. The rank at fault raises its own error.
 """
 
 import os
@@ -18,12 +19,12 @@ import multiring.keras as mk
 from multiring.errors import PeerLostError
 from multiring.frontend.conformance.adapter import kind_of
 
-FAULT_AT = 3  # the batch
+FAULT_AT = 3  # the batch at whose end the fault happens
 _OWN = "an error of one rank's own"
 
 
 class _AtBatch(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Does something at the end of a batch, and knows when the last one ended."""
+    """Calls `act` after batch FAULT_AT; `ended` is the time of the last batch's end."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
@@ -50,7 +51,11 @@ def _fit(callback: _AtBatch) -> None:
 
 
 def _told(error: Exception, since: float, *, is_at_fault: bool) -> float:
-    """Return how long it took, where `error` is what a rank is to be told."""
+    """Return the seconds since `since` if `error` reports a lost peer.
+
+    Raises:
+        Exception: `error` itself, if this rank is at fault or `error` is of another kind.
+    """
     taken = time.monotonic() - since
     if is_at_fault:
         raise error
@@ -60,7 +65,7 @@ def _told(error: Exception, since: float, *, is_at_fault: bool) -> float:
 
 
 def with_an_exception(here: Any, over: str) -> float:
-    """`fit`, in which rank 1 raises."""
+    """Run `fit`; rank 1 raises an error in a callback."""
     del over
 
     def act() -> None:
@@ -70,24 +75,24 @@ def with_an_exception(here: Any, over: str) -> float:
     callback = _AtBatch(act)
     try:
         _fit(callback)
-    except Exception as error:  # noqa: BLE001 -- whatever the backend raises
+    except Exception as error:  # noqa: BLE001 -- its type depends on the backend
         return _told(error, callback.ended, is_at_fault=here.rank == 1)
     raise AssertionError("fit ended")
 
 
 def with_a_lost_rank(here: Any, over: str) -> float:
-    """`fit`, in which a rank is killed once all are at work."""
+    """Run `fit`; a rank is killed once all ranks are training."""
     del over
     callback = _AtBatch(lambda: here.reach("at work"))
     try:
         _fit(callback)
-    except Exception as error:  # noqa: BLE001 -- whatever the backend raises
+    except Exception as error:  # noqa: BLE001 -- its type depends on the backend
         return _told(error, callback.ended, is_at_fault=False)
     raise AssertionError("fit ended")
 
 
 def interrupted(here: Any, over: str) -> float:
-    """`fit`, in which rank 0 waits for rank 1, which does not come, and gets Ctrl-C."""
+    """Run `fit`; rank 1 stalls, and Ctrl-C interrupts rank 0, which waits for it."""
     sent: list[float] = []
 
     def send() -> None:
@@ -113,9 +118,9 @@ def interrupted(here: Any, over: str) -> float:
 
 
 def in_a_function(here: Any, over: str) -> float:
-    """A tf.function, in which rank 1 raises, between collectives."""
+    """Run a tf.function in which rank 1 raises an error between collectives."""
     del over
-    import tensorflow as tf  # noqa: PLC0415 -- Keras may be on another backend
+    import tensorflow as tf  # noqa: PLC0415 -- Keras may use another backend
 
     import multiring.tensorflow as mt  # noqa: PLC0415 -- as above
 
@@ -139,7 +144,7 @@ def in_a_function(here: Any, over: str) -> float:
         for number in range(1 << 20):
             began = time.monotonic()
             step(tf.constant(number, tf.int64))
-    except Exception as error:  # noqa: BLE001 -- TensorFlow's, of another error
+    except Exception as error:  # noqa: BLE001 -- TensorFlow wraps the original error
         return _told(error, began, is_at_fault=here.rank == 1)
     raise AssertionError("the steps ended")
 

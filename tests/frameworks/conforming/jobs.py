@@ -1,4 +1,7 @@
-"""What ranks do to see whether an adapter conforms. The modules beside this one have an ADAPTER each."""
+"""Jobs that ranks run to test whether an adapter conforms.
+
+Each module `on_*` beside this one defines an ADAPTER.
+"""
 
 import importlib
 import sys
@@ -40,13 +43,16 @@ def be_interrupted(here: Here, module: str, over: str) -> float:
 
 
 def digits(here: Here, module: str, example: str, steps: int | None) -> tuple[list[float], float]:
-    """Return the losses of examples/digits in one framework, and what it knows of the images that were held back."""
+    """Train examples/digits in one framework; return the losses and test accuracy."""
     losses, accuracy, _ = timed_digits(here, module, example, steps)
     return losses, accuracy
 
 
 def timed_digits(_here: Here, module: str, example: str, steps: int | None) -> tuple[list[float], float, float]:
-    """Return the same, and steps a second once a quarter of them is done: all is compiled then."""
+    """Train like `digits`; return the steps per second, too.
+
+    The rate leaves out the first quarter of the steps, because functions are compiled in it.
+    """
     sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "digits"))
     task = importlib.import_module("digits_task")
     adapter_of(module).init()
@@ -66,5 +72,5 @@ def timed_digits(_here: Here, module: str, example: str, steps: int | None) -> t
 
 
 def elsewhere(here: Here, module: str, function: str) -> Any:
-    """Return what a function of another module returns, which only the rank's interpreter can import."""
+    """Call a function of a module that only the rank's interpreter can import."""
     return getattr(importlib.import_module(module), function)(here)

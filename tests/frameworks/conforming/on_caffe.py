@@ -1,4 +1,7 @@
-"""Caffe, as the suite needs it: by pycaffe where there is one, or its stand-in. Its arrays are NumPy's."""
+"""The adapter of Caffe for the conformance suite.
+
+`caffe` is pycaffe or its stand-in; arrays are NumPy arrays.
+"""
 
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ def all_reduce(array: Any, op: str, *, name: str | None = None, process_set: Pro
 
 
 def net_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the file of a net whose loss is the sum of its parameters times its inputs."""
+    """Return the text of a net whose loss is the sum of parameters times inputs."""
     layers = []
     for name, shape in shapes.items():
         dims = " ".join(f"dim: {size}" for size in shape)
@@ -41,14 +44,14 @@ class Trainer:
     def __init__(self, parameters: Mapping[str, Any], rate: float, process_set: ProcessSet) -> None:
         with tempfile.TemporaryDirectory() as folder:
             net, solver = Path(folder) / "net.prototxt", Path(folder) / "solver.prototxt"
-            # Caffe's Reduction wants a dimension.
+            # Caffe's Reduction layer needs at least one dimension.
             self._shapes = {name: value.shape for name, value in parameters.items()}
             net.write_text(net_of({name: shape or (1,) for name, shape in self._shapes.items()}))
             solver.write_text(f'net: "{net}"\nbase_lr: {rate}\nlr_policy: "fixed"\nmax_iter: 100\n')
             mc.shard(process_set)
             self._solver = caffe.SGDSolver(str(solver))
         mc.distribute(self._solver, process_set=process_set)
-        for name, value in parameters.items():  # each rank's its own, until it is told otherwise
+        for name, value in parameters.items():  # the suite gives each rank its own values
             self._solver.net.params[name][0].data[...] = value
 
     def step(self, slopes: Mapping[str, Any]) -> None:

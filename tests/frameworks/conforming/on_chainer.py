@@ -1,4 +1,4 @@
-"""Chainer, as the suite needs it. Its arrays are NumPy's."""
+"""The adapter of Chainer for the conformance suite; arrays are NumPy arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +44,7 @@ class Trainer:
         communicator = mc.create_communicator("flat", process_set=process_set)
         self._optimizer = mc.create_multi_node_optimizer(chainer.optimizers.SGD(rate), communicator, zero_fill=False)
         self._optimizer.setup(self._model)
-        self._optimizer.is_changed(self._model)  # or its first update would be a broadcast
+        self._optimizer.is_changed(self._model)  # otherwise the first update would be a broadcast
 
     def step(self, slopes: Mapping[str, Any]) -> None:
         self._optimizer.update(

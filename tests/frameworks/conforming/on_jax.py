@@ -1,4 +1,7 @@
-"""JAX, as the suite needs it: operations eager, steps and gradients compiled."""
+"""The adapter of JAX for the conformance suite.
+
+Operations run eagerly; steps and gradients are compiled.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -65,7 +68,7 @@ class Trainer:
 
 
 class _Descent:
-    """Plain descent of optax's form."""
+    """Plain gradient descent with optax's interface."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

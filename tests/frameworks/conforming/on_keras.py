@@ -1,4 +1,7 @@
-"""Keras on the backend that KERAS_BACKEND names, as the suite needs it: steps are those of `train_on_batch`."""
+"""The adapter of Keras for the conformance suite.
+
+KERAS_BACKEND chooses the backend; a step is a call of `train_on_batch`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +26,7 @@ def all_reduce(value: Any, op: str, *, name: str | None = None, process_set: Pro
 
 
 class Model(keras.Model):  # type: ignore[misc] # Keras has no types
-    """The sum of its parameters times its inputs."""
+    """A model that returns the sum of its parameters times its inputs."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()

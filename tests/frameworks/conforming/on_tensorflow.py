@@ -1,4 +1,7 @@
-"""TensorFlow, as the suite needs it: operations eager, steps compiled."""
+"""The adapter of TensorFlow for the conformance suite.
+
+Operations run eagerly; steps are compiled.
+"""
 
 from collections.abc import Mapping
 from typing import Any

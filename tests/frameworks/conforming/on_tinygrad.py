@@ -1,4 +1,7 @@
-"""tinygrad, as the suite needs it, by the adapter in examples/tinygrad_multiring.py."""
+"""The adapter of tinygrad for the conformance suite.
+
+It uses examples/tinygrad_multiring.py.
+"""
 
 import importlib.metadata
 from collections.abc import Mapping
@@ -16,13 +19,13 @@ _OUTSIDE = "tinygrad differentiates only its own operations, and a collective is
 
 
 def make(array: Any) -> Tensor:
-    # Compilers before clang 17 know no bfloat16; tinygrad's interpreter does.
+    # Compilers before clang 17 do not support bfloat16; tinygrad's interpreter does.
     return tm.from_numpy(array, "PYTHON" if array.dtype == numpy_dtype("bfloat16") else None)
 
 
 class Trainer:
     def __init__(self, parameters: Mapping[str, Any], rate: float, process_set: ProcessSet) -> None:
-        # Its optimizers take no parameters without dimensions.
+        # tinygrad's optimizers reject parameters without dimensions.
         self._shapes = {name: value.shape for name, value in parameters.items()}
         self._parameters = {name: Tensor(np.array(value, ndmin=1)).realize() for name, value in parameters.items()}
         plain = nn.optim.SGD(list(self._parameters.values()), lr=rate)

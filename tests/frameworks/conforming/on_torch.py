@@ -1,4 +1,4 @@
-"""torch, as the suite needs it."""
+"""The adapter of torch for the conformance suite."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from multiring.runtime.arrays import numpy_dtype
 
 def make(array: Any) -> torch.Tensor:
     if any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch has no such strides
+        array = array.copy()  # torch does not support negative strides
     if array.dtype == numpy_dtype("bfloat16"):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array) if array.flags.writeable else torch.from_numpy(array.copy())

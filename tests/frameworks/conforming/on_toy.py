@@ -1,4 +1,4 @@
-"""The smallest adapter there is, tests/wire/toy.py, as the suite needs it."""
+"""The toy adapter of tests/wire/toy.py for the conformance suite."""
 
 from collections.abc import Mapping
 from typing import Any

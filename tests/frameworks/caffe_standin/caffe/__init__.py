@@ -1,7 +1,8 @@
-"""A stand-in for pycaffe 1.0: what multiring.caffe and its tests use of it, on NumPy, in the order of Caffe's work.
+"""A NumPy stand-in for pycaffe 1.0, as far as multiring's code and tests use it.
 
-Files are of Caffe's text format; the layers are those below, in nets whose layers are listed in their order. What it
-has beyond pycaffe begins with `standin_`.
+Solvers and nets compute in the same order as Caffe's. Files are in Caffe's text format. Only the layers of
+`caffe.layers` exist, and a net must list its layers in the order of computation. Names that pycaffe does not have
+begin with `standin_`.
 """
 
 from caffe.nets import Blob, Net

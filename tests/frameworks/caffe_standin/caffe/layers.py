@@ -1,4 +1,4 @@
-"""The layers there are."""
+"""The layers that the stand-in implements."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from caffe.settings import Place
 
 
 class Layer:
-    """One layer; `held` are its parameters, whose gradients `backward` adds to."""
+    """A layer. `held` lists its parameters; `backward` adds to their gradients."""
 
     loss_weight = 0.0
 
@@ -23,16 +23,16 @@ class Layer:
         return []
 
     def fill(self, number: int, blob: Any) -> None:
-        """Give a parameter its first values."""
+        """Set the initial values of a parameter."""
 
     def reshape(self) -> None:
-        """Give the tops their shapes."""
+        """Set the shapes of the tops (outputs)."""
 
     def forward(self) -> None:
         """Compute the tops."""
 
     def backward(self) -> None:
-        """Add to the gradients of bottoms and parameters."""
+        """Add to the gradients of the bottoms (inputs) and the parameters."""
 
 
 def _dims(message: Any) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Eltwise(Layer):
 class Reduction(Layer):
     def reshape(self) -> None:
         super().reshape()
-        assert self.bottoms[0].shape, "Check failed: axis_index < num_axes()"  # of the first axis, by default
+        assert self.bottoms[0].shape, "Check failed: axis_index < num_axes()"  # Reduction's default axis is 0
 
     def forward(self) -> None:
         self.tops[0].data[...] = self.bottoms[0].data.sum()
@@ -96,7 +96,7 @@ class InnerProduct(Layer):
         if number == 0:
             filler = one(one(self.message, "inner_product_param"), "weight_filler", {})
             limit = {"xavier": np.sqrt(3 / self._inputs)}.get(one(filler, "type"), 0)
-            blob.data[...] = np.random.uniform(-limit, limit, blob.shape)  # noqa: NPY002 -- as a program seeds it
+            blob.data[...] = np.random.uniform(-limit, limit, blob.shape)  # noqa: NPY002 -- programs seed this
 
     def reshape(self) -> None:
         self.tops[0].reshape(self.bottoms[0].shape[0], self.held[1].count)
@@ -146,10 +146,10 @@ class Accuracy(Layer):
 
 
 class Data(Layer):
-    """Records of a database, here a file of NumPy's with `data` and `label`; of several solvers each has its own.
+    """A layer that reads records from a NumPy file with `data` and `label`.
 
-    The thread that reads ahead begins with the layer: what it is told of the solvers is what the thread knows by which
-    the layer is made.
+    Each solver reads its own part of the records. As in Caffe, the reader starts when the layer is made, so the layer
+    uses the solver count and rank that were set for its thread at that time.
     """
 
     param = "data_param"
@@ -176,7 +176,7 @@ class Data(Layer):
 
 
 class HDF5Data(Data):
-    """The same of an HDF5 file, of which Caffe skips the other solvers' rows, too."""
+    """A layer for HDF5 files. Caffe skips the other solvers' rows of these, too."""
 
     param = "hdf5_data_param"
 

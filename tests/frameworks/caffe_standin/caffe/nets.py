@@ -1,4 +1,4 @@
-"""Nets: blobs, and the layers there are."""
+"""Nets, which consist of blobs and layers."""
 
 from collections import OrderedDict
 from typing import Any
@@ -12,7 +12,10 @@ TRAIN, TEST = 0, 1
 
 
 class Blob:
-    """An array and its gradient; both can be another blob's. As in pycaffe, each look gives another view of them."""
+    """An array and its gradient. Blobs of a shared parameter use the same memory.
+
+    As in pycaffe, each access to `data` or `diff` returns a new view.
+    """
 
     def __init__(self, shape: Any) -> None:
         self.standin_data = np.zeros(shape, np.float32)
@@ -40,7 +43,7 @@ class Blob:
 
 
 class Net:
-    """A net of a file, for a phase."""
+    """The blobs and layers of a net file in one phase, TRAIN or TEST."""
 
     def __init__(self, path: str, phase: int) -> None:
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
@@ -49,7 +52,7 @@ class Net:
         self._layer_names: list[str] = []
         self.bottom_names: dict[str, list[str]] = {}
         self.top_names: dict[str, list[str]] = {}
-        self.rates: list[tuple[Blob, float, float]] = []  # of those that learn: what multiplies rate and decay
+        self.rates: list[tuple[Blob, float, float]] = []  # trainable blobs; factors of learning rate and decay
         self._owners: dict[str, Blob] = {}
         for message in read(path).get("layer", []):
             if self._is_in(message, phase):
@@ -74,7 +77,7 @@ class Net:
             spec = specs[number] if number < len(specs) else {}
             shared = one(spec, "name")
             blob = Blob(shape)
-            if shared in self._owners:  # its memory is the owner's
+            if shared in self._owners:  # the blob uses the owner's memory
                 owner = self._owners[shared]
                 blob.standin_data, blob.standin_diff = owner.standin_data, owner.standin_diff
             else:
@@ -90,7 +93,7 @@ class Net:
         self.layers.append(layer)
 
     def forward(self) -> dict[str, Any]:
-        """Compute, and return the losses."""
+        """Run the forward pass; return all scalar blobs by name."""
         for layer in self.layers:
             layer.reshape()
             layer.forward()
@@ -100,7 +103,7 @@ class Net:
         return float(sum(layer.loss_weight * layer.tops[0].data for layer in self.layers if layer.loss_weight))
 
     def backward(self) -> None:
-        """Add gradients to those that parameters have."""
+        """Run the backward pass, which adds to the parameters' gradients."""
         for blob in self.blobs.values():
             blob.diff[...] = 0
         for layer in reversed(self.layers):
@@ -113,7 +116,7 @@ class Net:
             blob.diff[...] = 0
 
     def copy_from(self, path: str) -> None:
-        """Take the parameters of a file, by their layers' names."""
+        """Load the parameters from a file. Layers are matched by name."""
         with np.load(path) as kept:
             for name, blobs in self.params.items():
                 for number, blob in enumerate(blobs):
@@ -124,5 +127,5 @@ class Net:
         held: dict[str, Any] = {
             f"{name}.{number}": blob.data for name, blobs in self.params.items() for number, blob in enumerate(blobs)
         }
-        with open(path, "wb") as file:  # noqa: PTH123 -- or NumPy would change the name
+        with open(path, "wb") as file:  # noqa: PTH123 -- given a path, NumPy would append .npz
             np.savez(file, **held)

@@ -1,4 +1,4 @@
-"""Caffe's text format: `name: value`, and `name { ... }`, each of which may come several times."""
+"""Read Caffe's text format: `name: value` and `name { ... }`; names may repeat."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ Message = dict[str, list[Any]]
 
 
 def read(path: str) -> Message:
-    """Return what a file says: lists of values by name."""
+    """Return the content of a file: a list of values for each name."""
     words = [word for word in _WORDS.findall(Path(path).read_text(encoding="utf-8")) if word[0] not in "#;,"]
     found, rest = _message(words)
     if rest:
@@ -46,9 +46,9 @@ def _value(word: str) -> Any:
         try:
             return float(word)
         except ValueError:
-            return word  # an enumeration's
+            return word  # a value of an enumeration
 
 
 def one(message: Message, name: str, default: Any = None) -> Any:
-    """Return the value of `name`."""
+    """Return the last value of `name`, or `default`."""
     return message.get(name, [default])[-1]

@@ -1,4 +1,7 @@
-"""What Caffe knows of a thread: its place among the solvers. As in Caffe, each thread has its own, as set there."""
+"""The settings that Caffe keeps for each thread, such as solver count and rank.
+
+As in Caffe, a setting applies only to the thread that makes it.
+"""
 
 import threading
 
@@ -28,14 +31,14 @@ def solver_rank() -> int:
     return Place.rank
 
 
-def set_multiprocess(multiprocess: bool) -> None:  # noqa: FBT001 -- pycaffe's
+def set_multiprocess(multiprocess: bool) -> None:  # noqa: FBT001 -- pycaffe's signature
     Place.is_multiprocess = multiprocess
 
 
 def set_mode_cpu() -> None:
-    """Do nothing: there is no other mode."""
+    """Do nothing: the stand-in always computes on the CPU."""
 
 
 def check_root_solver() -> None:
-    """Fail as Caffe does on other solvers than the first; the real one aborts the process."""
+    """Raise an error unless the solver rank is 0. Caffe aborts the process instead."""
     assert Place.rank == 0, "Check failed: Caffe::root_solver()"

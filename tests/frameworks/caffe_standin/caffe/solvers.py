@@ -1,4 +1,4 @@
-"""Solvers: stochastic gradient descent, step by step as Caffe does it."""
+"""Stochastic gradient descent with the same order of steps as in Caffe."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +11,14 @@ from caffe.settings import Place, check_root_solver
 
 
 class SGDSolver:
-    """A solver of a file."""
+    """A solver configured by a prototxt file."""
 
     def __init__(self, path: str) -> None:
         self._message = read(path)
         self.iter = 0
         self.net = Net(one(self._message, "net"), TRAIN)
         self.test_nets = []
-        if one(self._message, "test_iter") is not None:  # on all ranks, though the first alone tests
+        if one(self._message, "test_iter") is not None:  # all ranks have the test net, though only rank 0 tests
             self.test_nets.append(Net(one(self._message, "net"), TEST))
         self.param = SimpleNamespace(max_iter=one(self._message, "max_iter", 0))
         self._history = [np.zeros_like(blob.data) for blob, _, _ in self.net.rates]
@@ -62,7 +62,7 @@ class SGDSolver:
         check_root_solver()
         name = f"{one(self._message, 'snapshot_prefix')}_iter_{self.iter}"
         self.net.save(f"{name}.caffemodel")
-        with open(f"{name}.solverstate", "wb") as file:  # noqa: PTH123 -- or NumPy would change the name
+        with open(f"{name}.solverstate", "wb") as file:  # noqa: PTH123 -- given a path, NumPy would append .npz
             np.savez(file, *self._history, iteration=self.iter, model=f"{name}.caffemodel")
 
     def restore(self, path: str) -> None:
@@ -102,5 +102,5 @@ class SGDSolver:
 
 
 def get_solver(path: str) -> SGDSolver:
-    """Return the solver of a file."""
+    """Return the solver that a prototxt file configures."""
     return SGDSolver(path)
