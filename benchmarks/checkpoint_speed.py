@@ -1,9 +1,9 @@
-"""How long `mt.save` and `mt.load` take beside `torch.save` and `torch.load`, with fsync in both, in alternating runs.
+"""Compare the times of `mt.save` and `mt.load` with `torch.save` and `torch.load`.
 
     python benchmarks/checkpoint_speed.py [--mib 1024] [--rounds 5]
 
-Prints the medians, their ratios, and how much memory saving and loading take beside the model, from the highest
-resident set that the kernel saw.
+Both libraries call fsync, and their runs alternate. The program prints the medians and their ratios. It also prints the
+memory that saving and loading take in addition to the model, from the kernel's peak resident set.
 """
 
 import argparse
@@ -27,24 +27,24 @@ _WIDTH = 2048
 
 
 def model_of(mib: int) -> torch.nn.Module:
-    """Return a model of so many MiB."""
+    """Return a model of about `mib` MiB."""
     layers = max(1, (mib << 20) // (4 * _WIDTH * _WIDTH))
     return torch.nn.Sequential(*(torch.nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(layers)))
 
 
 def peak_mib() -> int:
-    """Return the highest resident set since `forget_peak`, in MiB."""
+    """Return the peak resident set since `forget_peak`, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
 
 
 def forget_peak() -> None:
-    """Have the kernel measure the highest resident set anew."""
+    """Reset the kernel's peak of the resident set."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def torch_saves(model: torch.nn.Module, file: Path) -> None:
-    """Save with torch, so that the file is on the disk and replaces the one before in one step."""
+    """Save with torch to disk, replacing the previous file in one step."""
     new = file.with_suffix(".new")
     with new.open("wb") as opened:
         torch.save(model.state_dict(), opened)
@@ -54,7 +54,7 @@ def torch_saves(model: torch.nn.Module, file: Path) -> None:
 
 
 def taken(act: Callable[[], object]) -> tuple[float, int]:
-    """Return how many seconds an act takes, and how many MiB beside what was there."""
+    """Return the seconds that an act takes, and its additional memory in MiB."""
     forget_peak()
     before, began = peak_mib(), time.perf_counter()
     act()
@@ -62,7 +62,7 @@ def taken(act: Callable[[], object]) -> tuple[float, int]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,10 +1,10 @@
-"""What runs on the backend "multiring", beside Gloo: the tables of docs/torch.md, made anew.
+"""Compare the backend "multiring" with Gloo and write the tables of docs/torch.md.
 
     python benchmarks/conformance_torch.py [--only programs,suite] [--failures FILE]
 
-Runs the programs of examples/distributed with both names at 2, 3 and 4 ranks, and torch's own tests of its backends.
-Exits with 1 where a program fails or its losses differ from Gloo's by more than they may, or one of torch's tests fails
-that Gloo passes. It needs the extra "conformance".
+The program runs examples/distributed with both backends on 2, 3 and 4 ranks, and torch's own tests of its backends. The
+exit code is 1 if a program fails or its losses differ too much from Gloo's. It is also 1 if one of torch's tests fails
+on multiring and passes on Gloo. The extra "conformance" must be installed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the tests' programs are there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' programs
 
 from benchmarks.evidence import commit, machine
 from tests.frameworks.program_cases import CASES, apart, is_close, losses
@@ -31,16 +31,16 @@ PAGE = ROOT / "docs" / "torch.md"
 OURS, THEIRS = "multiring", "gloo"
 LIBRARIES = ("torch", "accelerate", "pytorch-lightning", "transformers")
 SIZES = (2, 3, 4)
-RESUMED = ((2, 3), (2, 4), (4, 2))  # ranks that save a checkpoint, and that go on
-DEADLINE_S = 1200.0  # of a program
-AT_A_TIME = 3  # programs: their ranks import torch for seconds, and wait for each other
+RESUMED = ((2, 3), (2, 4), (4, 2))  # the numbers of ranks that save a checkpoint, and that resume from it
+DEADLINE_S = 1200.0  # for one program
+AT_A_TIME = 3  # programs at a time; their ranks import torch for seconds and wait for each other
 FAILS, DIFFERS = "FAILS", "DIFFERS"
-MPI_ONLY = "Only MPI supports"  # the reason of tests that torch runs with that backend alone
+MPI_ONLY = "Only MPI supports"  # the reason that torch gives for tests which need the MPI backend
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one of torch's tests ended: pass, not applicable or fail, and why."""
+    """The result of one of torch's tests: pass, not applicable or fail, with a reason."""
 
     name: str
     how: str
@@ -49,14 +49,14 @@ class Outcome:
 
 
 def main() -> int:
-    """Make the tables, and write them into the page."""
+    """Create the tables and write them into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="programs,suite", help="some of programs,suite")
     parser.add_argument("--failures", type=Path, help="where to write what failed, in full")
     arguments = parser.parse_args()
     parts = {"programs": programs, "suite": suite}
     wrong: list[str] = []
-    by = made_by()  # now: what is written below changes a file of the commit
+    by = made_by()  # read now, because the table written below changes a file of the commit
     for name in arguments.only.split(","):
         lines = [by, "", *parts[name](wrong)]
         print("\n".join(lines), flush=True)
@@ -67,13 +67,13 @@ def main() -> int:
 
 
 def made_by() -> str:
-    """Return what the figures are of."""
+    """Return the versions, the machine and the commit of the measurements."""
     versions = ", ".join(f"{library} {version(library)}" for library in LIBRARIES)
     return f"{versions}; {machine()}; commit {commit()}."
 
 
 def write(name: str, lines: list[str]) -> None:
-    """Put the lines between the page's marks of that name."""
+    """Write the lines between the page's markers with this name."""
     first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, _, rest = PAGE.read_text().partition(first)
     _, _, after = rest.partition(last)
@@ -81,7 +81,7 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def programs(wrong: list[str]) -> Iterator[str]:
-    """Yield the tables of programs: what runs, and how far its losses are from Gloo's."""
+    """Yield the tables of programs: which ones run, and how far their losses are from Gloo's."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         compare = {
             (name, ranks): pool.submit(cell, name, ranks, wrong) for name, case in CASES.items() for ranks in case.sizes
@@ -109,7 +109,7 @@ def programs(wrong: list[str]) -> Iterator[str]:
 
 
 def cell(name: str, ranks: int, wrong: list[str]) -> str:
-    """Return the table's cell of a case with so many ranks."""
+    """Return the table cell of a case on this number of ranks."""
     try:
         ours, theirs = (losses(name, ranks, backend, DEADLINE_S) for backend in (OURS, THEIRS))
     except ProgramError as error:
@@ -118,7 +118,7 @@ def cell(name: str, ranks: int, wrong: list[str]) -> str:
 
 
 def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
-    """Return the cell of a checkpoint that some ranks save and others go on with."""
+    """Return the table cell of a checkpoint that other ranks resume from."""
     found = {}
     name = f"checkpoint, {saved} ranks and {resumed}"
     with tempfile.TemporaryDirectory() as folder:
@@ -135,14 +135,17 @@ def resumption(saved: int, resumed: int, wrong: list[str]) -> str:
 
 
 def failed(what: str, error: ProgramError, wrong: list[str]) -> str:
-    """Return the cell of a program that failed, and tell of it."""
+    """Return the table cell of a failed program, and record the failure."""
     print(f"{what}: {error}", file=sys.stderr)
     wrong.append(f"{what}: {error}")
     return FAILS
 
 
 def compared(what: str, ours: list[float], theirs: list[float], ranks: int, wrong: list[str]) -> str:
-    """Return how far losses are from Gloo's: relative differences, at the first step and at all."""
+    """Return the table cell with the distance of the losses from Gloo's.
+
+    It has the relative differences at the first step and at the worst step.
+    """
     differences = apart(ours, theirs)
     print(f"{what}: {differences[0]:.1e}, {max(differences):.1e}", file=sys.stderr)
     text = "same bits" if ours == theirs else f"{differences[0]:.1e}, {max(differences):.1e}"
@@ -153,7 +156,10 @@ def compared(what: str, ours: list[float], theirs: list[float], ranks: int, wron
 
 
 def averages(wrong: list[str]) -> Iterator[str]:
-    """Yield the table of what FSDP2's averages give, beside the sums that it divides itself: Gloo's is only printed."""
+    """Yield the table of FSDP2's averages, compared with sums that FSDP2 divides itself.
+
+    Only multiring's results can fail; Gloo's are shown for comparison.
+    """
     yield "| averages of FSDP2, beside sums that it divides by itself | multiring | Gloo |"
     yield "|---|---|---|"
     for name, ranks in (("fsdp2", 2), ("hsdp", 4)):
@@ -169,14 +175,14 @@ def averages(wrong: list[str]) -> Iterator[str]:
                     wrong.append(f"averages, {name}: {error}")
                 continue
             shown.append("same bits" if averaged == divided else f"{max(apart(averaged, divided)):.1e} away")
-            if backend == OURS and averaged != divided:  # dividing by 2 or 4 rounds nothing, before the sum or after it
+            if backend == OURS and averaged != divided:  # division by 2 or 4 does not round, before the sum or after it
                 wrong.append(f"averages, {name}: {apart(averaged, divided)}")
         yield f"| {CASES[name].what}, {ranks} ranks | {' | '.join(shown)} |"
 
 
 def suite(wrong: list[str]) -> Iterator[str]:
     """Yield the tables of torch's own tests."""
-    with ThreadPoolExecutor() as pool:  # ranks mostly wait for each other
+    with ThreadPoolExecutor() as pool:  # ranks mostly wait for each other, so many can run at once
         ours, theirs = pool.map(outcomes, (OURS, THEIRS))
     yield "| `distributed_test`, 4 ranks | multiring | Gloo |"
     yield "|---|---|---|"
@@ -199,19 +205,19 @@ def suite(wrong: list[str]) -> Iterator[str]:
 
 
 def count(found: dict[str, Outcome], how: str) -> int:
-    """Return how many tests ended so."""
+    """Return the number of tests with this result."""
     return sum(each.how == how for each in found.values())
 
 
 def outcomes(backend: str) -> dict[str, Outcome]:
-    """Run torch's tests, and return how each ended."""
+    """Run torch's tests; return the result of each."""
     found = {each.name: each for each in run("gloo", backend)}
     of_mpi = [each.name for each in found.values() if each.how == "not applicable" and MPI_ONLY in each.why]
     return found | {each.name: each for each in run("mpi", backend, *of_mpi)}
 
 
 def run(reading: str, backend: str, *names: str) -> Iterator[Outcome]:
-    """Yield how tests ended, as they end."""
+    """Yield the results of tests as the tests end."""
     command = [sys.executable, str(ROOT / "benchmarks" / "torch_suite.py"), reading, backend, *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # noqa: TID251 -- the tests' own is in it
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:  # noqa: S603

@@ -1,15 +1,15 @@
-"""What it takes a group to agree on the order of operations: messages and steps of the tree, and of a flat coordinator.
+"""Count the messages and steps of a group that agrees on the order of operations.
 
     python benchmarks/control_plane.py [--ranks N,...] [--radix R] [--operations N] [--processes | --job]
 
-All ranks announce the same operations, each in an order of its own. They are simulated in this process, and all
-messages of a step arrive together; with --processes each rank is a process of its own, sockets join those that are next
-to each other in the tree, and messages arrive as they do. With --job they are the ranks of a job, whose orders differ
-first: then come rounds of one named all_reduce each (control_plane_rank.py).
+All ranks announce the same operations, each in its own order. By default this process simulates the ranks, and all
+messages of a step arrive together. With --processes, each rank is a process, and sockets connect neighbours in the
+tree. With --job, they are the ranks of a job. Their orders differ first; then come rounds with one named all_reduce
+each (control_plane_rank.py).
 
-A flat coordinator is what Horovod 0.28.1 has (common/controller.cc): rank 0 hears from each of the others what is ready
-there, and tells each what to do; here each such word is one message. Its response cache replaces that, for names it
-knows, by a bitwise all_reduce, which this does not count.
+The counts are compared with a flat coordinator, as in Horovod 0.28.1 (common/controller.cc). There, rank 0 receives
+from each other rank the operations that are ready, and tells each rank what to run. Here, each of these is one message.
+For known names, Horovod's response cache replaces them by a bitwise all_reduce, which is not counted here.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from multiring.agreement.tree import place_of
 from multiring.runtime.named.order_switch import RADIX
 
 TIMEOUT_S = 300
-ROUNDS = 10  # of a job
+ROUNDS = 10  # the rounds of a job
 WIDTHS = (7, 6, 8, 8, 8, 11, 7, 7, 7, 9)
 _LONGEST_BYTES = 1 << 20
 
@@ -45,11 +45,11 @@ class Counted:
     messages: int = 0
     most_sent: int = 0
     most_taken: int = 0
-    steps: int = 0  # messages one after the other
+    steps: int = 0  # the longest chain of messages
     longest_bytes: int = 0
 
     def beside(self, other: "Counted") -> "Counted":
-        """Return what it took both."""
+        """Return the counts of two ranks combined."""
         return Counted(
             messages=self.messages + other.messages,
             most_sent=max(self.most_sent, other.most_sent),
@@ -60,7 +60,7 @@ class Counted:
 
 
 def levels(ranks: int, radix: int) -> int:
-    """Return ceil(log_radix ranks), in integers."""
+    """Return ceil(log_radix ranks), computed in integers."""
     found = 0
     while radix**found < ranks:
         found += 1
@@ -68,7 +68,7 @@ def levels(ranks: int, radix: int) -> int:
 
 
 class Rank:
-    """A member, and a count of what it sends and takes."""
+    """A member of the agreement, with counts of its messages."""
 
     def __init__(self, rank: int, ranks: int, radix: int, operations: int) -> None:
         self.member = Member(rank, ranks, radix)
@@ -77,20 +77,28 @@ class Rank:
         self._operations = operations
 
     def announce(self) -> list[tuple[int, bytes]]:
-        """Announce all operations, beginning with another one on each rank; return what is to be sent."""
+        """Announce all operations, starting at another one on each rank.
+
+        Returns:
+            The messages to send, with their receivers.
+        """
         turn = self.member.rank % self._operations
         names = self._names()
         announced = [(name, "allreduce of float32 (64, 3, 7, 7), average") for name in names[turn:] + names[:turn]]
         return self._count(self.member.announce_all(announced))
 
     def take(self, sender: int, step: int, message: bytes) -> list[tuple[int, bytes]]:
-        """Take the message that another rank has sent as its `step`-th one; return what is to be sent."""
+        """Handle a message, which ended a chain of `step` messages.
+
+        Returns:
+            The messages to send, with their receivers.
+        """
         was = self.counted
         self.counted = replace(was, most_taken=was.most_taken + 1, steps=max(was.steps, step))
         return self._count(self.member.receive(sender, message))
 
     def is_done(self) -> bool:
-        """Return whether all operations are decided; check them."""
+        """Return whether all operations are decided, and check the decisions."""
         if len(self.decisions) < self._operations:
             return False
         decided = sorted(decision.name for decision in self.decisions if isinstance(decision, Ready))
@@ -114,7 +122,7 @@ class Rank:
 
 
 def count(*, ranks: int, radix: int, operations: int) -> Counted:
-    """Let a group that is simulated agree on operations that all its ranks announce at once; check that it does."""
+    """Simulate a group whose ranks announce all operations at once; check that they agree."""
     group = [Rank(rank, ranks, radix, operations) for rank in range(ranks)]
     under_way = [(rank, to, message) for rank, each in enumerate(group) for to, message in each.announce()]
     step = 0
@@ -128,7 +136,7 @@ def count(*, ranks: int, radix: int, operations: int) -> Counted:
 
 
 def count_processes(*, ranks: int, radix: int, operations: int) -> Counted:
-    """Let a group of processes agree; check that it does."""
+    """Run a group of processes that agree on the operations; check the agreement."""
     links: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
     for rank in range(1, ranks):
         parent = place_of(rank, ranks, radix).parent
@@ -152,7 +160,7 @@ def count_processes(*, ranks: int, radix: int, operations: int) -> Counted:
 
 
 def _be(rank: Rank, links: list[dict[int, socket.socket]], results: int) -> None:
-    """Be a rank, and end this process."""
+    """Run one rank, and exit this process."""
     try:
         signal.alarm(TIMEOUT_S)
         mine = links[rank.member.rank]
@@ -170,7 +178,7 @@ def _be(rank: Rank, links: list[dict[int, socket.socket]], results: int) -> None
                 _send(mine, rank, rank.take(sender, int(step), message))
         digest = hashlib.sha256(repr(rank.decisions).encode()).hexdigest()
         line = json.dumps({"decisions": digest, **asdict(rank.counted)}) + "\n"
-        os.write(results, line.encode())  # below PIPE_BUF: in one piece
+        os.write(results, line.encode())  # shorter than PIPE_BUF, so the write is atomic
         os._exit(0)
     except BaseException:  # noqa: BLE001 -- this process is a copy of another one, in which nothing must go on
         traceback.print_exc()
@@ -183,7 +191,7 @@ def _send(links: dict[int, socket.socket], rank: Rank, messages: list[tuple[int,
 
 
 def count_job(*, ranks: int, radix: int, operations: int) -> Counted:
-    """Let the ranks of a job agree; they check what comes of it."""
+    """Run a job whose ranks agree on the operations and check the results."""
     assert radix == RADIX, f"the ranks of a job agree by a tree of radix {RADIX}, not {radix}"
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "counted"
@@ -195,7 +203,7 @@ def count_job(*, ranks: int, radix: int, operations: int) -> Counted:
 
 
 def total(counted: Iterable[Counted]) -> Counted:
-    """Return what it took all."""
+    """Return the combined counts of all ranks."""
     found = Counted()
     for each in counted:
         found = found.beside(each)
@@ -203,7 +211,7 @@ def total(counted: Iterable[Counted]) -> Counted:
 
 
 def main() -> None:
-    """Print a line for each number of ranks; fail where a limit is passed."""
+    """Print a line for each number of ranks; fail if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", default="256,27360", help="how many, several with commas (%(default)s)")
     parser.add_argument("--radix", type=int, default=16, help="children of a rank (%(default)s)")

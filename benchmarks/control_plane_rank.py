@@ -1,8 +1,10 @@
-"""What one rank of a job does for control_plane.py: python control_plane_rank.py FILE OPERATIONS ROUNDS.
+"""Run one rank of a job for control_plane.py.
 
-First all ranks come to the same operations, each in an order of its own, so that from then on they agree on every one.
-Then come rounds of one operation each, whose messages are counted. Rank 0 leaves in FILE the most that a round took any
-rank. Needs NumPy only.
+    python control_plane_rank.py FILE OPERATIONS ROUNDS
+
+First, all ranks submit the same operations, each in its own order. From then on, the ranks must agree on every
+operation. Then come rounds with one operation each, whose messages are counted. Rank 0 writes the largest counts of a
+round on any rank to FILE. The rank needs only NumPy.
 """
 
 import json
@@ -21,16 +23,19 @@ _STEP_BYTES = 4
 
 
 class CountedLine(ControlChannel):
-    """A control channel whose messages of the agreement are counted; each says which one in a row it is."""
+    """A control channel that counts the messages of the agreement.
+
+    Each message carries its position in the chain of messages.
+    """
 
     sent, taken, steps, longest_bytes = 0, 0, 0, 0
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Reset the counts."""
         self.sent, self.taken, self.steps, self.longest_bytes = 0, 0, 0, 0
 
     def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
-        """As in ControlChannel."""
+        """Send a message, and count it if it belongs to the agreement."""
         if kind is Kind.AGREEMENT:
             self.sent += 1
             self.longest_bytes = max(self.longest_bytes, len(payload))
@@ -38,7 +43,7 @@ class CountedLine(ControlChannel):
         super().send(to, generation, kind, payload)
 
     def receive(self, notice: ControlMessage) -> Message | None:
-        """As in ControlChannel."""
+        """Receive a message, and count it if it belongs to the agreement."""
         message = super().receive(notice)
         if message is None or message.kind is not Kind.AGREEMENT:
             return message
@@ -48,7 +53,7 @@ class CountedLine(ControlChannel):
 
 
 def main() -> None:
-    """Be a rank."""
+    """Run this rank."""
     file, operations, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     vars(named)["ControlChannel"] = CountedLine
     group = multiring.init()
@@ -61,7 +66,7 @@ def main() -> None:
     for number in range(rounds):
         group.barrier()
         line.begin()
-        group.barrier()  # nobody sends before everybody counts
+        group.barrier()  # no rank sends before all ranks count
         come_to(agreed, [f"round {number}"], group)
         most = np.maximum(most, [line.sent, line.taken, line.steps, line.longest_bytes])
         messages += line.sent
@@ -76,7 +81,7 @@ def main() -> None:
 
 
 def come_to(agreed: NamedOperations, names: list[str], group: multiring.Group) -> None:
-    """Come to a sum of each of these names, in this order; return when all have ended, and were right."""
+    """Submit a sum for each name, in this order; wait for all and check the results."""
     arrays = [np.full(8, group.rank) for _ in names]
     handles = [
         agreed.submit(name, (), lambda own, label, array=array: own.all_reduce_async(array, label=label))  # type: ignore[misc]

@@ -1,10 +1,11 @@
-"""Experiments on time to accuracy, in pieces that go on where the last one ended.
+"""Run experiments on the time to accuracy, piece by piece.
 
     python benchmarks/convergence.py predict-stream          # the noise scale of a small batch: commit it, then
     python benchmarks/convergence.py law-stream --minutes 20
     python benchmarks/convergence.py law-stream --show
 
-Each run is recorded in benchmarks/results/convergence_2core_202611/ as it ends; what is there is not run again.
+Each run is recorded in benchmarks/results/convergence_2core_202611/ when it ends. A later call continues there and does
+not repeat recorded runs.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import convergence_law as law  # noqa: E402 -- where this file is run as a program
+from benchmarks import convergence_law as law  # noqa: E402 -- after the change of the import path above
 from benchmarks import convergence_rows as rows  # noqa: E402
 from benchmarks.convergence_record import OutOfTimeError, Record  # noqa: E402
 
@@ -38,13 +39,13 @@ EXPERIMENTS: dict[str, Callable[[Record], str]] = {
 
 
 def main() -> int:
-    """Run a piece of an experiment; return 1 where it is not complete yet."""
+    """Run a piece of an experiment; return 1 if the experiment is not complete yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=list(EXPERIMENTS))
     parser.add_argument("--minutes", type=float, default=20.0, help="after which no further run begins")
     parser.add_argument("--show", action="store_true", help="run nothing; print what is complete")
     options = parser.parse_args()
-    # What was foretold and what came of it lie in one file.
+    # The prediction and the measurement of an experiment share a file.
     name = options.experiment.replace("predict-", "law-")
     record = Record(RESULTS / f"{name}.jsonl", 0.0 if options.show else options.minutes)
     try:

@@ -1,4 +1,7 @@
-"""The law: samples to a target over the batch, its fit, and what the noise scale of a small batch foretold."""
+"""Measure the samples to a target loss over the batch size, and fit the law.
+
+The table compares the fit with the prediction from the noise scale of a small batch.
+"""
 
 import math
 import statistics
@@ -21,27 +24,33 @@ BATCHES = {
     "digits": (8, 16, 32, 64, 128, 256, 512),
 }
 TARGETS = {"stream": 0.15, "fast": 0.15, "digits": 0.2}
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # times `centre`
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of `centre`
 FASTER = {
     "stream": 1.0,
     "fast": 4.0,
     "digits": 1.0,
-}  # "fast" is the stream with rates around the best ones of the first
+}  # "fast" is the stream, with rates around the best rates of the first sweep
 SWEEP_SEEDS = (100, 101)
 SEEDS = tuple(range(10))
-SMALL = 64  # the batch at which the noise scale is measured, of four micro-batches
+SMALL = 64  # the batch at which the noise scale is measured, as four micro-batches
 SMALL_RATE = 0.1
 EVERY = {"stream": 1500, "fast": 900, "digits": 300}
 LIMIT = {"stream": 6_000_000, "fast": 6_000_000, "digits": 400_000}
 
 
 def centre(task: str, batch: int) -> float:
-    """Return the middle of the rates that are swept: 0.1 at 64, as one pilot run had it; it saturates at 0.8."""
+    """Return the middle of the swept learning rates.
+
+    It is 0.1 at batch 64, as in a pilot run, and saturates at 0.8 for large batches (times `FASTER`).
+    """
     return FASTER[task] * 0.8 / (1 + 450 / batch)
 
 
 def source_of(task: str, seed: int) -> Any:
-    """Return the images of `task`, with 4,096 generated ones of their own, or 447 digits, for testing."""
+    """Return the images of `task`, with a test set.
+
+    The test set has 4,096 generated images, or 447 digits.
+    """
     if task == "digits":
         return Digits(seed)
     source: Any = Stream(seed)
@@ -50,7 +59,10 @@ def source_of(task: str, seed: int) -> Any:
 
 
 def noise_run(task: str, seed: int) -> dict[str, Any]:
-    """Train at the small batch to the target; return what the noise scale of its steps says of Bc."""
+    """Train with the small batch to the target; return the predictions of Bc.
+
+    They come from the noise scale of the steps.
+    """
     torch.set_num_threads(1)
     source, model = source_of(task, 1000 + seed), network(1000 + seed)
     parameters: list[Tensor] = list(model.parameters())
@@ -79,7 +91,7 @@ def noise_run(task: str, seed: int) -> dict[str, Any]:
 
 
 def law_run(task: str, batch: int, rate: float, seed: int) -> dict[str, Any]:
-    """Train by plain SGD to the target."""
+    """Train with plain SGD to the target; return the run."""
     torch.set_num_threads(1)
     source, model = source_of(task, seed), network(seed)
     parameters: list[Tensor] = list(model.parameters())
@@ -97,14 +109,17 @@ def _gradients(model: nn.Module, parameters: list[Tensor], images: Tensor, label
 
 
 def predict(record: Record, task: str) -> dict[str, float]:
-    """Return what the small batch foretells of Bc: the theory's mean, and two naive guesses; medians over the seeds."""
+    """Return the predictions of Bc from the small batch, as medians over the seeds.
+
+    There are the mean that the theory asks for, and two naive guesses.
+    """
     runs = [record.run(f"{task} noise seed {seed}", partial(noise_run, task, seed)) for seed in SEEDS]
     names = ("critical", "naive: first 50 steps", "naive: last 200 steps")
     return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
 def measure(record: Record, task: str) -> list[tuple[int, float, list[dict[str, Any]]]]:
-    """Return, for each batch, the rate that its sweep found best, and ten runs at it."""
+    """Return the best learning rate of each batch size's sweep, and ten runs with it."""
     rows = []
     for batch in BATCHES[task]:
         rate = _best_rate(record, task, batch)
@@ -130,7 +145,7 @@ def _best_rate(record: Record, task: str, batch: int) -> float:
 
 
 def table(record: Record, task: str) -> str:
-    """Return the table of the law, its fits, and what was foretold."""
+    """Return the table of the measurements, the fitted laws and the predictions."""
     foretold, rows = predict(record, task), measure(record, task)
     batches = [batch for batch, _, _ in rows]
     logs = [[math.log(run["samples"]) for run in runs if run["samples"] is not None] for _, _, runs in rows]
@@ -140,7 +155,7 @@ def table(record: Record, task: str) -> str:
     lines = ["| B | rate | samples to the target, 95 % | steps | law | off | evaluations, least | reached |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for (batch, rate, runs), each, mean, off in zip(rows, logs, needed, law.residuals(batches, needed), strict=True):
-        # Student's t with nine degrees of freedom.
+        # This is Student's t with nine degrees of freedom.
         half = 2.262 * statistics.stdev(each) / math.sqrt(len(each))
         least = min(run["evaluations"] for run in runs)
         lines.append(

@@ -1,4 +1,4 @@
-"""Runs that are recorded one by one, so that an experiment goes on where it was cut off."""
+"""Record the runs of an experiment one by one, so an interrupted experiment continues."""
 
 import json
 import time
@@ -8,18 +8,18 @@ from typing import Any
 
 
 class OutOfTimeError(Exception):
-    """The piece's minutes are over; the next one goes on."""
+    """Raised when the minutes of this piece are over; the next piece continues."""
 
 
 class Record:
-    """The runs of one experiment, in a file of one JSON object a line."""
+    """The recorded runs of an experiment, in a file with one JSON object per line."""
 
     def __init__(self, path: Path, minutes: float) -> None:
-        """Read what is there.
+        """Read the recorded runs.
 
         Args:
-            path: of the file, which need not exist.
-            minutes: after which no further run begins.
+            path: The file, which need not exist.
+            minutes: The time after which no further run starts.
         """
         self._path = path
         self._ends = time.monotonic() + 60 * minutes
@@ -30,10 +30,10 @@ class Record:
                 self._runs[entry["run"]] = entry
 
     def run(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what `work` found, now or in an earlier piece.
+        """Return the result of `work`, from this piece or an earlier one.
 
         Raises:
-            OutOfTimeError: it has not run, and the minutes are over.
+            OutOfTimeError: The run is not recorded, and the minutes are over.
         """
         if name not in self._runs:
             if time.monotonic() > self._ends:
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """How long all runs took."""
+        """The seconds that all runs took."""
         return float(sum(each["seconds"] for each in self._runs.values()))
 
     def __len__(self) -> int:

@@ -1,4 +1,7 @@
-"""Tables whose rows are ways to train: each with a sweep of its own, then ten other seeds at the best rate."""
+"""Compare ways to train in tables, one row for each way.
+
+Each row has its own sweep of the learning rate, then ten runs with other seeds at the best rate.
+"""
 
 import math
 import statistics
@@ -23,25 +26,25 @@ SEEDS = tuple(range(10))
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 TESTED = 20_480
 UNFINISHED = "not complete"
-STUDENT = 2.262  # nine degrees of freedom, 95 %
+STUDENT = 2.262  # Student's t for nine degrees of freedom, 95 %
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to train.
+    """A way to train.
 
-    Args:
-        name: of the row.
-        make: the optimizer, of a model and a rate.
-        rate: the middle of the rates that are swept.
-        batch: samples of a step.
-        warms_up: whether the rate rises over the first tenth of the steps.
-        clip: the norm to which gradients are shortened; 0 for none.
-        lag: of gradients.
-        dtype: of the arithmetic.
-        scale: of the loss, for "fp16".
-        sweeps: whether the rate is swept; else it is as it is.
-        shrink: what the loss is multiplied by, and the rate divided by; a power of two changes nothing in float32.
+    Attributes:
+        name: The name of the row.
+        make: Creates the optimizer from a model and a rate.
+        rate: The middle of the swept rates.
+        batch: The number of samples per step.
+        warms_up: Whether the rate rises over the first tenth of the steps.
+        clip: The norm to which gradients are clipped; 0 for no clipping.
+        lag: The gradient lag in steps.
+        dtype: The arithmetic's precision.
+        scale: The loss scale for "fp16".
+        sweeps: Whether the rate is swept. Otherwise `rate` is used.
+        shrink: A factor for the loss; the rate is divided by it. A power of two changes nothing in float32.
     """
 
     name: str
@@ -58,13 +61,16 @@ class Row:
 
 
 def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: float, seed: int) -> dict[str, Any]:
-    """Return the accuracy on 20,480 images after so many samples; what diverged classifies at random."""
+    """Train on `samples` images; return the accuracy on 20,480 test images.
+
+    A run that diverged gets the accuracy of a random guess.
+    """
     torch.set_num_threads(1)
     source, model = Stream(seed), model_of(seed)
     optimizer = row.make(model, rate / row.shrink)
     steps = samples // row.batch
     lag = mt.gradient_lag(optimizer, row.lag)
-    # The rate falls to nothing, so that what is compared is not the noise of the last steps.
+    # The rate falls to zero, so the comparison does not depend on the noise of the last steps.
     rule = Polynomial(steps, 1.0) * (Warmup(steps // 10) if row.warms_up else Constant())
     mt.schedule(optimizer, rule)
     if row.clip:
@@ -82,7 +88,7 @@ def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: fl
             precision.backward(row.shrink * cross_entropy(outputs.float(), labels))
             optimizer.step()
         lag.flush()
-    except StateError as error:  # a step whose gradient is not finite
+    except StateError as error:  # raised for a step with a gradient that is not finite
         return {"accuracy": 0.1, "loss": None, "diverged": str(error)[:60]}
     loss, accuracy = evaluated(model, *Stream(999).batch(TESTED))
     return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None, "skipped": precision.skipped}
@@ -91,7 +97,10 @@ def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: fl
 def accuracies(
     record: Record, row: Row, model_of: Callable[[int], nn.Module], samples: int
 ) -> tuple[float, bool, list[float]]:
-    """Return the rate that the sweep found best, whether it is the lowest or highest one, and ten runs' accuracies."""
+    """Return the best rate of the sweep, whether it is an edge, and ten accuracies.
+
+    A best rate at the edge is the lowest or the highest of the sweep.
+    """
     best, is_edge = row.rate, False
     if row.sweeps:
         mean = {
@@ -114,7 +123,7 @@ def accuracies(
 
 
 def table(record: Record, rows: Sequence[Row], model_of: Callable[[int], nn.Module], samples: int) -> str:
-    """Return a table whose first row is what the others are compared with, seed by seed."""
+    """Return a table that compares the rows with the first row, seed by seed."""
     lines = ["| | batch | rate | accuracy | less than the first row, points, 95 % |", "|---|---|---|---|---|"]
     first: list[float] = []
     missing = 0
@@ -160,7 +169,10 @@ def _lamb(model: nn.Module, rate: float) -> torch.optim.Optimizer:
 
 
 class _Both(torch.optim.Optimizer):
-    """Muon for matrices between the first and the last layer, Adam for the rest, as one optimizer of one rate."""
+    """Muon for the inner matrices and Adam for the other parameters, as one optimizer.
+
+    The inner matrices are those between the first and the last layer. Adam's rate is a tenth of Muon's.
+    """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
         parameters = list(model.parameters())
@@ -172,7 +184,7 @@ class _Both(torch.optim.Optimizer):
         self._adam = torch.optim.Adam(rest, 0.1 * rate)
 
     def step(self, closure: Any = None) -> Any:
-        """Step both, at the rate that a schedule has set."""
+        """Step both optimizers, at the rate that the schedule has set."""
         self._muon.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         self._adam.param_groups[0]["lr"] = 0.1 * self.param_groups[1]["lr"]
         self._muon.step()
@@ -181,7 +193,7 @@ class _Both(torch.optim.Optimizer):
 
 
 def lag_rows() -> list[Row]:
-    """Return lag 0 and 1 of each optimizer."""
+    """Return rows with gradient lag 0 and 1 for each optimizer."""
     rows = []
     for momentum in (0.0, 0.5, 0.9):
         for lag in (0, 1):
@@ -192,7 +204,10 @@ def lag_rows() -> list[Row]:
 
 
 def scaling_rows(base_rate: float, base: int = 16) -> list[Row]:
-    """Return the small batch, then ways to train with one that is 16 times larger; plain scaling is not swept."""
+    """Return a row with the small batch, then ways to train with a 16 times larger batch.
+
+    The rows with plain scaling are not swept.
+    """
     large, nesterov = 16 * base, partial(_sgd, momentum=0.9, nesterov=True)
     plain = partial(_sgd, momentum=0.9)
     return [
@@ -209,14 +224,17 @@ def scaling_rows(base_rate: float, base: int = 16) -> list[Row]:
 
 
 def precision_rows() -> list[Row]:
-    """Return float32, bf16, fp16 with a scale, and without."""
+    """Return rows for float32, bf16, and fp16 with a loss scale."""
     make = partial(_sgd, momentum=0.9)
     kinds = (("float32", "float32", 65536.0), ("bf16", "bf16", 65536.0), ("fp16", "fp16", 65536.0))
     return [Row(name, make, 0.04, 128, dtype=dtype, scale=scale, sweeps=False) for name, dtype, scale in kinds]
 
 
 def control_rows() -> list[Row]:
-    """Return training whose gradients are as small as a large network's: fp16 with its scale, and without."""
+    """Return rows with gradients as small as a large network's.
+
+    They compare fp16 with its loss scale and without.
+    """
     make, small = partial(_sgd, momentum=0.9), 2.0**-14
     return [
         Row("float32", make, 0.04, 128, sweeps=False, shrink=small),
@@ -228,7 +246,10 @@ def control_rows() -> list[Row]:
 
 
 def higher_rows(base_rate: float = 0.003, base: int = 16) -> list[Row]:
-    """Return the rows of scaling-deep whose best rate was the highest of five, with higher ones; and Adam clipped."""
+    """Return the rows of scaling-deep that need higher rates, and a row for Adam with clipping.
+
+    Their best rate was the highest of the five in the sweep.
+    """
     large = 16 * base
     nesterov = partial(_sgd, momentum=0.9, nesterov=True)
     return [
@@ -240,7 +261,10 @@ def higher_rows(base_rate: float = 0.003, base: int = 16) -> list[Row]:
 
 
 def higher_lag_rows() -> list[Row]:
-    """Return lag 0 and 1 at momentum 0.9 and of Adam, with rates up to 16 times higher than in `lag_rows`."""
+    """Return rows with lag 0 and 1 for momentum 0.9 and for Adam, at higher rates.
+
+    The rates are up to 16 times those of `lag_rows`.
+    """
     heavy = partial(_sgd, momentum=0.9)
     rows = [Row(f"SGD momentum 0.9 lag {lag}", heavy, 0.64, 128, lag=lag) for lag in (0, 1)]
     return rows + [Row(f"Adam lag {lag}", _adam, 0.048, 128, lag=lag) for lag in (0, 1)]
@@ -258,7 +282,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 
 def _scaling(record: Record, model_of: Callable[[int], nn.Module], rate: float) -> str:
-    """Return the table: linear scaling is of the rate that the small batch's sweep found best."""
+    """Return the table of scaling; linear scaling starts from the small batch's best rate."""
     best, _, _ = accuracies(record, Row("small batch", partial(_sgd, momentum=0.9), rate, 16), model_of, 80_000)
     rows = scaling_rows(best)
     rows[0] = Row("small batch", partial(_sgd, momentum=0.9), rate, 16)

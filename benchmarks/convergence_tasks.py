@@ -1,4 +1,7 @@
-"""What the experiments of benchmarks/convergence.py train: endless generated images, digits, and small networks."""
+"""Define the data and networks of benchmarks/convergence.py.
+
+The data are endless generated images and digits. The networks are small.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,31 +13,37 @@ from torch.nn.functional import cross_entropy
 
 CLASSES = 10
 PIXELS = 64
-_CENTRES = 4  # of each class
-_SPREAD = 0.62  # of the centres, beside noise of 1 in every pixel: classes overlap
+_CENTRES = 4  # centres per class
+_SPREAD = 0.62  # standard deviation of the centres; with noise of 1 in every pixel, classes overlap
 
 
 class Stream:
-    """Images of 8 x 8, endless: each class is a few Gaussian clusters, whose centres are the same in every run."""
+    """An endless stream of 8 x 8 images.
+
+    Each class is a few Gaussian clusters, whose centres are the same in every run.
+    """
 
     def __init__(self, seed: int) -> None:
-        """Draw from `seed` on."""
+        """Start the stream at `seed`."""
         fixed = torch.Generator().manual_seed(20)
         self._centres = torch.randn(CLASSES * _CENTRES, PIXELS, generator=fixed) * _SPREAD
         self._generator = torch.Generator().manual_seed(seed)
 
     def batch(self, samples: int) -> tuple[Tensor, Tensor]:
-        """Return images of shape (samples, 64), and their classes."""
+        """Return images of shape (samples, 64) and their classes."""
         which = torch.randint(CLASSES * _CENTRES, (samples,), generator=self._generator)
         noise = torch.randn(samples, PIXELS, generator=self._generator)
         return self._centres[which] + noise, which % CLASSES
 
 
 class Digits:
-    """scikit-learn's handwritten digits: 1,350 for training, shuffled anew in each pass, 447 for testing."""
+    """scikit-learn's handwritten digits, 1,350 for training and 447 for testing.
+
+    The training digits are shuffled anew in each pass.
+    """
 
     def __init__(self, seed: int) -> None:
-        """Shuffle by `seed`."""
+        """Load the digits, and shuffle them by `seed`."""
         from sklearn.datasets import load_digits  # noqa: PLC0415 -- only where they are asked for
 
         data = load_digits()
@@ -47,7 +56,7 @@ class Digits:
         self._left = torch.empty(0, dtype=torch.long)
 
     def batch(self, samples: int) -> tuple[Tensor, Tensor]:
-        """Return the next images, from as many passes as it takes."""
+        """Return the next images and labels, over as many passes as needed."""
         while len(self._left) < samples:
             self._left = torch.cat([self._left, torch.randperm(1350, generator=self._generator)])
         which, self._left = self._left[:samples], self._left[samples:]
@@ -55,13 +64,16 @@ class Digits:
 
 
 def network(seed: int) -> nn.Module:
-    """Return the network of the law: 64-96-48-10, 22 kFLOP forward."""
+    """Return the network 64-96-48-10, which the law is measured on (22 kFLOP forward)."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(PIXELS, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, CLASSES))
 
 
 def deep_network(seed: int) -> nn.Module:
-    """Return 12 layers without normalisation, whose scales alternate: 10 x too large, 10 x too small; 88 kFLOP."""
+    """Return a network that is hard to train: 12 layers without normalization.
+
+    The scales of its layers alternate between too large and too small. It takes 88 kFLOP forward.
+    """
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Linear(PIXELS, 64), nn.ReLU()]
     for number in range(10):
@@ -91,7 +103,10 @@ class _Block(nn.Module):
 
 
 def small_resnet(seed: int) -> nn.Module:
-    """Return a residual network of two blocks and 8 channels with batch normalisation; 0.3 MFLOP forward."""
+    """Return a residual network with two blocks of 8 channels and batch normalization.
+
+    It takes 0.3 MFLOP forward.
+    """
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
@@ -108,16 +123,16 @@ def small_resnet(seed: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How one run ended."""
+    """The result of a run."""
 
-    samples: float | None  # to the target; None where it was not reached
+    samples: float | None  # samples to the target, or None if the run did not reach it
     evaluations: int
-    loss: float  # the last one, on test images
-    accuracy: float  # likewise
+    loss: float  # the last loss on test images
+    accuracy: float  # the last accuracy on test images
 
 
 def evaluated(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the loss and the part of `images` that is classified right."""
+    """Return the loss and the accuracy of a model on `images`."""
     model.eval()
     with torch.no_grad():
         outputs = model(images)
@@ -128,16 +143,18 @@ def evaluated(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, 
 def samples_to(  # noqa: PLR0913 -- each is a number of its own
     target: float, model: nn.Module, source: Any, step: Callable[[int], None], *, batch: int, every: int, limit: int
 ) -> Run:
-    """Train until the test loss is `target`; between two evaluations its logarithm counts as a straight line.
+    """Train until the test loss reaches `target`.
+
+    Between two evaluations, the logarithm of the loss is interpolated linearly.
 
     Args:
-        target: a loss.
-        model: what `step` trains.
-        source: whose `test` has images and labels.
-        step: takes one step with a batch of so many samples.
-        batch: its size.
-        every: samples between evaluations; rounded to steps, at least one.
-        limit: samples after which the run gives up.
+        target: The loss to reach.
+        model: The model that `step` trains.
+        source: The data; `source.test` holds images and labels.
+        step: A function that takes one step with a batch of the given size.
+        batch: The number of samples per step.
+        every: The number of samples between evaluations, rounded to steps (at least one step).
+        limit: The number of samples after which the run gives up.
     """
     between = max(1, round(every / batch))
     seen, evaluations = 0, 0

@@ -198,7 +198,7 @@ def tried_of(word: dict[str, Any]) -> Tried:
 
 
 def together(found: list[Configuration]) -> Iterator[Claim]:
-    """Yield the gain of multi-ring over the flat ring, and how often each algorithm won."""
+    """Yield the gain of multi-ring over the flat ring, and each algorithm's wins."""
     gains = [(each.gains[1], f"{each}: {each.gains[1]:.2f} x") for each in found if each.gains and each.gains[0] > GAIN]
     slower = [text for gain, text in gains if gain <= 1]
     yield Claim(

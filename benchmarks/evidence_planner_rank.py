@@ -100,7 +100,7 @@ def run(
     array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
     calls: int,
 ) -> float:
-    """Return the seconds per call of `plan` over `calls` calls, after one untimed call."""
+    """Return the seconds per call of `plan` over `calls` calls, after an untimed call."""
     group.pin(task, plan)
     group.all_reduce(array)
     group.barrier()

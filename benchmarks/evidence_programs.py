@@ -38,7 +38,7 @@ _RUN = ("-m", "multiring", "run", "-n")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The setting of a program: the command that starts its ranks, and their environment."""
+    """The place of a program: the command that starts its ranks, and their environment."""
 
     starter: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(slots=True)
 class Tally:
-    """What a place has done so far."""
+    """The results of a place so far."""
 
     programs: int = 0
     turns: int = 0

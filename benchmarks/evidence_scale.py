@@ -79,7 +79,7 @@ def altered(divide: int) -> Iterator[Claim]:
 
 
 def memory(divide: int) -> Iterator[Claim]:
-    """Run all_to_all with 64 MiB per rank on 64 ranks; check the memory that ranks keep.
+    """Run all_to_all with 64 MiB per rank on 64 ranks; check the memory they keep.
 
     The user's arrays do not count.
     """

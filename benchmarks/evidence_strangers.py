@@ -140,7 +140,7 @@ def ports(share: int) -> Iterator[Claim]:
 
 
 def doors(share: int) -> Iterator[Claim]:
-    """Hold silent connections at every rank's port while all ranks connect to each other."""
+    """Hold silent connections at every rank's port while the ranks connect to each other."""
     hosts, slots = (8, 8) if share == 1 else (4, 2)
     with Job(hosts * slots, "crowded", hosts, HELD, multiring_init_timeout_s=300) as job:
         job.wait_for(lambda heard: len(heard) == hosts * slots, 500)

@@ -1,7 +1,7 @@
-"""Every call of torch.distributed and of multiring.torch with random types and layouts of tensors, beside the truth.
+"""Run every call of torch.distributed and multiring.torch on random tensors.
 
-What a call gives is told by plain arithmetic on the tensors of all ranks, which each rank can draw. What is refused
-must have no meaning, or no place for its result.
+The types and the layouts of the tensors are random. Every rank can draw the tensors of all ranks, so it computes the
+expected result itself. A call may be refused only if it has no meaning, or if its result has no room.
 """
 
 import functools
@@ -52,11 +52,11 @@ OPS: dict[str, Any] = {
 
 
 class RefusedRightly(Exception):  # noqa: N818 -- nothing failed
-    """A call was refused that has no meaning."""
+    """Raised after multiring rightly refused a call without a meaning."""
 
 
 def op_of(random: Random, kind: torch.dtype, *, ours: bool = False) -> str:
-    """Draw an operation that has a meaning for a type."""
+    """Draw an operation that is defined for a type."""
     names = ["sum", "average", "product", "min", "max", "and", "or", "xor"][: 5 if ours else 8]
     if kind in COMPLEX:
         names = ["sum", "average"]
@@ -68,7 +68,7 @@ def op_of(random: Random, kind: torch.dtype, *, ours: bool = False) -> str:
 
 
 def waited(work: Any) -> None:
-    """Wait for what may be None."""
+    """Wait for `work`, which may be None."""
     if work is not None:
         work.wait()
 
@@ -77,7 +77,7 @@ def waited(work: Any) -> None:
 
 
 def all_reduce(case: Case, random: Random, group: Any) -> Compared:
-    """One tensor, or some that are coalesced."""
+    """Reduce one tensor, or several coalesced tensors."""
     op, shape = op_of(random, case.kind), drawn_shape(random)
     count = int(random.integers(1, 4)) if random.random() < 0.3 else 1
     own = [case.own(number, shape, overwritten=True) for number in range(count)]
@@ -95,7 +95,7 @@ def all_reduce(case: Case, random: Random, group: Any) -> Compared:
 
 
 def multiplied(case: Case, random: Random, group: Any) -> Compared:
-    """A sum of multiples, of floats."""
+    """Reduce with a factor (premultiplied sum), which only floats support."""
     shape, factor = drawn_shape(random), float(random.choice([0.5, 2.0, -1.0]))
     own = case.own(0, shape, overwritten=True)
     if not case.kind.is_floating_point:
@@ -106,7 +106,7 @@ def multiplied(case: Case, random: Random, group: Any) -> Compared:
 
 
 def reduce_to(case: Case, random: Random, group: Any) -> Compared:
-    """Rank by rank."""
+    """Reduce a tensor to a random root."""
     op, shape, root = op_of(random, case.kind), drawn_shape(random), int(random.integers(len(case.ranks)))
     own = case.own(0, shape, overwritten=True)
     before = plain(own)
@@ -115,7 +115,7 @@ def reduce_to(case: Case, random: Random, group: Any) -> Compared:
 
 
 def broadcast(case: Case, random: Random, group: Any) -> Compared:
-    """From any rank."""
+    """Broadcast a tensor from a random root."""
     shape, root = drawn_shape(random), int(random.integers(len(case.ranks)))
     own = case.own(0, shape, overwritten=True)
     waited(dist.broadcast(own, group=group, group_src=root, async_op=bool(random.integers(2))))
@@ -123,7 +123,10 @@ def broadcast(case: Case, random: Random, group: Any) -> Compared:
 
 
 def all_gather(case: Case, random: Random, group: Any) -> Compared:
-    """Into a list, of even or uneven sizes; the places may be parts of one tensor, or of what is read."""
+    """Gather into a list of tensors of even or uneven sizes.
+
+    The destinations may be parts of one tensor, which may also hold the source.
+    """
     ranks, shape = len(case.ranks), drawn_shape(random, least=1)
     shapes = [shape] * ranks
     if random.random() < 0.3:
@@ -144,7 +147,7 @@ def all_gather(case: Case, random: Random, group: Any) -> Compared:
 
 
 def gather_into(case: Case, random: Random, group: Any) -> Compared:
-    """Into one tensor, one after the other or stacked; the source may be a part of it."""
+    """Gather into one tensor, concatenated or stacked; the source may be a part of it."""
     ranks, shape = len(case.ranks), drawn_shape(random, least=1)
     is_stacked = bool(random.integers(2))
     place = case.place(0, (ranks, *shape) if is_stacked else (ranks * shape[0], *shape[1:]))
@@ -160,7 +163,7 @@ def gather_into(case: Case, random: Random, group: Any) -> Compared:
 
 
 def reduce_scatter(case: Case, random: Random, group: Any) -> Compared:
-    """Of lists, or of one tensor, of which the place may be a part."""
+    """Reduce and scatter a list of tensors, or one tensor."""
     ranks, op = len(case.ranks), op_of(random, case.kind)
     shape = drawn_shape(random, least=1)
     is_async = bool(random.integers(2))
@@ -178,7 +181,7 @@ def reduce_scatter(case: Case, random: Random, group: Any) -> Compared:
 
 
 def reduce_scatter_within(case: Case, random: Random, group: Any) -> Compared:
-    """Into a part of what is reduced."""
+    """Reduce and scatter one tensor into a part of itself."""
     ranks, op, shape = len(case.ranks), op_of(random, case.kind), drawn_shape(random, least=1)
     whole = (ranks * shape[0], *shape[1:])
     own = case.own(0, whole, overwritten=True)
@@ -190,10 +193,10 @@ def reduce_scatter_within(case: Case, random: Random, group: Any) -> Compared:
 
 
 def all_to_all(case: Case, random: Random, group: Any) -> Compared:
-    """Of lists, whose tensors have any sizes."""
+    """Exchange lists of tensors of any sizes."""
     ranks = len(case.ranks)
     behind = drawn_shape(random)[:2]
-    rows = random.integers(0, 4, (ranks, ranks))  # from, to
+    rows = random.integers(0, 4, (ranks, ranks))  # index: source rank, destination rank
 
     def number(source: int, target: int) -> int:
         return 10 * source + target
@@ -207,7 +210,7 @@ def all_to_all(case: Case, random: Random, group: Any) -> Compared:
 
 
 def all_to_all_single(case: Case, random: Random, group: Any) -> Compared:
-    """Of one tensor, cut evenly or not; what is read may be overwritten."""
+    """Exchange parts of one tensor, in even or uneven cuts."""
     ranks, behind = len(case.ranks), drawn_shape(random)[:2]
     is_even = bool(random.integers(2))
     rows = np.full((ranks, ranks), int(random.integers(3))) if is_even else random.integers(0, 4, (ranks, ranks))
@@ -224,7 +227,7 @@ def all_to_all_single(case: Case, random: Random, group: Any) -> Compared:
 
 
 def gather_scatter(case: Case, random: Random, group: Any) -> Compared:
-    """To a root, and from it."""
+    """Gather to a random root, then scatter from it."""
     ranks, shape, root = len(case.ranks), drawn_shape(random), int(random.integers(len(case.ranks)))
     own, is_root = case.own(0, shape), case.here == root
     places = [case.place(number, shape) for number in range(ranks)] if is_root else None
@@ -237,7 +240,7 @@ def gather_scatter(case: Case, random: Random, group: Any) -> Compared:
 
 
 def messages(case: Case, random: Random, group: Any) -> Compared:
-    """Around a ring, in three forms."""
+    """Send messages around a ring, with one of three kinds of calls."""
     ranks, shape, form = len(case.ranks), drawn_shape(random), int(random.integers(3))
     own, place = case.own(0, shape), case.place(0, shape)
     after, before = (case.here + 1) % ranks, (case.here - 1) % ranks
@@ -264,9 +267,10 @@ def messages(case: Case, random: Random, group: Any) -> Compared:
 
 
 def functional_calls(case: Case, random: Random, group: Any) -> Compared:
-    """Torch's functional collectives, of which the results are new tensors."""
+    """Run torch's functional collectives, which return new tensors."""
     ranks, op, shape = len(case.ranks), op_of(random, case.kind), drawn_shape(random, least=1)
-    own, every = case.own(0, shape).as_subclass(Tensor), case.every(0, shape)  # what they return is a subclass itself
+    # plain tensors, because these calls return a subclass themselves
+    own, every = case.own(0, shape).as_subclass(Tensor), case.every(0, shape)
     name = {"average": "avg", "and": "band", "or": "bor", "xor": "bxor"}.get(op, op)
     yield functional.all_reduce(own, name, group).clone(), reduced(op, every)
     yield functional.all_gather_tensor(own, 0, group).clone(), torch.cat(every)
@@ -278,11 +282,11 @@ def functional_calls(case: Case, random: Random, group: Any) -> Compared:
 
 
 def objects(case: Case, random: Random, group: Any) -> Compared:
-    """Objects that have tensors in them."""
+    """Gather and broadcast objects that contain tensors."""
     shape, root = drawn_shape(random), int(random.integers(len(case.ranks)))
     own, every = case.own(0, shape), case.every(0, shape)
     if own.is_inference() or (own.requires_grad and not own.is_leaf):
-        own = plain(own)  # pickle takes no other
+        own = plain(own)  # pickle takes only such tensors
     found: list[Any] = [None] * len(every)
     dist.all_gather_object(found, {"x": own}, group)
     yield from zip((each["x"] for each in found), every, strict=True)
@@ -297,7 +301,10 @@ OURS: dict[str, Any] = {"sum": mt.Sum, "average": mt.Average, "product": mt.Prod
 
 
 def reduced_scaled(op: str, parts: list[Tensor], before: float, after: float) -> Tensor:
-    """Return what Horovod's factors make of it, exactly where they are powers of two."""
+    """Return the reduction with Horovod's factors.
+
+    It is exact if the factors are powers of two.
+    """
     kind = parts[0].dtype
     if kind in FLOATS or kind in COMPLEX:
         return reduced(op, [each * before for each in parts]) * after
@@ -314,7 +321,7 @@ def reduced_scaled(op: str, parts: list[Tensor], before: float, after: float) ->
 
 
 def our_allreduce(case: Case, random: Random, _group: Any) -> Compared:
-    """In every form, with factors."""
+    """Run every form of multiring's allreduce, with factors."""
     op, shape, form = op_of(random, case.kind, ours=True), drawn_shape(random), int(random.integers(5))
     before, after = 1.0, 1.0
     if case.kind is not torch.bool and op in {"sum", "average"} and random.random() < 0.5:
@@ -343,7 +350,7 @@ def our_allreduce(case: Case, random: Random, _group: Any) -> Compared:
 
 
 def our_moves(case: Case, random: Random, _group: Any) -> Compared:
-    """Those that move tensors of any type."""
+    """Run multiring's calls that move tensors of any type."""
     ranks, shape, root = len(case.ranks), drawn_shape(random, least=1), int(random.integers(len(case.ranks)))
     shapes = [(shape[0] + number, *shape[1:]) for number in range(ranks)]
     own = case.own(case.here, shapes[case.here])
@@ -359,7 +366,7 @@ def our_moves(case: Case, random: Random, _group: Any) -> Compared:
 
 
 def our_reducescatter(case: Case, random: Random, _group: Any) -> Compared:
-    """Rows of a sum or an average."""
+    """Reduce and scatter rows by sum or average with multiring's reducescatter."""
     ranks, shape = len(case.ranks), drawn_shape(random, least=1)
     op = "sum" if case.kind is torch.bool or random.random() < 0.4 else "average"
     own, whole = case.own(0, shape), reduced(op, case.every(0, shape))
@@ -368,7 +375,7 @@ def our_reducescatter(case: Case, random: Random, _group: Any) -> Compared:
 
 
 def our_sparse(case: Case, random: Random, group: Any) -> Compared:
-    """Sparse tensors, ours and torch's own."""
+    """Reduce sparse tensors with multiring's call and with torch's."""
     shape = (int(random.integers(1, 5)), int(random.integers(1, 4)))
     op = "sum" if case.kind is torch.bool or random.random() < 0.5 else "average"
     every = case.every(0, shape)
@@ -387,7 +394,7 @@ def our_sparse(case: Case, random: Random, group: Any) -> Compared:
 
 
 def refuse(call: Callable[[], Any]) -> None:
-    """Make a call that has to be refused; whatever it says has to be words."""
+    """Make a call that must be refused with a meaningful message."""
     try:
         call()
     except (RuntimeError, ValueError, TypeError) as error:
@@ -398,7 +405,10 @@ def refuse(call: Callable[[], Any]) -> None:
 
 
 def no_place(case: Case, random: Random, group: Any) -> Compared:
-    """Results for which there is no room: several elements are one in memory."""
+    """Reduce into tensors without room for the result.
+
+    Several of their elements share memory.
+    """
     length = int(random.integers(2, 5))
     base = torch.ones(length + 2).to(case.kind)
     places = [base[:1].expand(length), base.as_strided((length, 2), (1, 1)), base[:1].expand(2, length).t()]
@@ -428,7 +438,7 @@ CALLS: dict[str, tuple[Call, tuple[torch.dtype, ...]]] = {
     "gather, scatter": (gather_scatter, (*COMBINED, *MOVED)),
     "messages": (messages, (*COMBINED, *MOVED)),
     "functional": (functional_calls, COMBINED),
-    "objects": (objects, (*FLOATS, *COMPLEX, *SIGNED, torch.bool)),  # torch pickles no others in all its versions
+    "objects": (objects, (*FLOATS, *COMPLEX, *SIGNED, torch.bool)),  # the types that torch pickles in all its versions
     "mt.allreduce": (our_allreduce, COMBINED),
     "mt.allgather, broadcast, alltoall": (our_moves, (*COMBINED, *MOVED)),
     "mt.reducescatter": (our_reducescatter, COMBINED),
@@ -439,7 +449,7 @@ CALLS: dict[str, tuple[Call, tuple[torch.dtype, ...]]] = {
 
 @functools.cache
 def groups() -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """Return the groups that cases take: all ranks twice, and each rank alone."""
+    """Return the groups of the cases: all ranks twice, and this rank alone."""
     rank, ranks = ready()
     everyone = tuple(range(ranks))
     alone = [dist.new_group([each]) for each in everyone]
@@ -447,7 +457,7 @@ def groups() -> tuple[tuple[Any, tuple[int, ...]], ...]:
 
 
 def calls(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Make some calls, each with tensors of one type and of random layouts."""
+    """Make ten random calls, each with tensors of one type and of random layouts."""
     rank, _ = ready()
     names = sorted(CALLS)
     for _ in range(10):
@@ -466,6 +476,6 @@ def calls(random: Random, _folder: Path) -> Iterator[Fault]:
             pass
         except Exception as error:  # noqa: BLE001 -- whatever is raised is a finding
             yield Fault(f"calls: {name}: {type(error).__name__}", f"{kind}, {case.notes}: {error}")
-            return  # the ranks may be out of step
+            return  # stop, because the ranks may be out of step
         for layout in case.spoilt():
             yield Fault(f"calls: {name} writes beside", f"{kind}, {layout}, {case.notes}")

@@ -1,4 +1,4 @@
-"""What the families of benchmarks/evidence_torch.py share, and those about gradients and their memory."""
+"""Provide helpers for evidence_torch.py, and its families about gradient memory."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 
-CLOSE = 1e-5  # of float32, after some steps
+CLOSE = 1e-5  # for float32 after some steps
 
 
 @cache
 def ready() -> tuple[int, int]:
-    """Join the job, also by torch.distributed; return this rank and how many there are."""
+    """Join the job, also through torch.distributed; return the rank and the size."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     mt.init()
@@ -30,7 +30,11 @@ def ready() -> tuple[int, int]:
 
 
 def network(random: Random) -> tuple[Callable[[], nn.Sequential], int]:
-    """Return what makes a random network, the same each time, and how many features its input has."""
+    """Return a function that makes the same random network at each call.
+
+    Returns:
+        The function, and the number of input features.
+    """
     widths = [int(each) for each in random.integers(1, 12, int(random.integers(2, 5)))]
     seed, has_bias = int(random.integers(1 << 30)), bool(random.integers(2))
 
@@ -45,7 +49,7 @@ def network(random: Random) -> tuple[Callable[[], nn.Sequential], int]:
 
 
 def drawn(seed: int, ranks: Any, features: int) -> Tensor:
-    """Return the samples of these ranks, four of each."""
+    """Return the samples of the given ranks, four for each rank."""
     each = [torch.randn(4, features, generator=torch.Generator().manual_seed(1000 * seed + rank)) for rank in ranks]
     return torch.cat(each)
 
@@ -56,13 +60,13 @@ def backward(loss: Tensor) -> None:
 
 
 def apart(one: nn.Module, other: nn.Module) -> float:
-    """Return how far the parameters of two models are from each other."""
+    """Return the largest difference between the parameters of two models."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
 
 
 def optimizer_of(random: Random) -> Callable[[Any], torch.optim.Optimizer]:
-    """Return what makes a random optimizer."""
+    """Return a function that makes an optimizer of a random kind."""
     rate = float(random.uniform(0.01, 0.2))
     kinds: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda p: torch.optim.SGD(p, rate),
@@ -119,11 +123,14 @@ CHANGES = {
     "parameter": _parameter,
     "dropped": _drop,
 }
-MOVES = {"data", "set", "shared", "strided"}  # of the tensor that `.grad` is
+MOVES = {"data", "set", "shared", "strided"}  # changes that move the memory of the tensor in `.grad`
 
 
 def memory(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Change gradients at random steps; the ranks stay one process."""
+    """Change gradients at random steps.
+
+    The ranks must still train like one process.
+    """
     rank, ranks = ready()
     make, features = network(random)
     kind = optimizer_of(random)
@@ -152,7 +159,10 @@ def memory(random: Random, _folder: Path) -> Iterator[Fault]:
 
 
 def lag(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Let a step apply the gradient before, under DDP, beside the same by hand."""
+    """Train with `gradient_lag` under DistributedDataParallel.
+
+    Each step applies the previous gradient. The weights must be those of the same rule computed by hand.
+    """
     rank, ranks = ready()
     make, features = network(random)
     views, rate, steps = bool(random.integers(2)), float(random.uniform(0.01, 0.1)), int(random.integers(3, 7))

@@ -1,4 +1,7 @@
-"""Callbacks that wait, communication hooks and threads of benchmarks/evidence_torch.py, beside Gloo in the same job."""
+"""Test callbacks that wait, communication hooks and threads, compared with Gloo.
+
+These families belong to benchmarks/evidence_torch.py.
+"""
 
 import copy
 import threading
@@ -21,7 +24,7 @@ import multiring.torch as mt
 
 
 def futures(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Wait for collectives in callbacks of collectives' futures, some levels deep, or chain callbacks."""
+    """Wait for collectives in callbacks of other collectives, or chain the callbacks."""
     rank, ranks = ready()
     depth, size = (int(random.integers(1, most)) for most in (5, 50_000))
     waits = bool(random.integers(2))
@@ -38,7 +41,7 @@ def futures(random: Random, _folder: Path) -> Iterator[Fault]:
         )
 
     wanted = sum(rank + left for left in range(depth + 1) for rank in range(ranks))
-    # One chain: of several, each rank would start the collectives in an order of its own.
+    # There is one chain. With several, the ranks would start the collectives in different orders.
     found = float(level(depth).wait()[0].reshape(-1)[0])
     if found != wanted:
         yield Fault("futures: another sum", f"depth {depth}: {found}, want {wanted}")
@@ -46,7 +49,7 @@ def futures(random: Random, _folder: Path) -> Iterator[Fault]:
 
 @cache
 def gloo() -> Any:
-    """Return Gloo's group of all ranks."""
+    """Return a Gloo group of all ranks."""
     ready()
     return dist.new_group(backend="gloo")
 
@@ -81,7 +84,7 @@ def _fp16(wrapped: DistributedDataParallel, group: Any) -> None:
 
 
 def _clipping(group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """As programs have it: the norm of all ranks' gradients first, then their sum."""
+    """Clip by the norm of all ranks' gradients, then sum them, as user programs do."""
     buffer = bucket.buffer()
     norm = buffer.square().sum()[None]
     dist.all_reduce(norm, group=group)
@@ -92,7 +95,7 @@ def _clipping(group: Any, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _gathering(group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Gather and add up, in a callback that waits for another collective."""
+    """Gather and average the parts in a callback that waits for another collective."""
     buffer = bucket.buffer()
     parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size(group))]
     work = dist.all_gather(parts, buffer, group=group, async_op=True)
@@ -111,8 +114,8 @@ def _own(hook: Any, wrapped: DistributedDataParallel, group: Any) -> None:
     wrapped.register_comm_hook(group, hook)
 
 
-# Whose callbacks call collectives take one bucket: of several, each rank would start them in an order of its own.
-# Of torch's hooks batched_powerSGD_hook is left out, as it fails before it calls any collective.
+# A hook whose callbacks call collectives uses one bucket. With several buckets, the ranks would start the collectives
+# in different orders. The hook batched_powerSGD_hook is left out: it fails before it calls any collective.
 ONE_BUCKET: dict[str, Registers] = {
     "power": _power,
     "power in fp16": _fp16_power,
@@ -140,7 +143,10 @@ def trained(model: nn.Module, group: Any, register: Registers, *, seed: int, fea
 
 
 def hooks(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train by torch's communication hooks and by programs' own, with one bucket and with several, as over Gloo."""
+    """Train with communication hooks of torch and of programs; compare with Gloo.
+
+    Some hooks use one bucket, others several.
+    """
     ready()
     make, features = network(random)
     known = {**ONE_BUCKET, **SEVERAL}
@@ -155,7 +161,7 @@ def hooks(random: Random, _folder: Path) -> Iterator[Fault]:
         yield Fault("hooks: ranks differ", f"{name}, {options}")
     try:
         trained(theirs, gloo(), known[name], seed=seed, features=features, **options)
-    except RuntimeError:  # of Gloo's own
+    except RuntimeError:  # Gloo itself fails
         return
     far, most = apart(ours, theirs), 1e-3 if "fp16" in name else CLOSE
     if not far <= most:
@@ -173,7 +179,10 @@ def of_threads() -> list[Any]:
 
 
 def threads(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train several models at once, each in a thread and a group of its own, as one after the other."""
+    """Train several models at once, each in its own thread and group.
+
+    The weights must be those of training one after the other.
+    """
     ready()
     made = [network(random) for _ in range(int(random.integers(2, 4)))]
     seed, failures = int(random.integers(1 << 20)), []

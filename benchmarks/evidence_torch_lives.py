@@ -1,4 +1,7 @@
-"""What happens to models while they train: layers frozen, copied, pruned, normed, widened; memory exchanged."""
+"""Change models while they train, and compare two ranks with one process.
+
+Layers are frozen, copied, pruned, normalized and widened, and their memory is exchanged.
+"""
 
 import copy
 import warnings
@@ -18,7 +21,7 @@ import multiring.torch as mt
 
 
 class Adapted(nn.Module):
-    """A layer that stays, beside two small ones that learn, as LoRA has them."""
+    """A frozen layer with two small trained layers beside it, as in LoRA."""
 
     def __init__(self, layer: nn.Linear, seed: int) -> None:
         super().__init__()
@@ -28,14 +31,14 @@ class Adapted(nn.Module):
         self.up = nn.Linear(2, layer.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of both."""
+        """Return the sum of both paths."""
         found: Tensor = self.layer(x) + self.up(self.down(x))
         return found
 
 
 @dataclass
 class Life:
-    """A model that trains, and its copies."""
+    """A model in training, with its copies and its last snapshot."""
 
     model: nn.Sequential
     optimizer: torch.optim.Optimizer
@@ -44,7 +47,7 @@ class Life:
     averages: list[nn.Module] = field(default_factory=list)
 
     def layers(self) -> list[nn.Linear]:
-        """Return the layers that have weights of their own."""
+        """Return the linear layers of the model."""
         return [each for each in self.model if isinstance(each, nn.Linear)]
 
 
@@ -59,7 +62,7 @@ def _thaw(life: Life) -> None:
 
 
 def _is_pruned(life: Life) -> bool:
-    return any(prune.is_pruned(each) for each in life.model.modules())  # which torch does not copy
+    return any(prune.is_pruned(each) for each in life.model.modules())  # torch cannot copy a pruned module
 
 
 def _copy(life: Life) -> None:
@@ -91,7 +94,7 @@ def _stochastic(life: Life) -> None:
 def _prune(life: Life) -> None:
     if not life.layers() or hasattr(layer := life.layers()[-1], "parametrizations"):
         return
-    if not layer.weight.is_contiguous():  # which torch does not prune
+    if not layer.weight.is_contiguous():  # torch cannot prune such a layer
         return
     if prune.is_pruned(layer):
         prune.remove(layer, "weight")  # type: ignore[no-untyped-call] # torch's own
@@ -110,7 +113,7 @@ def _snapshot(life: Life) -> None:
 
 
 def _adapt(life: Life) -> None:
-    _thaw(life)  # what is frozen when a group is added needs the optimizer to be made anew
+    _thaw(life)  # with frozen parameters, adding a group would require a new optimizer
     for place, layer in enumerate(life.model):
         if isinstance(layer, nn.Linear) and not prune.is_pruned(layer) and not hasattr(layer, "parametrizations"):
             life.model[place] = adapted = Adapted(layer, life.seed)
@@ -181,20 +184,20 @@ EVENTS: dict[str, Callable[[Life], None]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How a case trains; the same on all ranks, and in one process."""
+    """The training plan of a case, the same on all ranks and in one process."""
 
     seed: int
     widths: tuple[int, ...]
-    events: tuple[tuple[str, ...], ...]  # before each step
+    events: tuple[tuple[str, ...], ...]  # the events before each step
     passes: int
     clips: bool
     to_none: bool
     normed: bool
-    closes: bool  # steps by a closure
+    closes: bool  # whether the optimizer steps with a closure
     makes: Callable[[Any], torch.optim.Optimizer]
 
     def model(self) -> nn.Sequential:
-        """Return the model, the same each time."""
+        """Return the same model at each call."""
         torch.manual_seed(self.seed)
         layers: list[nn.Module] = []
         for before, after in zip(self.widths, self.widths[1:], strict=False):
@@ -204,7 +207,7 @@ class Plan:
         return nn.Sequential(*layers)
 
     def train(self, those: Any, *, shares: bool) -> Life:
-        """Return the model after all steps on the samples of these ranks."""
+        """Train on the samples of the given ranks; return the model and its copies."""
         model = self.model()
         optimizer = self.makes(model.parameters())
         if shares:
@@ -242,7 +245,7 @@ class Plan:
 
 
 def planned(random: Random) -> Plan:
-    """Draw how a model lives."""
+    """Draw a random training plan."""
     names = sorted(EVENTS)
     steps, closes = int(random.integers(3, 7)), bool(random.random() < 0.2)
     events = tuple(
@@ -263,7 +266,7 @@ def planned(random: Random) -> Plan:
 
 
 def lives(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Let a model live on two ranks and in one process."""
+    """Train by a random plan on two ranks and in one process; compare the weights."""
     rank, ranks = ready()
     warnings.simplefilter("ignore")
     plan = planned(random)

@@ -1,4 +1,4 @@
-"""Random tensors of every type and layout, as the families of benchmarks/evidence_torch_calls.py hand them over."""
+"""Draw random tensors of every type and layout for evidence_torch_calls.py."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ COMPLEX = (torch.complex64, torch.complex128)
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (*SIGNED, *UNSIGNED)
-MOVED = (torch.float8_e4m3fn, torch.float8_e5m2)  # which are not combined
+MOVED = (torch.float8_e4m3fn, torch.float8_e5m2)  # types that collectives move but do not reduce
 COMBINED = (*FLOATS, *COMPLEX, *INTEGERS, torch.bool)
-JUNK = 1  # of what is to be overwritten
+JUNK = 1
 
 
 class Tagged(Tensor):
-    """A subclass, as programs make them."""
+    """A tensor subclass, as programs define them."""
 
 
 # ---- layouts ----
@@ -81,7 +81,7 @@ def _has_gradient(_shape: Shape, kind: torch.dtype) -> bool:
     return kind in FLOATS or kind in COMPLEX
 
 
-# What may be had of values, of which shapes and types.
+# The layouts: a function that gives values this layout, and a condition on shape and type.
 LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Shape, torch.dtype], bool]]] = {
     "plain": (torch.clone, _always),
     "strided": (_strided, _always),
@@ -92,7 +92,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Shape, torch.dtyp
     "parameter": (lambda values: nn.Parameter(values.clone()), _has_gradient),
     "shared": (_shared, lambda shape, _kind: 0 not in shape),
     "neg": (lambda values: torch._neg_view(-values), lambda _shape, kind: kind in FLOATS),  # noqa: SLF001
-    # Of what is only read:
+    # layouts for read-only arguments:
     "inference": (_inference, _always),
     "graph": (_graph, _has_gradient),
     "conj": (lambda values: values.conj().resolve_conj().conj(), lambda _shape, kind: kind in COMPLEX),
@@ -103,7 +103,7 @@ READ_ONLY = {"inference", "graph", "conj", "expanded", "overlapping"}
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the elements of `tensor` as a tensor without anything odd."""
+    """Return a contiguous plain tensor with the elements of `tensor`."""
     with torch.no_grad():
         found = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return torch.frombuffer(bytearray(_bytes(found)), dtype=found.dtype).view(found.shape) if found.numel() else found
@@ -115,7 +115,10 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same type, shape and elements; +0 and -0 are the same."""
+    """Return whether two tensors have the same type, shape and elements.
+
+    +0 and -0 are equal.
+    """
     if one.dtype is not other.dtype or one.shape != other.shape:
         return False
     first, second = plain(one), plain(other)
@@ -128,7 +131,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def reduced(op: str, parts: Sequence[Tensor]) -> Tensor:
-    """Return what `op` makes of these tensors, by Python's integers, or float64 for others."""
+    """Return the reduction of these tensors, computed in Python integers or float64."""
     kind = parts[0].dtype
     if kind.is_floating_point or kind.is_complex:
         wide = [plain(each).to(torch.complex128 if kind.is_complex else torch.float64) for each in parts]
@@ -155,15 +158,16 @@ def reduced(op: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def divided(whole: Any, by: int) -> Any:
-    """Return Python's integers in an array, divided and truncated."""
+    """Return an array of Python integers divided by `by`, rounded toward zero."""
     return np.vectorize(lambda value: abs(int(value)) // by * (1 if value >= 0 else -1), otypes=[object])(
         np.asarray(whole, object)
     )
 
 
 def integers(whole: Any, kind: torch.dtype) -> Tensor:
-    """Return Python's integers in an array as a tensor, wrapped."""
-    whole = np.asarray(whole, object)  # of no axes, arithmetic made it a number, which NumPy would give 64 bits
+    """Return an array of Python integers as a tensor; values outside the type wrap."""
+    # arithmetic turns a zero-dimensional array into a number, for which NumPy would choose 64 bits
+    whole = np.asarray(whole, object)
     bits, name = 8 * kind.itemsize, str(kind).removeprefix("torch.")
     wrapped = np.vectorize(lambda value: int(value) % (1 << bits), otypes=[object])(whole) if whole.size else whole
     return torch.from_numpy(wrapped.astype(f"uint{bits}").view(name).reshape(whole.shape).copy())
@@ -174,19 +178,22 @@ def integers(whole: Any, kind: torch.dtype) -> Tensor:
 
 @dataclass
 class Case:
-    """The tensors of one call on all ranks: each rank can tell those of every other."""
+    """The tensors of one call on all ranks.
+
+    Each rank can draw the tensors of every other rank.
+    """
 
     entropy: int
     kind: torch.dtype
-    ranks: Sequence[int]  # of the world
-    rank: int  # of the world
-    is_wide: bool  # integers to the limits of their type
-    is_ours: bool  # torch.distributed itself refuses conjugated views
+    ranks: Sequence[int]  # numbers in the world
+    rank: int  # its number in the world
+    is_wide: bool  # whether integers span the whole range of their type
+    is_ours: bool  # multiring's own call; torch.distributed itself refuses conjugated views
     notes: list[str] = field(default_factory=list)
     guards: list[tuple[str, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def given(self, rank: int, number: int, shape: Shape, *, overwritten: bool = False) -> Tensor:
-        """Return the tensor `number` of a rank."""
+        """Return tensor `number` of a rank, in a random layout."""
         random = np.random.default_rng((self.entropy, rank, number))
         values = drawn_values(random, shape, self.kind, is_wide=self.is_wide)
         known = [
@@ -203,24 +210,24 @@ class Case:
         return found
 
     def own(self, number: int, shape: Shape, *, overwritten: bool = False) -> Tensor:
-        """Return this rank's tensor of a number."""
+        """Return this rank's tensor `number`."""
         return self.given(self.rank, number, shape, overwritten=overwritten)
 
     def every(self, number: int, shape: Shape, *, overwritten: bool = False) -> list[Tensor]:
-        """Return the elements of all ranks' tensors of a number."""
+        """Return the elements of tensor `number` of each rank."""
         return [plain(self.given(each, number, shape, overwritten=overwritten)) for each in self.ranks]
 
     def place(self, number: int, shape: Shape) -> Tensor:
-        """Return a tensor of this rank's that is to be overwritten, of other values."""
+        """Return a tensor of this rank for a result, filled with other values."""
         return self.own(1000 + number, shape, overwritten=True)
 
     @property
     def here(self) -> int:
-        """This rank, as the group numbers it."""
+        """This rank's number in the group."""
         return list(self.ranks).index(self.rank)
 
     def spoilt(self) -> list[str]:
-        """Return the layouts of which more than the tensor was overwritten."""
+        """Return the layouts of tensors whose surrounding memory was overwritten."""
         return [name for name, place, beside, before in self.guards if not torch.equal(place[beside], before)]
 
     def _guard(self, name: str, tensor: Tensor) -> None:
@@ -233,7 +240,10 @@ class Case:
 
 
 def drawn_values(random: Random, shape: Shape, kind: torch.dtype, *, is_wide: bool) -> Tensor:
-    """Return small whole numbers, which no sum of a few rounds; or integers to the limits of their type."""
+    """Return random values: whole numbers, small enough that sums do not round.
+
+    With `is_wide`, integers span the whole range of their type.
+    """
     if kind is torch.bool:
         return torch.from_numpy(np.asarray(random.integers(2, size=shape), bool))
     if kind in INTEGERS:
@@ -248,7 +258,7 @@ def drawn_values(random: Random, shape: Shape, kind: torch.dtype, *, is_wide: bo
 
 
 def drawn_shape(random: Random, *, least: int = 0) -> Shape:
-    """Return a random shape of at least so many dimensions, some of them of no length."""
+    """Return a random shape with at least `least` dimensions, some of length zero."""
     if random.random() < 0.05:
         return (30_000,) if least < 2 else (300, 100)  # large enough for shared memory
     dims = int(random.integers(least, 5))

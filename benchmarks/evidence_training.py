@@ -1,4 +1,7 @@
-"""Digits learned with each wire type between hosts, beside float32: the accuracy, and the bytes it took."""
+"""Train on digits with each wire type between hosts, and compare with float32.
+
+The claims cover the accuracy and the bytes sent.
+"""
 
 import math
 import re
@@ -20,15 +23,15 @@ WIRES = {
     "int8": "--wire int8",
     "int8 with error feedback": "--wire int8 --error-feedback",
 }
-# Fewer bytes for some accuracy, which is told and has no floor.
+# These options save bytes at the cost of accuracy. The accuracy is reported without a floor.
 TOLD = {"PowerSGD of rank 4": "--powersgd 4"}
 _FOUND = re.compile(r"(\d+) bytes of gradients a step.*test accuracy ([\d.]+)%", re.DOTALL)
 
 
 def digits(share: int) -> Iterator[Claim]:
-    """Yield how accurate the example is after training with each wire type.
+    """Yield the accuracy of the digits example after training with each wire type.
 
-    The example itself ends with an error where ranks' parameters are not the same bits after a step.
+    The example itself fails if the ranks' parameters differ in any bit after a step.
     """
     seeds = range(1, max(SEEDS // share, 2) + 1)
     epochs = EPOCHS if share == 1 else FEW_EPOCHS
@@ -49,7 +52,10 @@ def digits(share: int) -> Iterator[Claim]:
 
 
 def learned(options: str, seeds: range, epochs: int) -> tuple[list[tuple[int, float]], str]:
-    """Return the bytes of a step and the accuracy in percent, for each seed, and what went wrong ("" if nothing)."""
+    """Train with several seeds; return the bytes per step and accuracies, and any error.
+
+    The accuracy is in percent. The error text is "" if all runs ended well.
+    """
     found: list[tuple[int, float]] = []
     for seed in seeds:
         words = [*options.split(), "--seed", str(seed), "--epochs", str(epochs)]
@@ -67,13 +73,13 @@ def learned(options: str, seeds: range, epochs: int) -> tuple[list[tuple[int, fl
 
 
 def is_as_good(coded: list[float], plain: list[float]) -> bool:
-    """Return whether the mean of `coded` is not below that of `plain` by more than two standard errors of both."""
+    """Return whether `coded` has the accuracy of `plain`, within two standard errors."""
     error = math.sqrt(sum(statistics.variance(each) / len(each) for each in (coded, plain)))
     return statistics.mean(coded) >= statistics.mean(plain) - 2 * error
 
 
 def text_of(found: list[tuple[int, float]], wrong: str) -> str:
-    """Return what was learned, in words."""
+    """Describe the accuracies and the bytes of gradients in words."""
     if wrong:
         return shown([wrong])
     accuracies = [each for _, each in found]

@@ -1,9 +1,10 @@
-"""What an ordinary user gets on one host: every collective, in the arena and in ordinary memory, readable or not.
+"""Run every collective on one host as an ordinary user.
 
     multiring run -n 2 -- python benchmarks/evidence_user.py [--unreadable]
 
-A process that is not dumpable is refused to its peers' process_vm_readv, as where Yama's ptrace scope is 1. Exit code 1
-where a result is wrong, or where the kernel decided otherwise than asked.
+Arrays are in the arena and in ordinary memory. With --unreadable, the process is not dumpable, so the kernel refuses
+its peers' process_vm_readv, as with Yama's ptrace scope 1. The exit code is 1 if a result is wrong, or if peers could
+read an unreadable process.
 """
 
 import argparse
@@ -17,11 +18,11 @@ import numpy as np
 import multiring
 
 PR_SET_DUMPABLE = 4
-SIZES = (48, 3 << 16, 3 << 20)  # elements: small ones meet in slots, the largest is beyond what is copied aside
+SIZES = (48, 3 << 16, 3 << 20)  # in elements: small arrays use slots; the largest exceeds the limit for copies
 
 
 def check(group: multiring.Group, count: int, *, in_arena: bool) -> None:
-    """Run every collective on `count` float32 of a rank, and compare with what each must give."""
+    """Run every collective on `count` float32 per rank and check the results."""
     ranks, own = group.size, group.rank
 
     def make(value: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
@@ -30,7 +31,7 @@ def check(group: multiring.Group, count: int, *, in_arena: bool) -> None:
         return array
 
     total = ranks * (ranks + 1) / 2
-    for _ in range(2):  # the second call takes the repeated one's way
+    for _ in range(2):  # the second call takes the path for repeated calls
         reduced = make(own + 1)
         group.all_reduce(reduced)
         assert (reduced == total).all(), f"all_reduce of {count}"
@@ -46,7 +47,7 @@ def check(group: multiring.Group, count: int, *, in_arena: bool) -> None:
 
 
 def main() -> int:
-    """Print who this is and how its memory is read, once every result was right."""
+    """Check all results; print the user and the ranks that read memory in place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unreadable", action="store_true", help="refuse peers the reading of this process's memory")
     unreadable = parser.parse_args().unreadable

@@ -1,21 +1,26 @@
-"""Is a commit slower than another? Builds both, lets their jobs take turns, and judges each cell's ratio.
+"""Check whether one commit is slower than another, cell by cell.
 
     python benchmarks/two_commits.py BASE [NEW] [--only NAME,...] [--minutes 60] [--alternations 10] [--json] [--list]
 
-NEW is HEAD where it is not given; BASE may be the same commit, to see what chance does. What is not committed is not
-timed. Both are unpacked and built in build/two_commits, and this checkout is only read. Cells between hosts run in labs
-and need root: without it they are left out, and counted.
+NEW defaults to HEAD. BASE may be the same commit; the result then shows the effect of chance. Uncommitted changes are
+not timed. Both commits are unpacked and built in build/two_commits, and this checkout is only read. Cells between hosts
+run in labs and need root. Without root they are left out, and counted.
 
-A job is a set of processes of one commit that times some cells, each verified first, by the bench's own cases, check
-and clock. First every job runs once for each commit, which says what a call takes; then jobs of both take turns, the
-one that comes first changing each time. A cell's ratio is BASE's seconds over NEW's, one an alternation; its median has
-an exact 95 % interval. A cell is slower where the median is under 0.95 and the interval below 1. One whose interval is
-wider than +-0.08 and reaches below 0.95 is run once more with twice the alternations, which count alone; if it is wide
-still and not slower, it is undecided. Where time is short, calls are fewer first, then alternations.
+A job is a set of processes of one commit that times some cells. Each cell is verified first. The cases, checks and
+clock are those of the bench. First, every job runs once for each commit, which measures the time of a call. Then the
+jobs of both commits alternate, and each alternation changes which commit comes first. A cell's ratio is BASE's seconds
+divided by NEW's, once per alternation. The median of the ratios has an exact 95 % interval. A cell is slower if the
+median is under 0.95 and the interval is below 1. A cell is wide if its interval is wider than +-0.08 and reaches below
+0.95. A wide cell runs again with twice the alternations, and only these count. If it is still wide and not slower, it
+is undecided. If time is short, the number of calls is reduced first, then the alternations.
 
-Everything is kept, and the same command goes on where it was broken off; with --again it begins anew. Exit code 0; 1
-where a cell is slower, or fails or is wrong at NEW; 2 where something was asked for that cannot be; 3 where cells lack
-alternations because the minutes are over: the same command with more of them goes on.
+All measurements are kept, and the same command continues an interrupted run. With --again it starts over. The exit code
+is:
+
+- 0 if all cells hold;
+- 1 if a cell is slower, or fails or is wrong at NEW;
+- 2 if the request is impossible;
+- 3 if cells lack alternations because the minutes are over. The same command with more minutes continues.
 """
 
 import argparse
@@ -66,7 +71,7 @@ from multiring.lab.machine import require_root
 CACHE = ROOT / "build" / "two_commits"
 WORKER = Path(__file__).with_name("two_commits_rank.py")
 DEADLINE_S = 300.0
-FIRST_SHARE = 0.6  # of the time, for the alternations that every cell has; what is left is for the wide ones
+FIRST_SHARE = 0.6  # The share of the time for the alternations of all cells. The rest is for wide cells.
 PROBE_CALLS, PROBE_WARMUP = 5, 2
 LEAST_CALLS, MOST_CALLS = 5, 5000
 SIDES = ("base", "new")
@@ -78,7 +83,11 @@ Record = dict[str, Any]
 
 @dataclass(slots=True)
 class Known:
-    """What is known of one cell. `pairs` has the seconds of BASE and NEW, for each alternation of each of two runs."""
+    """The measurements of one cell.
+
+    Attributes:
+        pairs: The seconds of BASE and NEW in each alternation, for the first run and for the repeated run.
+    """
 
     job: Job
     cell: Cell
@@ -91,37 +100,37 @@ class Known:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The cell's full name, with its job."""
         return full_name(self.job, self.cell)
 
     @property
     def counted(self) -> list[tuple[float, float]]:
-        """The alternations of its last run."""
+        """The alternations that count: those of the last run."""
         return self.pairs[1] or self.pairs[0]
 
     def interval(self, run: int | None = None) -> Interval:
-        """Return the ratio and its interval, of the last run or of that one."""
+        """Return the ratio and its interval, for the last run or for run number `run`."""
         pairs = self.counted if run is None else self.pairs[run]
         return ratio_interval([base for base, _ in pairs], [new for _, new in pairs])
 
     def lacks(self, run: int, turns: int) -> bool:
-        """Return whether it still is to be timed in that run."""
+        """Return whether the cell still needs alternations in a run."""
         return not self.failed and len(self.pairs[run]) < turns
 
     def is_unfinished(self, turns: int) -> bool:
-        """Return whether it lacks some of `turns` alternations, or of twice as many once more where it was wide."""
+        """Return whether the cell needs more alternations, also in the run for wide cells."""
         return self.lacks(0, turns) or (self.lacks(1, 2 * turns) and is_wide(self.interval(0)))
 
     @property
     def verdict(self) -> str:
-        """What can be said of it."""
+        """The verdict on the cell."""
         if self.failed:
             return NEVER_DID if len(self.failed) == len(SIDES) else FAILS if "new" in self.failed else FAILED_BEFORE
         return verdict(self.interval()) if self.counted else UNDECIDED
 
 
 def without(line: Record, names: Collection[str]) -> Record:
-    """Return a line of what was kept without what it says of these cells, and as if it had taken no time."""
+    """Return a kept line without these cells and without its time."""
     made = {**line, "spent_s": 0.0}
     for key in ("pairs", "calls"):
         if key in made:
@@ -135,18 +144,23 @@ def without(line: Record, names: Collection[str]) -> Record:
 
 @final
 class Kept:
-    """The file of what was measured: a line for whatever happened, the first one saying of what.
+    """The file of measurements, with one line per event.
 
-    forget: cells of which nothing is to be kept; with any, the time spent does not count either.
+    The first line describes the run.
 
-    `is_new`: nothing was kept of these commits on this machine.
+    Args:
+        path: The file.
+        heading: The first line.
+        forget: The cells whose measurements are dropped. If there are any, the time spent before does not count.
+
+    `is_new` tells whether the file had no measurements for this heading.
     """
 
     def __init__(self, path: Path, heading: Record, forget: Collection[str] = ()) -> None:
         self._path = path
         self.lines: list[Record] = []
         if path.exists():
-            # The last line may be cut where a run was killed.
+            # The last line may be incomplete if a run was killed.
             texts = path.read_text(encoding="utf-8").split("\n")[:-1]
             self.lines = [json.loads(text) for text in texts]
         self.is_new = not self.lines or self.lines[0] != heading
@@ -158,25 +172,28 @@ class Kept:
         unfinished.replace(path)
 
     def add(self, line: Record) -> None:
-        """Add a line."""
+        """Append a line to the file."""
         self.lines.append(line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     @property
     def spent_s(self) -> float:
-        """The seconds that runs so far have taken."""
+        """The seconds that all runs have taken so far."""
         return float(sum(line.get("spent_s", 0.0) for line in self.lines))
 
     @property
     def other_cores(self) -> float:
-        """How many cores other work took, on average over the pairs of jobs."""
+        """The average number of cores that other work used during the pairs of jobs."""
         found = [line["other_cores"] for line in self.lines if line.get("kind") == "turn"]
         return statistics.fmean(found) if found else 0.0
 
 
 class CellError(Exception):
-    """A cell that failed, or a job before it came to any: its cells."""
+    """A failure of one cell, or of a job before its first cell.
+
+    In the second case, `cells` holds all cells of the job.
+    """
 
     def __init__(self, cells: list[Known], text: str) -> None:
         super().__init__(text)
@@ -184,12 +201,12 @@ class CellError(Exception):
 
 
 class TimeIsUpError(Exception):
-    """The next pair of jobs would not fit."""
+    """Raised when the remaining time is too short for the next pair of jobs."""
 
 
 @final
 class Run:
-    """The measuring: probes, alternations, and wide cells once more."""
+    """The measurement: probes, alternations, and repeated alternations of wide cells."""
 
     def __init__(self, jobs: Jobs, trees: dict[str, Tree], kept: Kept, known: list[Known], until: float) -> None:
         self._jobs, self._trees, self._kept, self._known, self._until = jobs, trees, kept, known, until
@@ -199,11 +216,11 @@ class Run:
             self._take(line)
 
     def measure(self, turns: int, begun: float) -> None:
-        """Do whatever is not done yet, as far as time reaches.
+        """Do all missing measurements that fit into the time.
 
         Args:
-            turns: alternations of the first run.
-            begun: since when this process spends time.
+            turns: The number of alternations in the first run.
+            begun: The monotonic time from which this process counts its time.
         """
         self._marked = begun
         try:
@@ -216,7 +233,7 @@ class Run:
             tell("the minutes are over")
 
     def _by_job(self, wanted: Any) -> Iterable[list[Known]]:
-        """Yield the cells of each job that are `wanted`, where there are any."""
+        """Yield the cells of each job for which `wanted` is true."""
         for job in dict.fromkeys(each.job.name for each in self._known):
             if found := [each for each in self._known if each.job.name == job and wanted(each)]:
                 yield found
@@ -225,7 +242,7 @@ class Run:
         return self._until - time.monotonic()
 
     def _take(self, line: Record) -> None:
-        """Make what a line says known."""
+        """Apply a kept line to the cells."""
         kind = line.get("kind")
         for each in self._known:
             if kind == "turn" and each.name in line["pairs"]:
@@ -246,12 +263,12 @@ class Run:
         self._take(made)
 
     def _probe(self, cells: list[Known]) -> None:
-        """See that both commits do `cells`, and what that takes."""
+        """Verify `cells` at both commits, and measure the time of a call."""
         if self._left_s() <= 0:
             raise TimeIsUpError
         tell(f"verifying {cells[0].job.name}")
         sides = []
-        for side in SIDES:  # both, also where one fails: who fails is part of the answer
+        for side in SIDES:  # Both sides run even if one fails, because the report names the failing sides.
             while doing := [each for each in cells if side not in each.failed]:
                 try:
                     sides.append(self._job(side, doing))
@@ -269,7 +286,7 @@ class Run:
         self._keep(kind="out", cells=names, side=side, why=str(error))
 
     def _set_calls(self, turns: int) -> None:
-        """Say how many calls of a cell are timed, for good, so that all alternations fit into their share of time."""
+        """Fix the number of timed calls per cell, so that all alternations fit into the time."""
         doing = [each for each in self._known if not each.failed and not each.calls]
         names = {each.name for each in doing}
         starts_s = sum(max(each.start_s for each in cells) for cells in self._by_job(lambda each: each.name in names))
@@ -282,12 +299,12 @@ class Run:
         self._keep(kind="calls", calls={name: min(max(n, LEAST_CALLS), MOST_CALLS) for name, n in wanted.items()})
 
     def _seconds_of(self, cells: list[Known]) -> float:
-        """Return about what a job of `cells` takes."""
+        """Return the expected seconds of a job of `cells`."""
         each_s = (each.fixed_s + each.job.warm_s + each.calls * each.call_s for each in cells)
         return max(each.start_s for each in cells) + sum(each_s)
 
     def _again(self, turns: int) -> list[Known]:
-        """Return the wide cells that are run once more."""
+        """Return the wide cells to run again."""
         whole = [each for each in self._known if not each.failed and len(each.pairs[0]) >= turns]
         wide = [each for each in whole if is_wide(each.interval(0))]
         begun = {each.name for each in wide if each.pairs[1]}
@@ -315,7 +332,7 @@ class Run:
                 self._turn(run, turn, cells)
 
     def _turn(self, run: int, turn: int, cells: list[Known]) -> None:
-        """Let both commits time `cells`; one that fails is left out from now on."""
+        """Time `cells` at both commits; a failing cell is left out from now on."""
         order = SIDES if turn % 2 == 0 else SIDES[::-1]
         while doing := [each for each in cells if not each.failed]:
             meter, found = OtherWork(), {}
@@ -331,10 +348,10 @@ class Run:
                 return
 
     def _job(self, side: str, cells: list[Known]) -> dict[str, tuple[float, float, float]]:
-        """Run a job; return each cell's call, what the cell took besides its timed calls, and the job's start.
+        """Run a job; return each cell's seconds per call, its overhead, and the job's start time.
 
         Raises:
-            CellError: one failed.
+            CellError: A cell failed.
         """
         self._number += 1
         folder, job, tree = self._jobs.folder / str(self._number), cells[0].job, self._trees[side]
@@ -401,7 +418,10 @@ def _start(tree: Tree, job: Job, case_file: Path) -> Start:
 
 
 def _failure(cells: list[Known], cases: list[Case], text: str, *, has_joined: bool) -> CellError:
-    """Return whose failure a job's is: the first cell's that not all ranks have an answer for; all, before any."""
+    """Return the error with the cell that failed.
+
+    This is the first cell without answers from all ranks, or all cells if the job failed before the first one.
+    """
     if not has_joined:
         return CellError(cells, text)
     for each, case in zip(cells, cases, strict=True):
@@ -410,20 +430,20 @@ def _failure(cells: list[Known], cases: list[Case], text: str, *, has_joined: bo
                 return CellError([each], text)
         except WrongResultError as error:
             return CellError([each], str(error))
-    return CellError(cells, text)  # at its end, after all of them
+    return CellError(cells, text)  # the job failed at its end, after all cells
 
 
 # ---- what is said ----
 
 
 def tell(text: str) -> None:
-    """Say how far it is."""
+    """Print progress to standard error."""
     print(f"two_commits: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What the figures of a run are taken on."""
+    """The conditions under which a run's numbers were measured."""
 
     base: str
     new: str
@@ -434,11 +454,11 @@ class Circumstances:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether figures may be published."""
+        """Whether the machine was quiet enough to publish the numbers."""
         return self.other_cores <= QUIET_CORES
 
     def lines(self) -> list[str]:
-        """Return them as text."""
+        """Return the conditions as lines of text."""
         quiet = "" if self.is_quiet else f", more than {QUIET_CORES:.0%}: not publishable"
         machine = f"{self.hardware}; pipe ping-pong {self.ping_pong_us:.1f} us"
         other = f"other work {self.other_cores:.0%} of a core{quiet}"
@@ -446,7 +466,7 @@ class Circumstances:
 
 
 def table(known: Sequence[Known]) -> list[str]:
-    """Return the cells as a table in Markdown."""
+    """Return the cells as a Markdown table."""
     lines = ["| cell | base | new | ratio | alternations | |", "|---|---|---|---|---|---|"]
     for each in known:
         if each.counted:
@@ -461,7 +481,7 @@ def table(known: Sequence[Known]) -> list[str]:
 
 
 def summary(known: Sequence[Known], turns: int) -> list[str]:
-    """Return how many cells there are of each verdict, what time did not reach for, and why cells failed."""
+    """Return the number of cells per verdict, the unfinished cells and the failures."""
     verdicts = [each.verdict for each in known]
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys((HOLDS, SLOWER, *verdicts)))
     lines = [f"{len(known)} cells: {counts}."]
@@ -475,7 +495,7 @@ def summary(known: Sequence[Known], turns: int) -> list[str]:
 
 
 def records(known: Sequence[Known], circumstances: Circumstances) -> list[Record]:
-    """Return an object for each cell."""
+    """Return an object for each cell, as --json prints it."""
     made = []
     for each in known:
         found = each.interval() if each.counted else None
@@ -502,7 +522,7 @@ def records(known: Sequence[Known], circumstances: Circumstances) -> list[Record
 
 
 def exit_code(known: Sequence[Known], turns: int) -> int:
-    """Return what the command ends with."""
+    """Return the exit code of the command."""
     if any(each.verdict in {SLOWER, FAILS} for each in known):
         return 1
     return 3 if any(each.is_unfinished(turns) for each in known) else 0
@@ -512,7 +532,7 @@ def exit_code(known: Sequence[Known], turns: int) -> int:
 
 
 def without_labs(jobs: list[Job]) -> list[Job]:
-    """Return the jobs that can run here; says how many cells are left out where some cannot."""
+    """Return the jobs that this user can run; report the cells left out without root."""
     try:
         require_root()
     except UnsupportedError as error:
@@ -524,7 +544,7 @@ def without_labs(jobs: list[Job]) -> list[Job]:
 
 
 def without_frameworks(jobs: list[Job]) -> list[Job]:
-    """Return the jobs whose frameworks are installed; says how many cells are left out for the lack of which."""
+    """Return the jobs whose frameworks are installed; report the cells left out."""
     able, left_out = with_what_they_need(jobs)
     for module, names in left_out.items():
         tell(f"left out: {len(names)} cells that need {module}, which is not installed: {', '.join(names)}")
@@ -532,7 +552,7 @@ def without_frameworks(jobs: list[Job]) -> list[Job]:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the command line's arguments; `jobs` are those that --only names."""
+    """Return the command line's arguments; `jobs` holds the jobs selected by --only."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?", help="the commit that has the floors")
     parser.add_argument("new", nargs="?", help="the one that is judged (default HEAD)")
@@ -557,7 +577,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Do what the module says."""
+    """Run the command; return its exit code."""
     begun = time.monotonic()
     args = parsed()
     if args.list:
@@ -581,7 +601,7 @@ def main() -> int:
 
 
 def measured(args: argparse.Namespace, begun: float) -> int:
-    """Measure, print and judge."""
+    """Measure, print the results and return the exit code."""
     names = dict(zip(SIDES, (args.base, args.new or "HEAD"), strict=True))
     commits = {side: commit_of(name) for side, name in names.items()}
     if has_changes() and commits["new"] == commit_of("HEAD"):

@@ -1,6 +1,7 @@
-"""What two_commits.py times, what it makes of the ratios, and how it fits into its minutes: values and arithmetic only.
+"""Define the cells of two_commits.py, the verdicts on ratios and the use of the time.
 
-A ratio is the base commit's seconds over the new one's: below 1 the new one is slower.
+This module holds only values and arithmetic. A ratio is the base commit's seconds divided by the new commit's seconds:
+below 1, the new commit is slower.
 """
 
 import importlib.util
@@ -13,7 +14,8 @@ from multiring.bench.statistics import Interval
 FLOOR = 0.95
 MOST_HALF_WIDTH = 0.08
 HOLDS, SLOWER, UNDECIDED = "holds", "slower", "undecided"
-# Fewer timed calls than that are not worth a job's start: rather fewer alternations, said so.
+# With a smaller share of timed calls, the start of a job is not worthwhile. Then the run has fewer alternations and
+# reports that.
 LEAST_SHARE = 0.2
 KIB, MIB = 2**10, 2**20
 POOL_BYTES = 512 * MIB
@@ -22,13 +24,16 @@ BURST = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One operation at one size, as one kind of call; `name` is the job's with what tells it from the others there.
+    """An operation at one size, timed with one manner of calls.
 
-    manner: "sync" blocks; "async" starts and waits; "burst" starts `BURST` of them and waits for all; "named" and
-        "grouped" are those of multiring.torch, one tensor and `BURST` at once; "adapter" blocks, by the eager
-        collective of the job's adapter. Any other is a task of two_commits_tasks.py: no collective but what it does.
-    pool_bytes: 0 for one buffer, else calls rotate over so much memory.
-    wire: what an all_reduce is coded as between hosts, "" for as it is.
+    Attributes:
+        name: The name within the job.
+        manner: "sync" blocks; "async" starts and waits; "burst" starts `BURST` calls and waits for all. "named" and
+            "grouped" are those of multiring.torch, with one tensor and with `BURST` tensors at once. "adapter" blocks,
+            with the eager collective of the job's adapter. Any other manner is a task of two_commits_tasks.py, not a
+            collective.
+        pool_bytes: 0 for a single buffer; otherwise calls rotate over this much memory.
+        wire: The wire type of an all_reduce between hosts, or "" for none.
     """
 
     name: str
@@ -41,17 +46,20 @@ class Cell:
     wire: str = ""
 
     def question(self, ranks: int) -> Question:
-        """Return it as the bench puts it."""
+        """Return the cell as a question of the bench."""
         return Question(collective=self.collective, ranks=ranks, size_bytes=self.size_bytes, dtype=self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Cells that one set of processes times one after the other.
+    """The cells that one set of processes times one after the other.
 
-    lab: options of `multiring lab`; none for one host.
-    adapter: of a framework, by which its ranks join; "" for none. `needs` are the modules that must be installed.
-    timed_s, warm_s: what the timed calls of a cell are to take, and those before them.
+    Attributes:
+        lab: The options of `multiring lab`; empty for one host.
+        adapter: The framework adapter through which the ranks join, or "" for none.
+        needs: The modules that must be installed.
+        timed_s: The time that a cell's timed calls should take.
+        warm_s: The time that the calls before them should take.
     """
 
     name: str
@@ -96,7 +104,7 @@ def _pool(collective: str, sizes: Sequence[int], *memory: str) -> Job:
 
 
 def _lab(name: str, options: str, ranks: int, *cells: Cell) -> Job:
-    # Token buckets give away what is in them: calls are timed once they are empty.
+    # The warm-up empties the token buckets of the links, so their initial burst is not timed.
     return Job(name=f"hosts/{name}", ranks=ranks, cells=cells, lab=tuple(options.split()), timed_s=1.0, warm_s=0.4)
 
 
@@ -109,7 +117,7 @@ def _others(size: int) -> tuple[Cell, ...]:
 
 
 def _small(name: str, manner: str, size: int = 64, collective: str = "all_reduce") -> Cell:
-    # A burst is of as many buffers.
+    # a burst or a group needs as many buffers as it has calls
     pool_bytes = BURST * size if manner in {"burst", "grouped"} else 0
     return Cell(name=name, collective=collective, size_bytes=size, manner=manner, pool_bytes=pool_bytes)
 
@@ -127,7 +135,7 @@ def _adapter(adapter: str, *cells: Cell) -> Job:
     return Job(name=adapter, ranks=2, cells=(first, *cells), adapter=adapter, needs=ADAPTERS[adapter])
 
 
-# By an adapter's name: the modules without which it cannot be imported.
+# The modules that each adapter needs to be imported.
 ADAPTERS = {
     "torch": ("torch",),
     "tensorflow": ("tensorflow",),
@@ -198,15 +206,17 @@ JOBS = (
 
 
 def full_name(job: Job, cell: Cell) -> str:
-    """Return what a cell is called on the command line and in records."""
+    """Return the cell's name on the command line and in records."""
     return f"{job.name}/{cell.name}"
 
 
 def chosen(patterns: Sequence[str], jobs: Iterable[Job] = JOBS) -> list[Job]:
-    """Return the jobs with those of their cells whose names begin with one of `patterns`, whole parts of a name.
+    """Return the jobs, reduced to the cells whose names begin with one of `patterns`.
+
+    A pattern must match whole parts of a name.
 
     Raises:
-        ValueError: a pattern that no cell's name begins with; names it.
+        ValueError: No cell's name begins with a pattern. The message names the pattern.
     """
     unused, found = set(patterns), []
     for job in jobs:
@@ -224,14 +234,13 @@ def chosen(patterns: Sequence[str], jobs: Iterable[Job] = JOBS) -> list[Job]:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether this environment has a module of that name."""
+    """Return whether this environment has a module with this name."""
     return importlib.util.find_spec(module) is not None
 
 
 def with_what_they_need(
     jobs: Iterable[Job], has: Callable[[str], bool] = is_installed
 ) -> tuple[list[Job], dict[str, list[str]]]:
-    """Return the jobs whose modules are all installed, and the names of the cells of the others, by missing module."""
     able: list[Job] = []
     left_out: dict[str, list[str]] = {}
     for job in jobs:
@@ -247,17 +256,18 @@ def with_what_they_need(
 
 
 def is_wide(found: Interval) -> bool:
-    """Return whether the interval leaves open what is asked, so that more alternations are needed.
+    """Return whether an interval is too wide to decide, so the cell needs more alternations.
 
-    One that lies wholly above the floor answers it, however wide.
+    An interval that lies wholly above the floor decides, however wide it is.
     """
     return (found.high - found.low) / 2 > MOST_HALF_WIDTH and found.low < FLOOR
 
 
 def verdict(found: Interval) -> str:
-    """Return what a cell's last interval says: slower wherever that is sure, undecided where the interval is too wide.
+    """Return the verdict on a cell from its last interval.
 
-    Fewer than six alternations have no interval of 95 %, and decide nothing.
+    The verdict is slower if that is sure, and undecided if the interval is too wide. Fewer than six alternations have
+    no 95 % interval, so the verdict is undecided.
     """
     if not found.is_sure:
         return UNDECIDED
@@ -271,23 +281,28 @@ def verdict(found: Interval) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Seconds of a cell in one job: what is needed in any case, verifying above all, and what calls are to take."""
+    """The expected seconds of a cell in a job.
+
+    Attributes:
+        fixed_s: The overhead, mostly the verification.
+        timed_s: The time for the timed calls.
+    """
 
     fixed_s: float
     timed_s: float
 
 
 def fitting_share(costs: Sequence[Cost], starts_s: float, turns: int, budget_s: float) -> float:
-    """Return the share of `timed_s` with which `turns` alternations of two jobs fit into `budget_s`.
+    """Return the share of `timed_s` with which all alternations fit into the budget.
 
     Args:
-        costs: of every cell.
-        starts_s: of all jobs together, one commit.
-        turns: alternations.
-        budget_s: for all of them.
+        costs: The costs of all cells.
+        starts_s: The start times of all jobs of one commit, summed.
+        turns: The number of alternations, each with a job of both commits.
+        budget_s: The time for all alternations.
 
     Returns:
-        `LEAST_SHARE` to 1. With the least one they may not fit.
+        A share from `LEAST_SHARE` to 1. With `LEAST_SHARE`, the alternations may not fit.
     """
     wanted_s = sum(cost.timed_s for cost in costs)
     left_s = budget_s / (2 * turns) - starts_s - sum(cost.fixed_s for cost in costs)
@@ -296,7 +311,12 @@ def fitting_share(costs: Sequence[Cost], starts_s: float, turns: int, budget_s: 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Again:
-    """A cell whose interval is too wide: which, what its job is, and the seconds of it and of that job's start."""
+    """A cell with a wide interval, and the seconds that one more job with it takes.
+
+    Attributes:
+        cost_s: The seconds of the cell.
+        start_s: The seconds to start its job.
+    """
 
     name: str
     job: str
@@ -306,7 +326,10 @@ class Again:
 
 
 def run_again(wide: Iterable[Again], turns: int, budget_s: float) -> list[str]:
-    """Return which cells `turns` more alternations are made of, likely slower ones first, as far as time reaches."""
+    """Return the cells that fit into the time for `turns` more alternations.
+
+    Cells that are likely slower come first.
+    """
     names: list[str] = []
     started: set[str] = set()
     left_s = budget_s / (2 * turns)

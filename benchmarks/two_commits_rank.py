@@ -1,9 +1,9 @@
-"""A rank of one of two_commits.py's jobs: cells one after the other, each verified, then timed.
+"""Run one rank of a job of two_commits.py: verify and time cells one after the other.
 
     python two_commits_rank.py JOB.json
 
-The cases, the check and the clock are the bench's, of the checkout that started the job, for both commits; `multiring`
-is the commit's.
+The cases, checks and clock come from the bench of the checkout that started the job, for both commits. The package
+`multiring` is the timed commit's.
 """
 
 import importlib
@@ -17,7 +17,7 @@ JOB = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 sys.path.append(JOB["workers"])
 sys.path.append(JOB["tasks"])
 
-import multiring  # noqa: E402 -- the commit's, from this Python's environment
+import multiring  # noqa: E402 -- the timed commit's, from this Python's environment
 from multiring.settings import Settings  # noqa: E402
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ COLLECTIVES = ("sync", "async", "burst", "adapter", *TORCHS)
 
 
 def coded_call(group: Any, pairs: Pairs, wire: str) -> Calls:
-    """Return what reduces the buffer of an index, coded on its way."""
+    """Return a function that reduces a buffer by index, with a wire type."""
     return lambda index: group.all_reduce(pairs[index][0], wire=wire)
 
 
 def async_call(group: Any, pairs: Pairs) -> Calls:
-    """Return what starts a sum and waits for it."""
+    """Return a function that starts a sum and waits for it."""
     return lambda index: group.all_reduce_async(pairs[index][0]).wait()
 
 
 def burst_call(group: Any, pairs: Pairs) -> Calls:
-    """Return what has sums of all buffers in flight at once."""
+    """Return a function that has the sums of all buffers in flight at once."""
 
     def call(_: int) -> None:
         for handle in [group.all_reduce_async(array) for array, _ in pairs]:
@@ -56,7 +56,10 @@ def burst_call(group: Any, pairs: Pairs) -> Calls:
 
 
 def torch_call(manner: str, pairs: Pairs) -> Calls:
-    """Return a sum as a Horovod program asks for it: under the same name in every step, or all buffers as a group."""
+    """Return a function that sums as a Horovod program does.
+
+    It uses the same name in every step, or all buffers as a group.
+    """
     torch, mt = importlib.import_module("torch"), importlib.import_module("multiring.torch")
     tensors = [torch.from_numpy(array) for array, _ in pairs]
     if manner == "grouped":
@@ -65,7 +68,7 @@ def torch_call(manner: str, pairs: Pairs) -> Calls:
 
 
 def call_of(cell: dict[str, Any], case: contract.Case, adapter: Any, group: Any, pairs: Pairs) -> Calls:
-    """Return the cell's operation on the buffer of an index."""
+    """Return the cell's operation as a function of the buffer's index."""
     if cell["manner"] == "adapter":
         return tasks.adapter_call(JOB["adapter"], adapter, pairs)
     if cell["manner"] in TORCHS:
@@ -79,7 +82,7 @@ def call_of(cell: dict[str, Any], case: contract.Case, adapter: Any, group: Any,
 
 
 def time_cell(cell: dict[str, Any], case: contract.Case, adapter: Any, group: Any) -> None:
-    """Verify and time one cell, and leave the answer."""
+    """Verify and time one cell, and write the answer file."""
     if cell["manner"] in COLLECTIVES:
         pairs = multiring_worker.buffers_of(case, group)
         call = call_of(cell, case, adapter, group, pairs)
@@ -94,7 +97,7 @@ def time_cell(cell: dict[str, Any], case: contract.Case, adapter: Any, group: An
 
 
 def main() -> None:
-    """Be a rank."""
+    """Run this rank's cells."""
     found = Path(multiring.__file__)
     if not found.is_relative_to(JOB["tree"]):
         raise SystemExit(f"multiring is {found}, want that of {JOB['tree']}: the wrong commit would be timed")

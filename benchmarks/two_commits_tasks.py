@@ -1,7 +1,7 @@
-"""What a rank of two_commits.py times besides collectives: saving, loading, feeding, and steps of training.
+"""Define the tasks of two_commits.py: saving, loading, reading samples, and training.
 
-Only interfaces that both commits have are used. Each task returns what one call does, and a check: the arrays that the
-call must have made, and what they must be by a calculation that takes nothing from multiring.
+The tasks use only interfaces that both commits have. Each task returns the timed call and a check. The check returns
+the arrays that the call made, and their expected values, which are computed without multiring.
 """
 
 import importlib
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 Pairs = list[tuple[Array, Array]]
 Call = Callable[[int], object]
 Sum = Callable[[Array], Array]
-Check = Callable[[], tuple[Array, Array]]  # what came out, and what must
+Check = Callable[[], tuple[Array, Array]]  # the result and the expected result
 
 SAVED_SIDE = 4096  # 64 MiB of float32
 SAMPLES, SAMPLE_FLOATS, BATCH = 2048, 1024, 32
@@ -23,7 +23,10 @@ STEPS, ROWS, WIDTH = 16, 32, 256
 
 
 def joined(adapter: str) -> Any:
-    """Join the job by an adapter's own `init`, one thread for the framework; return multiring's module of it."""
+    """Join the job with an adapter's own `init`; return the adapter's module.
+
+    The framework uses one thread.
+    """
     if adapter == "torch":
         importlib.import_module("torch").set_num_threads(1)
     elif adapter in {"tensorflow", "keras"}:
@@ -36,7 +39,10 @@ def joined(adapter: str) -> Any:
 
 
 def adapter_call(adapter: str, mt: Any, pairs: Pairs) -> Call:
-    """Return a sum over the ranks by an adapter's eager, blocking collective; the result is copied to the buffer."""
+    """Return a function that sums with an adapter's eager, blocking collective.
+
+    It copies the result to the buffer.
+    """
     run = {"torch": _by_torch, "tensorflow": _by_tensorflow, "jax": _by_jax, "keras": _by_keras}.get(adapter)
     summed = mt.create_communicator().allreduce if run is None else run(mt)
 
@@ -67,7 +73,7 @@ def _by_keras(mt: Any) -> Sum:
 
 
 def saving(mt: Any, folder: Path) -> tuple[Call, Check]:
-    """Save a model of 64 MiB, again and again at one path, as a training does."""
+    """Save a model of 64 MiB repeatedly to the same path, as a training program does."""
     torch = importlib.import_module("torch")
     model, wanted = _large_model(torch)
 
@@ -81,7 +87,7 @@ def saving(mt: Any, folder: Path) -> tuple[Call, Check]:
 
 
 def loading(mt: Any, folder: Path) -> tuple[Call, Check]:
-    """Load a model of 64 MiB."""
+    """Load a model of 64 MiB from a checkpoint."""
     torch = importlib.import_module("torch")
     model, wanted = _large_model(torch)
     mt.save(str(folder / "saved"), model=model)
@@ -99,7 +105,7 @@ def _large_model(torch: Any) -> tuple[Any, Array]:
 
 
 def feeding(group: Any, folder: Path, *, processes: bool) -> tuple[Call, Check]:
-    """Go through an epoch of a Loader: 8 MiB of samples in one file, two workers."""
+    """Read an epoch from a Loader with two workers: 8 MiB of samples in one file."""
     from multiring.data import Dataset, Loader, Workers  # noqa: PLC0415 -- the commit's, once the job has begun
 
     path = folder / f"samples-{group.rank}.npy"
@@ -115,13 +121,13 @@ def feeding(group: Any, folder: Path, *, processes: bool) -> tuple[Call, Check]:
         mine = (np.concatenate(seen) / SAMPLE_FLOATS).astype(np.int64)
         counts = np.bincount(mine, minlength=SAMPLES)
         group.all_reduce(counts)
-        return counts, np.ones(SAMPLES, np.int64)  # all ranks together have each sample once
+        return counts, np.ones(SAMPLES, np.int64)  # all ranks together must read each sample once
 
     return call, check
 
 
 def fitting(mk: Any, way: str) -> tuple[Call, Check]:
-    """Fit a small Keras model for an epoch: by `distribute`, or by Horovod's names."""
+    """Train a small Keras model for an epoch, with `distribute` or Horovod's interface."""
     keras = importlib.import_module("keras")
     random = np.random.default_rng(1)
     rows = STEPS * ROWS
@@ -146,7 +152,7 @@ def fitting(mk: Any, way: str) -> tuple[Call, Check]:
 
 
 def stepping(mt: Any) -> tuple[Call, Check]:
-    """Make a step of a small torch model under DistributedOptimizer, by SGD."""
+    """Take an SGD step of a small torch model with DistributedOptimizer."""
     torch = importlib.import_module("torch")
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(8)))
@@ -166,12 +172,12 @@ def stepping(mt: Any) -> tuple[Call, Check]:
 
 
 def _alike(adapter: Any, mine: Array) -> tuple[Array, Array]:
-    """Return this rank's numbers and rank 0's, which must be the same and finite."""
+    """Return this rank's numbers and rank 0's; they must be equal and finite."""
     first: Array = adapter.allgather_object(mine)[0] if adapter.size() > 1 else mine
     return mine, np.where(np.isfinite(first), first, np.float32(0))
 
 
-# By manner: what the adapter's module, the group of all ranks, and a folder that is the same on all ranks make of it.
+# The tasks by manner. A task gets the adapter's module, the group of all ranks, and a folder shared by the ranks.
 TASKS: dict[str, Callable[[Any, Any, Path], tuple[Call, Check]]] = {
     "save": lambda mt, _group, folder: saving(mt, folder),
     "load": lambda mt, _group, folder: loading(mt, folder),

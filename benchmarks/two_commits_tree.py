@@ -1,4 +1,4 @@
-"""A commit of this repository, unpacked and built in a folder of its own, with a Python that imports that one."""
+"""Unpack and build a commit of this repository, with a Python that imports it."""
 
 import io
 import shutil
@@ -15,45 +15,48 @@ from multiring.settings import inherited_environment
 
 ROOT = Path(__file__).parents[1]
 _BUILT = "built"
-_TARGETS = ("_core", "_tensorflow", "_jax")  # as `make build`
+_TARGETS = ("_core", "_tensorflow", "_jax")  # the targets of `make build`
 
 
 class TreeError(RuntimeError):
-    """There is no such commit, or it cannot be built; the text has what was said."""
+    """Raised if the commit does not exist or cannot be built.
+
+    The text holds the output of the failed command.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A commit and where it lies."""
+    """A commit and the folder of its build."""
 
     commit: str
     folder: Path
 
     @property
     def source(self) -> Path:
-        """Its files."""
+        """The folder with the commit's files."""
         return self.folder / "source"
 
     @property
     def python(self) -> Path:
-        """The Python under which `import multiring` means this commit."""
+        """The Python whose `import multiring` imports this commit."""
         return self.folder / "env" / "bin" / "python"
 
 
 def git(*words: str) -> bytes:
-    """Return what git prints about this repository.
+    """Return git's output for this repository.
 
     Raises:
-        TreeError: it failed.
+        TreeError: git failed.
     """
     return _run(("git", "-C", str(ROOT), *words), "git")
 
 
 def commit_of(name: str) -> str:
-    """Return the full name of a commit.
+    """Return the full hash of a commit.
 
     Raises:
-        TreeError: there is none.
+        TreeError: The commit does not exist.
     """
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").decode().strip()
@@ -62,18 +65,18 @@ def commit_of(name: str) -> str:
 
 
 def has_changes() -> bool:
-    """Return whether files that git knows differ from the commit that is checked out."""
+    """Return whether tracked files differ from the commit that is checked out."""
     return bool(git("status", "--porcelain", "--untracked-files=no").strip())
 
 
 def built(commit: str, cache: Path) -> Tree:
-    """Return that commit, built as `make build` does it: unpacked into `cache` unless it is there from before.
+    """Return the commit, built as by `make build`.
 
-    The caller's checkout is only read. Both commits are built by the same compiler and tools, against the packages of
-    this Python's environment.
+    It is unpacked into `cache`, unless an earlier build is there. The caller's checkout is only read. Both commits are
+    built with the same compiler and tools, and use the packages of this Python's environment.
 
     Raises:
-        TreeError: it cannot be built.
+        TreeError: The commit cannot be built.
     """
     tree = Tree(commit, cache / commit[:12])
     built_by = "\n".join((sys.version, sys.prefix, *_TARGETS, *(_said_by(each) for each in ("c++", "cmake", "ninja"))))
@@ -89,11 +92,11 @@ def built(commit: str, cache: Path) -> Tree:
     flags = {
         "CMAKE_MAKE_PROGRAM": _tool("ninja"),
         "Python_EXECUTABLE": sys.executable,
-        "MULTIRING_STRICT": "OFF",  # a newer compiler's warnings say nothing about speed
+        "MULTIRING_STRICT": "OFF",  # warnings of a newer compiler do not matter for the speed
         "MULTIRING_TESTS": "OFF",
     }
     words = [f"-D{name}={value}" for name, value in flags.items()]
-    # The commit's own preset, the one that `make build` takes; relative paths are its own too.
+    # The commit's own preset "dev", which `make build` uses. Its relative paths refer to the commit's own folder.
     _run((_tool("cmake"), "--preset", "dev", *words), "cmake", tree.source)
     _run((_tool("cmake"), "--build", "build/dev", "--target", *_TARGETS), "the compiler", tree.source)
     make_environment(tree)
@@ -102,10 +105,11 @@ def built(commit: str, cache: Path) -> Tree:
 
 
 def make_environment(tree: Tree) -> None:
-    """Make an environment with the commit's package, and the packages of this Python's.
+    """Create an environment with the commit's package and this Python's other packages.
 
-    Not PYTHONPATH: where multiring is installed in place, an import hook of that installation comes before it. Hooks
-    are put in place by .pth files of a site's own folder; this one is only named in another's.
+    PYTHONPATH would not suffice: if multiring is installed in place, the import hook of that installation takes
+    precedence. Such a hook is installed by a .pth file in a site folder. In the new environment that folder is only a
+    path entry, so its .pth files do not run.
     """
     home = tree.folder / "env"
     venv.EnvBuilder(symlinks=True, with_pip=False).create(home)
@@ -116,7 +120,7 @@ def make_environment(tree: Tree) -> None:
 
 
 def _tool(name: str) -> str:
-    """Return a program of this Python's environment, else of PATH."""
+    """Return a program from this Python's environment, or else from PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
