@@ -81,7 +81,7 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def programs(wrong: list[str]) -> Iterator[str]:
-    """Yield the tables of programs: which ones run, and how far their losses are from Gloo's."""
+    """Yield the tables of programs: which of them run, and their distance from Gloo."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         compare = {
             (name, ranks): pool.submit(cell, name, ranks, wrong) for name, case in CASES.items() for ranks in case.sizes
@@ -156,7 +156,7 @@ def compared(what: str, ours: list[float], theirs: list[float], ranks: int, wron
 
 
 def averages(wrong: list[str]) -> Iterator[str]:
-    """Yield the table of FSDP2's averages, compared with sums that FSDP2 divides itself.
+    """Yield the table of FSDP2's averages beside sums that FSDP2 divides itself.
 
     Only multiring's results can fail; Gloo's are shown for comparison.
     """

@@ -40,7 +40,7 @@ _LONGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one round took a rank; or a group: the most that it took one rank."""
+    """The counts of one round for a rank, or the maximum over a group's ranks."""
 
     messages: int = 0
     most_sent: int = 0
@@ -122,7 +122,7 @@ class Rank:
 
 
 def count(*, ranks: int, radix: int, operations: int) -> Counted:
-    """Simulate a group whose ranks announce all operations at once; check that they agree."""
+    """Simulate ranks that announce all operations at once; check that they agree."""
     group = [Rank(rank, ranks, radix, operations) for rank in range(ranks)]
     under_way = [(rank, to, message) for rank, each in enumerate(group) for to, message in each.announce()]
     step = 0

@@ -204,7 +204,7 @@ def lag_rows() -> list[Row]:
 
 
 def scaling_rows(base_rate: float, base: int = 16) -> list[Row]:
-    """Return a row with the small batch, then ways to train with a 16 times larger batch.
+    """Return a row with a small batch, and rows with a 16 times larger batch.
 
     The rows with plain scaling are not swept.
     """
@@ -246,7 +246,7 @@ def control_rows() -> list[Row]:
 
 
 def higher_rows(base_rate: float = 0.003, base: int = 16) -> list[Row]:
-    """Return the rows of scaling-deep that need higher rates, and a row for Adam with clipping.
+    """Return rows of scaling-deep with higher rates, and a row for Adam with clipping.
 
     Their best rate was the highest of the five in the sweep.
     """
@@ -282,7 +282,10 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 
 def _scaling(record: Record, model_of: Callable[[int], nn.Module], rate: float) -> str:
-    """Return the table of scaling; linear scaling starts from the small batch's best rate."""
+    """Return the table of scaling.
+
+    Linear scaling multiplies the best rate of the small batch.
+    """
     best, _, _ = accuracies(record, Row("small batch", partial(_sgd, momentum=0.9), rate, 16), model_of, 80_000)
     rows = scaling_rows(best)
     rows[0] = Row("small batch", partial(_sgd, momentum=0.9), rate, 16)

@@ -241,6 +241,10 @@ def is_installed(module: str) -> bool:
 def with_what_they_need(
     jobs: Iterable[Job], has: Callable[[str], bool] = is_installed
 ) -> tuple[list[Job], dict[str, list[str]]]:
+    """Return the jobs whose modules are all installed, and the cells of the others.
+
+    The names of these cells are grouped by missing module.
+    """
     able: list[Job] = []
     left_out: dict[str, list[str]] = {}
     for job in jobs:
@@ -256,7 +260,7 @@ def with_what_they_need(
 
 
 def is_wide(found: Interval) -> bool:
-    """Return whether an interval is too wide to decide, so the cell needs more alternations.
+    """Return whether an interval is too wide to decide without more alternations.
 
     An interval that lies wholly above the floor decides, however wide it is.
     """

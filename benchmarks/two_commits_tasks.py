@@ -127,7 +127,7 @@ def feeding(group: Any, folder: Path, *, processes: bool) -> tuple[Call, Check]:
 
 
 def fitting(mk: Any, way: str) -> tuple[Call, Check]:
-    """Train a small Keras model for an epoch, with `distribute` or Horovod's interface."""
+    """Train a small Keras model for an epoch, with `distribute` or as for Horovod."""
     keras = importlib.import_module("keras")
     random = np.random.default_rng(1)
     rows = STEPS * ROWS

@@ -105,7 +105,7 @@ def built(commit: str, cache: Path) -> Tree:
 
 
 def make_environment(tree: Tree) -> None:
-    """Create an environment with the commit's package and this Python's other packages.
+    """Create an environment with the commit's package and this Python's packages.
 
     PYTHONPATH would not suffice: if multiring is installed in place, the import hook of that installation takes
     precedence. Such a hook is installed by a .pth file in a site folder. In the new environment that folder is only a
