@@ -410,7 +410,7 @@ HOROVOD_PLACE = MappingProxyType(
         "hostname": "HOROVOD_HOSTNAME",
     }
 )
-# The same in torchrun's variables, for torch.distributed's `env://`.
+# The rank's numbers in torchrun's variables, for torch.distributed's `env://`.
 TORCH_PLACE = MappingProxyType(
     {
         "rank": "RANK",
@@ -467,7 +467,7 @@ _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
         "HOROVOD_STALL_CHECK_TIME_SECONDS": (_seconds("stall_warn_s"), "seconds > 0"),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (_seconds_or_never("stall_timeout_s"), "whole seconds, 0 for never"),
         "HOROVOD_STALL_CHECK_DISABLE": (_stall_check, "0 or 1"),
-        # In Horovod the file grows while the job runs.
+        # Horovod's timeline file grows while the job runs.
         "HOROVOD_TIMELINE": (lambda text: {"timeline": text, "timeline_preview": True}, "a path, or DYNAMIC"),
         "HOROVOD_TIMELINE_MARK_CYCLES": (lambda text: {"timeline_mark_cycles": values.boolean(text)}, "0 or 1"),
     }

@@ -129,7 +129,7 @@ class Book:
                 return (name,)
             case Deadlock(blocked, names):
                 for name, ranks in names.items():
-                    self._end(name, Deadlock(blocked, {name: ranks}))  # a later note concerns this operation only
+                    self._end(name, Deadlock(blocked, {name: ranks}))  # notes name one operation each
                 return tuple(names)
             case Joined():
                 self.pending.clear()

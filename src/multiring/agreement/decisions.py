@@ -24,8 +24,8 @@ class Refused:
     """
 
     name: str
-    terms: Mapping[int, str]  # by rank, for the first few ranks with each terms
-    counts: Mapping[str, int]  # by terms: the number of ranks known to have come with them
+    terms: Mapping[int, str]  # the terms by rank, for the first few ranks that came with each terms
+    counts: Mapping[str, int]  # for each terms, the number of ranks known to have come with these terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Joined:
 class Missing:
     """The answer to an inquiry: the ranks that undecided operations wait for."""
 
-    names: Mapping[str, tuple[int, ...]]  # by operation: the ranks that have not come to it
-    blocked: Mapping[int, str]  # by rank in `names`: the operation on which it is blocked, if any
+    names: Mapping[str, tuple[int, ...]]  # for each operation, the ranks that have not come to it
+    blocked: Mapping[int, str]  # for each blocked rank in `names`, the operation on which it is blocked
     unjoined: tuple[int, ...]  # the ranks that have not joined; empty if no rank has joined
     silent: tuple[int, ...]  # the ranks that did not answer in time; the ranks below them are unknown
 
@@ -55,8 +55,8 @@ class Deadlock:
     The decision follows the Missing that shows this.
     """
 
-    blocked: Mapping[int, str]  # by waiting rank: the operation on which it is blocked
-    names: Mapping[str, tuple[int, ...]]  # by operation of the deadlock: the ranks that have not come to it
+    blocked: Mapping[int, str]  # for each waiting rank, the operation on which it is blocked
+    names: Mapping[str, tuple[int, ...]]  # for each operation of the deadlock, the ranks that have not come
 
 
 @dataclass(frozen=True, slots=True)

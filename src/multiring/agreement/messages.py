@@ -25,8 +25,8 @@ class Voice(NamedTuple):
     """The ranks that came to an operation with the same terms."""
 
     terms: str
-    number: int  # the number of these ranks
-    ranks: Sequence[int]  # the first few of these ranks
+    number: int  # the number of ranks that came with these terms
+    ranks: Sequence[int]  # the first few ranks that came with these terms
 
 
 class Arrival(NamedTuple):
@@ -43,13 +43,13 @@ class Arrival(NamedTuple):
 class Answer:
     """The answer of a subtree to the root's question."""
 
-    names: dict[str, Runs]  # by operation announced by a part of the subtree: the ranks that have not come to it
-    blocked: dict[str, Runs]  # by undecided operation: the ranks that have come to it and are blocked on it
-    held: dict[str, Runs]  # by any other operation: the ranks that are blocked on it
+    names: dict[str, Runs]  # for each operation announced in the subtree, the ranks that have not come to it
+    blocked: dict[str, Runs]  # for each undecided operation, the ranks that have come to it and are blocked
+    held: dict[str, Runs]  # for each other operation, the ranks that are blocked on it
     unjoined: Runs  # the ranks that have not joined
     joined: int  # the number of ranks that have joined
     silent: list[int]  # the ranks that did not answer
-    waits: dict[str, Runs] = field(default_factory=dict)  # by announced operation: the ranks with a thread that waits
+    waits: dict[str, Runs] = field(default_factory=dict)  # for each operation, the ranks with a thread that waits
 
 
 class Last(NamedTuple):
@@ -75,7 +75,7 @@ class Report(NamedTuple):
 class Orders(NamedTuple):
     """The root's message to all ranks."""
 
-    position: int  # the number of decisions before these
+    position: int  # the number of decisions before these orders
     decisions: list[Decision]
     question: int | None  # the number of a new question about missing ranks, if any
 

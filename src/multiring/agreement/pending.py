@@ -9,7 +9,7 @@ from multiring.agreement.messages import FEW, Arrival, Voice
 class Pending:
     """One rank's record of one operation; `Book` explains places."""
 
-    come: int = 0  # the places that have come, or that have reported different terms
+    come: int = 0  # the places whose ranks have come, or have reported different terms
     voices: dict[str, Voice] = field(default_factory=dict)  # the voices by their terms
     is_told: bool = False  # whether the operation was reported to the parent
 

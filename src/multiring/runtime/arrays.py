@@ -179,7 +179,7 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
         return _of_buffer(array, writes=writes)
     try:
         seen = view(array)
-    except TypeError:  # its text lists the arguments of `view`, not the reason why the array's library refused
+    except TypeError:  # the text of this error does not give the reason why the array's library refused
         raise ArgumentError(f"{kind.__qualname__} does not give its memory: {_refusal_of(array)}") from None
     return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
 
@@ -187,7 +187,7 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
 def _device_of(array: Any) -> int:
     try:
         return int(array.__dlpack_device__()[0])
-    except ValueError as error:  # for example a torch meta tensor, which has no memory
+    except ValueError as error:  # raised for example for a torch meta tensor, which has no memory
         raise UnsupportedError(f"{type(array).__qualname__}: {error}") from None
 
 

@@ -438,7 +438,7 @@ def naming(variable: str) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        if type(error) is not ArgumentError:  # a caller may handle the subclass
+        if type(error) is not ArgumentError:  # callers may handle a subclass of ArgumentError
             raise
         raise ArgumentError(f"{variable}: {error}") from None
 

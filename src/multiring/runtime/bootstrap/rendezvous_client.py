@@ -34,7 +34,7 @@ from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _QUIET_S = 1.0
-_DIAL_S = 5.0  # one attempt; a host that drops packets must not use up the whole time
+_DIAL_S = 5.0  # the time-out of one connect; a host that drops packets must not use up the whole time
 _PROBE_S = 1  # after this many seconds without traffic, the kernel probes a TCP connection
 _PROBES = 127  # the maximum: an unreachable peer may come back, while a reset from the peer ends the connection
 _GRACE_S = 3.0  # rank 0 may need this long after its own time-out to report the missing ranks
@@ -94,7 +94,7 @@ class _Talk:
         try:
             self.line.write(self._seal.close(encode(message)))
         except OSError:
-            return  # rank 0 may have sent a reason before it closed; the next `hear` reads it, or finds the end
+            return  # rank 0 may have sent a reason before it closed the connection; the next `hear` returns it
 
     def hear(self) -> Message:
         try:
@@ -162,7 +162,7 @@ class Client:
         """
         if self._talk is None:
             return False
-        spoken = select.poll()  # unlike select(), it accepts descriptors of any number
+        spoken = select.poll()  # poll() accepts descriptors of any number, unlike select()
         spoken.register(self._talk.line.sock, select.POLLIN)
         return bool(spoken.poll(0))
 

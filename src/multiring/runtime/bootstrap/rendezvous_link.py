@@ -13,7 +13,7 @@ from itertools import islice
 from multiring.runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
 
 _PARTS_A_CALL = 16
-LONGEST_WAIT_S = 1e6  # of one system call, whose time-out is a 31-bit number of milliseconds
+LONGEST_WAIT_S = 1e6  # the longest wait of one system call, whose time-out is a 31-bit number of milliseconds
 
 
 class Link:
@@ -28,7 +28,7 @@ class Link:
         self.outbox: deque[memoryview] = deque()
         self.nonce = new_nonce()
         self.seal: Seal | None = None  # set once the other end has proven that it knows the secret
-        self.rank: int | None = None  # set once the other end has joined as a rank that was free
+        self.rank: int | None = None  # set once the other end has joined as a rank
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +62,7 @@ def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
     """
     deadline = time.monotonic() + patience_s
     digest = digest_of(payload)
-    with selectors.PollSelector() as writable:  # needs no file descriptor of its own; none may be left
+    with selectors.PollSelector() as writable:  # a PollSelector needs no file descriptor; there may be none left
         for link in links:
             if not link.is_open or link.seal is None:
                 continue

@@ -47,7 +47,7 @@ _FLUSH_S = 1.0  # the time limit for sending the last messages
 _ADDRESS_TAKEN_S = 2.0  # the previous rank 0 may hold the address for a moment after its end
 _RECEIVE_BYTES = 16384
 _ACCEPTS_A_TURN = 32
-_NAMED_RANKS = 16  # more are counted, not listed
+_NAMED_RANKS = 16  # error messages list this many ranks and count the others
 
 
 class Server:
@@ -178,7 +178,7 @@ class Server:
         for key, _ in self._selector.select(min(max(0.0, wake - time.monotonic()), LONGEST_WAIT_S)):
             if key.data is None:
                 self._accept()
-            elif key.data.is_open:  # an earlier event of this turn may have closed it
+            elif key.data.is_open:  # an earlier event of this turn may have closed the link
                 self._receive(key.data)
         now = time.monotonic()
         for link in [link for link in (*self._pending_handshakes, *self._guests) if link.until <= now]:
@@ -215,7 +215,7 @@ class Server:
         oldest = next(iter(self._pending_handshakes), None)
         if oldest is None:
             return False
-        self._receive(oldest)  # its proof may have arrived, but rank 0 has not read it yet
+        self._receive(oldest)  # the handshake's proof may have arrived, but rank 0 has not read it yet
         if oldest not in self._pending_handshakes:
             return True
         if time.monotonic() >= oldest.since + _YOUNG_S:
@@ -316,7 +316,7 @@ class Server:
 
     def _note(self, link: Link, message: Message) -> None:
         if link.rank is None:
-            return  # an extra, whose messages are ignored
+            return  # the link is an extra; its messages are ignored
         if "failed" in message:
             self._forget(link, str(message["failed"]), "failed")
         elif link.rank in self._peer_infos or not isinstance(message.get("peer_info"), dict):

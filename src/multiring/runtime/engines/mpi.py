@@ -127,7 +127,7 @@ class MpiEngine:
 
     def _lose(self, peer: int, error: Exception) -> None:
         self._is_clean = False
-        self._context.cannot_reach(peer, f"MPI reports: {error}")  # the Context then returns its messages as lost
+        self._context.cannot_reach(peer, f"MPI reports: {error}")  # the Context then returns the peer's messages
 
     def _set_aside(self, places: Sequence[int]) -> None:
         """Abandon messages whose results are not needed any more.

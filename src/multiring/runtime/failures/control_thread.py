@@ -139,7 +139,7 @@ class Control:
             return
         with self._lock:
             listener = self._listeners.get(notice.group)
-        if listener is not None:  # otherwise the message is for a set that was closed here
+        if listener is not None:  # without a listener, the message is for a set that was closed here
             _guarded(lambda: listener.hear(notice))
 
 

@@ -21,8 +21,8 @@ _HOLDING = struct.Struct("<qd")  # the call's number, and the seconds until the 
 # A teller without a connection, or without its MonitoredBarrier, loses the announcement. So it is repeated.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
 _NEWS_S = 5.0  # the teller's decision arrives at most this long after its time-out
-_MOST_TOLD = 1000  # ranks; a control message has room for a few more
-_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the settings' value for "never" would be too long
+_MOST_TOLD = 1000  # missing ranks in a decision; a control message has room for a few more
+_LONGEST_WAIT_S = 3600.0  # the longest single wait on a lock; the settings' value for "never" is too long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +56,9 @@ class MonitoredBarrier:
         self._changed = threading.Condition()
         self._number = 0
         self._ended = 0  # the number of the latest call that has ended here
-        self._deadline_s: float | None = None  # of the teller's current call
-        self._come: dict[int, set[int]] = {}  # by call: the ranks that have come
-        self._decided: dict[int, tuple[int, ...]] = {}  # by call: the missing ranks; on the teller only if any
+        self._deadline_s: float | None = None  # the deadline of the teller's current call
+        self._come: dict[int, set[int]] = {}  # for each call, the ranks that have come
+        self._decided: dict[int, tuple[int, ...]] = {}  # the missing ranks of each call; the teller omits empty entries
 
         self._held_until_s: dict[int, float] = {}
         self._lost: dict[int, str] = {}

@@ -44,10 +44,10 @@ class RankStatus(Lookout):
         self.patience = Patience.of(stall_warn_s)
         self._standoffs = Standoffs(control, rank, self.patience.sure_s)
         self._heard = threading.Condition()
-        self._questions: dict[int, dict[int, str]] = {}  # by number: the answers by rank
+        self._questions: dict[int, dict[int, str]] = {}  # for each question, the answers by rank
         self._numbers = itertools.count(1)
         self._mute: dict[int, float] = {}  # the ranks that did not answer the last question, and its time
-        self._latest: dict[int, tuple[float, str]] = {}  # by rank: the time and text of its latest answer
+        self._latest: dict[int, tuple[float, str]] = {}  # for each rank, the time and text of its latest answer
         control.add(_ADDRESS, self)
 
     def look(self, ranks: Sequence[int]) -> str:

@@ -113,7 +113,7 @@ class Standoffs:
         if not self._is_leaving and here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
-                if rank != self._rank:  # it is this rank if the others have given up waiting for it
+                if rank != self._rank:  # a handle waits for this rank itself if the others have given up
                     self._send(rank, _ASK, question)
 
     def leave(self) -> Callable[[], bool]:

@@ -60,15 +60,15 @@ class Request:
 
     collective: Collective
     dtype: str
-    counts: Counts  # elements, in the form that Schedule.extents_of accepts
-    total: int  # elements of the longer of the two buffers
+    counts: Counts  # the numbers of elements, in the form that Schedule.extents_of accepts
+    total: int  # the number of elements in the longer of the two buffers
     op: str = "sum"
     root: int = 0
     agreed: str = ""  # a further text on which the ranks must agree; part of the digest
     wire: Wire = Wire.NONE  # the encoding of data between hosts
 
     def __post_init__(self) -> None:
-        if not isinstance(self.op, str):  # other values may not be hashable
+        if not isinstance(self.op, str):  # a value that is not a text may not be hashable
             raise ArgumentError(f"op={self.op!r}: want one of {', '.join(OPS)}")
         if self.wire and (self.dtype != "float32" or self.op not in {"sum", "average"}):
             raise ArgumentError(
@@ -166,7 +166,7 @@ class Programs:
         self._messages: OrderedDict[tuple[int, int, int, str], Program] = OrderedDict()
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
-        self._measured = topology  # updated with measured constants
+        self._measured = topology  # the topology with measured constants
         self._fixed: set[Task] = set()  # the tasks whose plans measurements do not change
         self._former: dict[Task, Plan] = {}
         self._predicted: dict[Task, float] = {}

@@ -332,7 +332,7 @@ class OperationHandle(Waiter):
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
         lookout = self._attention.lookout
-        if quiet_s <= self._quiet_s or not self._ask_at_s:  # there was progress
+        if quiet_s <= self._quiet_s or not self._ask_at_s:  # the operation has made progress
             self._ask_at_s = lookout.patience.ask_s
         self._quiet_s = quiet_s
         if quiet_s >= self._ask_at_s:

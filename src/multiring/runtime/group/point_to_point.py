@@ -27,7 +27,7 @@ from multiring.runtime.group.starting import Array
 _log = logging.getLogger("multiring")
 # A rank without a connection, or without its AnySourceMatching, does not answer yet. It is asked again.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.005, 0.1
-_LONGEST_WAIT_S = 3600.0  # of one wait on a lock; the settings' value for "never" would be too long
+_LONGEST_WAIT_S = 3600.0  # the longest single wait on a lock; the settings' value for "never" is too long
 
 
 class AnySourceMatching:
@@ -45,8 +45,8 @@ class AnySourceMatching:
         services = group.calls.services
         self._patience = services.stall_warn_s, services.stall_timeout_s
         self._changed = threading.Condition(threading.RLock())
-        self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank itself
-        self._waiting: dict[int, deque[PostedReceive]] = {}  # by tag: receives in the order of posting
+        self._own: dict[int, deque[tuple[str, bytes]]] = defaultdict(deque)  # by tag: messages to this rank
+        self._waiting: dict[int, deque[PostedReceive]] = {}  # for each tag, receives in the order of posting
         self._gone: dict[int, PeerLostError] = {}
         self._has_died = False
         self._again_s = _FIRST_AGAIN_S

@@ -53,11 +53,11 @@ class ProcessServices:
     stall_warn_s: float
     stall_timeout_s: float
     lookout: Lookout = NOBODY
-    control: Control | None = None  # None if there are no other ranks
+    control: Control | None = None  # the control thread; None if there are no other ranks
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
-    rank_of_id: Mapping[int, int] | None = None  # ranks of the job by their numbers in the core; None: they are equal
+    rank_of_id: Mapping[int, int] | None = None  # the job's ranks by their numbers in the core; None if equal
     between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
     spin_s: float = 0.0  # how long callers spin before they sleep, if they wait for ranks of their own host only
 
@@ -115,7 +115,7 @@ class Work:
     plan_digest: bytes = b""
     meets: bool = False  # whether the operation can run in the shared slots
     size_bytes: int = 0
-    repeated: tuple[Any, str] | None = None  # (array, op) of a call that may be repeated; array None for a barrier
+    repeated: tuple[Any, str] | None = None  # (array, op) of a repeatable call; the array is None for a barrier
     input: Buffer | None = None
     output: Buffer | None = None
     result: Any = None
@@ -206,7 +206,7 @@ class Calls:
         table = np.zeros((len(self.ranks), len(own)))
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
-        key = (identifier(self._key, "measures"), call.key[1])  # an order of its own: no other operation waits for it
+        key = (identifier(self._key, "measures"), call.key[1])  # a separate order: no other operation waits
         place = replace(call, name="measures", key=key, slots=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table

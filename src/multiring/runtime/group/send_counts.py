@@ -37,9 +37,9 @@ class SendCounts:
         self._ranks = ranks
         self._name = name
         self._index = {rank: index for index, rank in enumerate(ranks)}
-        self._sent: dict[Key, int] = defaultdict(int)  # messages posted here
+        self._sent: dict[Key, int] = defaultdict(int)  # the number of messages posted here
         self._wanted: dict[Key, int] = {}  # the rank waits for a count above this number
-        self._begun: dict[Key, int] = defaultdict(int)  # receives posted here
+        self._begun: dict[Key, int] = defaultdict(int)  # the number of receives posted here
         self._told: dict[Key, int] = defaultdict(int)  # the count that the rank has reported
         self._asked: dict[Key, int] = {}  # the number in this rank's latest question
         self._subscribed: set[Key] = set()  # the rank has received the question, and will report further messages

@@ -188,7 +188,7 @@ def number(what: str, value: object, least: int, most: int | None = None) -> int
         ArgumentError: `value` is not an integer, is below `least`, or is above `most`, the last rank of a group.
     """
     try:
-        found = operator.index(value)  # type: ignore[arg-type]  # its TypeError is the check
+        found = operator.index(value)  # type: ignore[arg-type]  # the TypeError serves as the check
     except TypeError:
         found = least - 1
     if found < least or (most is not None and found > most):

@@ -37,8 +37,8 @@ class Rows:
     title: str  # the properties in which all ranks must agree
     own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
     column: int  # the index, in each rank's `own`, of the number that this rank needs
-    # Makes the Move from the numbers in the column, the sum of all numbers of all ranks, and a text on which the ranks
-    # must also agree. Raises ArgumentError if the caller's `out` does not fit.
+    # Makes the Move. The arguments are the numbers in the column, the sum of the numbers of all ranks, and a text on
+    # which the ranks must also agree. The function raises ArgumentError if the caller's `out` does not fit.
     move: Callable[[list[int], int, str], Move]
 
 

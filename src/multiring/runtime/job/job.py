@@ -33,7 +33,7 @@ class _Current:
         self.lock = threading.Lock()
         self.world: World | None = None
         self.worker: Worker | None = None  # set by `init` in a multiprocessing worker
-        self.others: list[World] = []  # joined by `enter` without is_current
+        self.others: list[World] = []  # the Worlds that `enter` has joined without is_current
         self.exit_handler_set = False
         self.was_left = False  # whether this process has left a job before
         self.listeners: list[Callable[[], None]] = []

@@ -65,7 +65,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
             with naming("MULTIRING_TIMELINE"):
                 world.timelines.start(**timeline)
         except TakenError as error:
-            if known.rank == 0:  # the job starts without a timeline
+            if known.rank == 0:  # only rank 0 logs that the job starts without a timeline
                 _log.warning("no timeline of this job is recorded: %s", error)
         except BaseException:
             world.close(0.0, announce=True)

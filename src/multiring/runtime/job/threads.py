@@ -35,7 +35,7 @@ _SERVANTS = (
     ("multiprocessing/resource_sharer.py", "_serve"),
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_workers"),
-    ("concurrent/futures/thread.py", "_worker"),  # if idle: the thread that could submit work to it is counted instead
+    ("concurrent/futures/thread.py", "_worker"),  # if idle: the thread that could submit work is counted instead
     ("_utils/pin_memory.py", "_pin_memory_loop"),
     ("tqdm/_monitor.py", "run"),
 )
@@ -48,9 +48,9 @@ class Blocked(NamedTuple):
     """A thread of the program that waits for other ranks."""
 
     waiter: Waiter  # the innermost handle on the stack that has a key
-    frame: FrameType  # for a request of native code: the frame of the program's thread
+    frame: FrameType  # the waiting thread's frame; for a request of native code, that of the program's thread
     is_lasting: bool  # whether the wait has no time-out, or a long one
-    title: str = ""  # of the operation, if the frame does not show it
+    title: str = ""  # the operation's title, if the frame does not show it
 
     @property
     def where(self) -> str:
@@ -79,7 +79,7 @@ def thread_states() -> ThreadStates:
     blocked: dict[int, Blocked] = {}
     served: dict[int, Blocked] = {}  # multiring's threads that serve requests of native code
     others: set[int] = set()
-    carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits; not counted
+    carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits
     for ident, frame in frames.items():
         name = threads[ident].name if ident in threads else ""
         if name in _OWN_THREADS or _is_servant(frame):

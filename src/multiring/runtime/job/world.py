@@ -25,7 +25,7 @@ from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import Settings
 
 _SIGNAL_CHECK_S = 0.2  # the longest time between two checks for Ctrl-C
-_FILE_S = 2.0  # after `shutdown`, how long to wait for the other ranks of this host to leave
+_FILE_S = 2.0  # how long `shutdown` waits for the other ranks of this host to leave
 _MOST_TIMELINE_S = 60.0  # how long to wait at most for the timeline parts of ranks on other hosts
 
 Kind = TypeVar("Kind")
@@ -67,7 +67,7 @@ class Belongings:
 class World:
     """This process's view of its job: its ranks, and the objects that reach them."""
 
-    identity: Identity  # from the launcher's variables
+    identity: Identity  # the rank's identity, from the launcher's variables
     settings: Settings
     membership: Membership  # the current ranks of the job
     services: ProcessServices

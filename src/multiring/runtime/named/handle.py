@@ -19,7 +19,7 @@ Start = Callable[[Group, str], Handle]  # posts a collective on the given group,
 class Keeper(Protocol):
     """The set of named operations to which a handle belongs."""
 
-    id: int  # of the set, the same on all ranks
+    id: int  # the set's id, the same on all ranks
 
     def settle(self, handle: "NamedHandle", posted: Handle, error: MismatchError) -> None:
         """Handle a mismatch of `posted`, for which `handle` waited.
@@ -49,7 +49,7 @@ class NamedHandle(Waiter):
         self.signature = signature
         self.start = start  # None for a join
         self.posted: Handle | None = None
-        self.number = 0  # the number in the optimistic order; 0 if it has none
+        self.number = 0  # the number in the optimistic order; 0 if the operation has none
         self.is_over = False
         self.waited_us = 0  # of a join: its wait before the negotiation started, in microseconds
         self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # set while a thread waits for a decision

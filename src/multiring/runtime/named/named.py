@@ -303,7 +303,7 @@ class NamedOperations:
             return
         if self._broken is None and self._negotiation is None and number > self._decided.filled:
             self._begin()
-        if handle is not None and self._broken is not None:  # also if a rank was lost before
+        if handle is not None and self._broken is not None:  # the set may be broken because a rank was lost earlier
             handle.fail(refusal(handle.title, self._broken))
         elif handle is not None and self._negotiation is not None:
             handle.posted, handle.number = None, 0

@@ -30,7 +30,7 @@ class Switch:
         self._parent = place.parent
         self._children = [below.start for below in place.children]
         self._unheard = set(self._children)
-        self._most: int | None = None  # the maximum; None before `begin`
+        self._most: int | None = None  # the maximum so far; None before `begin`
         self._heard = 0
         self.agreed: int | None = None  # the number of operations that every rank must have posted
 

@@ -7,7 +7,7 @@ from typing import Any
 from multiring.errors import RendezvousError
 from multiring.runtime.rails.select import RailEndpoint
 
-_NAMED = 8  # more are not listed
+_NAMED = 8  # the most ranks that a message lists
 _REMEDY = "set MULTIRING_INTERFACE to an interface, or an address, by which the hosts reach each other"
 
 

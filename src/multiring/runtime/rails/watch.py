@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from multiring.runtime.group.handles import OperationHandle
 
 _log = logging.getLogger("multiring")
-CHECK_EVERY = 64  # operations; when plans change, no rank is further ahead of another than this
-LEAST_BYTES = 1 << 20  # the times of shorter buffers depend on latency
+CHECK_EVERY = 64  # operations between two checks; when plans change, no rank is further ahead of another
+LEAST_BYTES = 1 << 20  # in bytes; the times of shorter buffers depend on latency
 _FEWEST = 4  # operations needed for a measurement
 _MOST_KEPT = 256
 _SLOWDOWN = 10.0  # an operation is slow if it takes this many times its usual time
@@ -91,7 +91,7 @@ class Watch:
         self, context: Context, ranks: tuple[int, ...], own: int, topology: Topology, *, by_mpi: bool = False
     ) -> None:
         self._context = context
-        self._by_mpi = by_mpi  # then multiring's own connections carry control frames only
+        self._by_mpi = by_mpi  # with MPI, multiring's own connections carry control frames only
         self._index = {rank: index for index, rank in enumerate(ranks)}
         self._host_of = topology.host_of()
         self._hosts = len(topology.hosts)

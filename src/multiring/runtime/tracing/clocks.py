@@ -15,9 +15,9 @@ from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, Waiter
 from multiring.trace import Reading, best_reading
 
-PINGS = 8  # the first one may wait until rank 0 is ready; the quickest one counts
+PINGS = 8  # the first ping may wait until rank 0 is ready; the quickest ping counts
 _LEAST_S = 0.2  # the shortest wait, even past the deadline; a message that was sent before needs no longer
-_LOOK_S = 0.1  # between two checks whether to give up
+_LOOK_S = 0.1  # the time between two checks whether to give up
 
 
 class Patience:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 Raw = tuple[int, int, int, int, int, int, int, int]
-_MOST = 1 << 16  # as many as the native core keeps
+_MOST = 1 << 16  # the native core keeps the same number of events
 
 
 class EventReader:

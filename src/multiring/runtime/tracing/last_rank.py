@@ -17,7 +17,7 @@ from multiring.errors import ArgumentError
 from multiring.trace import is_held, merge, part_path, read_part
 
 _log = logging.getLogger("multiring")
-_LOCK_S = 10.0  # the time allowed to another rank for reading or merging the parts
+_LOCK_S = 10.0  # how long another rank may take to read or merge the parts
 _PAUSE_S = 0.01
 
 

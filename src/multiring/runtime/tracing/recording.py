@@ -112,7 +112,7 @@ class Recording:
 
     def remove(self) -> None:
         """Remove the part's file."""
-        # It is removed while it is locked; after that it may belong to another job.
+        # The file is removed while it is locked; after that it may belong to another job.
         if self._file >= 0:
             self.path.unlink(missing_ok=True)
         self.close()

@@ -140,7 +140,7 @@ class Timelines:
                 self._collect(running, patience)
             else:
                 self._hand_over(running, patience)
-        except StateError:  # its text already gives the path of the part
+        except StateError:  # the error's text already gives the path of the part
             raise
         except BaseException:
             _log.warning("%s", self._left(running, "the writing was broken off"))
