@@ -129,7 +129,7 @@ class Book:
                 return (name,)
             case Deadlock(blocked, names):
                 for name, ranks in names.items():
-                    self._end(name, Deadlock(blocked, {name: ranks}))  # notes name one operation each
+                    self._end(name, Deadlock(blocked, {name: ranks}))  # each note names one operation
                 return tuple(names)
             case Joined():
                 self.pending.clear()

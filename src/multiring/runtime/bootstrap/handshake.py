@@ -21,7 +21,7 @@ PEER_INFO_FRAME_BYTES = 1 << 20
 SECRET_BYTES = 32  # the size of a secret that multiring draws
 MOST_RANKS = 1 << 31  # a rank in a proof must be below this number
 
-_SHOWN = 300  # the most characters that `shown` returns
+_SHOWN = 300  # the largest number of characters that `shown` returns
 _LENGTH = struct.Struct(">I")
 _NONCE = re.compile("[0-9a-f]{64}", re.ASCII)
 _SEAL_BYTES = hashlib.sha256().digest_size

@@ -20,7 +20,7 @@ from multiring.runtime.bootstrap.addresses import peer_credentials
 from multiring.settings import leave_mark
 
 _MOST_ASKED = 4096  # how often a claim's owner can be looked up: connections to it are never accepted
-_MOST_LEFT_OPEN = 16  # the most sockets to skip that ended processes' children still hold open
+_MOST_LEFT_OPEN = 16  # how many sockets of ended processes to skip; their children hold them open
 _SHOWN = 80
 _PROC = Path("/proc")
 

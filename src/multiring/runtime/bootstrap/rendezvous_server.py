@@ -379,7 +379,7 @@ def _listen_soon(address: LocalAddress | TcpAddress) -> socket.socket:
 def _field(message: Message, name: str, kind: type) -> Any:
     value = message.get(name)
     if type(value) is not kind:
-        raise FrameError(f"no {name} in {shown(sorted(message))}")
+        raise FrameError(f"the message lacks {name}: it has {shown(sorted(message))}")
     return value
 
 

@@ -51,7 +51,7 @@ class MpiEngine:
         self._requests: list[Any] = []  # the argument of Testsome
         self._messages: list[_Message] = []  # the message of each request
         self._is_clean = True
-        # A daemon: the interpreter would join other threads before it runs the handlers that close the Context.
+        # The thread is a daemon, because the interpreter joins other threads before it closes the Context.
         self._thread = threading.Thread(target=self._run, name="multiring-mpi", daemon=True)
         self._thread.start()
 

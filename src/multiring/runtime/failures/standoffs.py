@@ -53,7 +53,7 @@ class Hop(NamedTuple):
 
     rank: int
     where: str  # a description of where the rank's program waits, and for which operation
-    key: Key  # of that operation
+    key: Key  # the key of the operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class Programs:
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
         self._measured = topology  # the topology with measured constants
-        self._fixed: set[Task] = set()  # the tasks whose plans measurements do not change
+        self._fixed: set[Task] = set()  # the tasks whose plans stay the same, whatever is measured
         self._former: dict[Task, Plan] = {}
         self._predicted: dict[Task, float] = {}
 

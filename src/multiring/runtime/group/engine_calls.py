@@ -99,7 +99,7 @@ class EngineCalls(Calls):
         self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
     ) -> None:
         self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
-        super().__init__(replace(services, replan=False), ranks, topology, key)  # measured is the native core only
+        super().__init__(replace(services, replan=False), ranks, topology, key)  # only the native core is measured
         self.engine: Engine = engine
         self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
         threading.Thread(

@@ -96,7 +96,7 @@ class Attempt:
         if holder is None:
             return None
         told = told_by(innermost(self._settings, self._foreign), self._foreign)
-        if is_worker_of(holder):  # its fork server may have started before the rank set its mark
+        if is_worker_of(holder):  # the worker's fork server may have started before the rank set its mark
             place = holder.place or place_told(self._settings, self._foreign)
             return Worker(holder, place)
         raise StateError(

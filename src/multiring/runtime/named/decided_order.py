@@ -24,7 +24,7 @@ class DecidedOrder:
     def __init__(self, group: Group, neutral_contribution: Callable[[Signature], Start] | None) -> None:
         self._group = group
         self._neutral_contribution = neutral_contribution
-        self.filled = 0  # the number of the last operation of the optimistic order, when it was given up last
+        self.filled = 0  # the number of the last operation in the latest optimistic order
 
     def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
         """Post the operation that all ranks post next.

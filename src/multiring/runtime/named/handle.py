@@ -51,7 +51,7 @@ class NamedHandle(Waiter):
         self.posted: Handle | None = None
         self.number = 0  # the number in the optimistic order; 0 if the operation has none
         self.is_over = False
-        self.waited_us = 0  # of a join: its wait before the negotiation started, in microseconds
+        self.waited_us = 0  # how long a join waited before the negotiation started, in microseconds
         self.watch: Callable[[], tuple[Sequence[int], float]] | None = None  # set while a thread waits for a decision
         self._result: Any = None
         self._error: BaseException | None = None

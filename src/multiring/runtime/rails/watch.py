@@ -98,7 +98,7 @@ class Watch:
         self._review = Review(topology)
         self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
         self._slowdowns = SlowdownDetector()
-        self._usual_rates: dict[int, deque[float]] = {}  # by host: the bytes per second it received from this rank
+        self._usual_rates: dict[int, deque[float]] = {}  # the bytes per second that each host received
         self._own_host = self._host_of[own]
         self._lately = Flows()  # the rates since the last operation
         self._checked = Flows()  # the rates since the last row
