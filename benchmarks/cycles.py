@@ -1,11 +1,11 @@
-"""A hundred times into the job and out again, with operations between: what a cycle takes, and what it leaves behind.
+"""Join and leave a job a hundred times; measure the cycles and what they leave.
 
     multiring run -n 2 -- python benchmarks/cycles.py [--cycles 100] [--warm-up 20]
 
-A cycle is init, operations of every kind with their results looked at, a step of a DistributedOptimizer, and shutdown;
-its time is that of the rank that took longest, and so is what is left: files, sockets, threads and memory that the
-process has more at the end than after the first cycles, in which allocators and imports settle. Exits with 1 where the
-median cycle takes longer than 50 ms, or anything is left.
+A cycle consists of init, operations of every kind with checked results, a step of a DistributedOptimizer, and shutdown.
+A cycle's time is that of the slowest rank. The remains are the files, sockets, threads and memory that a process has
+gained since the warm-up cycles, as the maximum over the ranks. Allocators and imports settle in the warm-up cycles. The
+exit code is 1 if the median cycle takes longer than 50 ms, or if anything remains.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from torch import nn
 import multiring
 import multiring.torch as mt
 
-CYCLE_MS = 50.0  # floor, of two ranks
-MEMORY_BYTES = 2 << 20  # that allocators may keep
+CYCLE_MS = 50.0  # floor for two ranks
+MEMORY_BYTES = 2 << 20  # the growth that allocators may keep
 _PROCESS = Path("/proc/self")
 _LIBC = ctypes.CDLL(None)
 
 
 def main() -> int:
-    """Print the figures; return 1 where a floor is missed."""
+    """Print the results; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--warm-up", type=int, default=20, help="cycles before those")
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def cycle() -> float:
-    """Join the job, work, and leave it; return the milliseconds that took."""
+    """Join the job, run operations and leave; return the milliseconds of the cycle."""
     start = time.perf_counter()
     mt.init()
     operate()
@@ -70,7 +70,7 @@ def cycle() -> float:
 
 
 def operate() -> None:
-    """Run operations of every kind, small and large, named and not, and look at their results."""
+    """Run operations of every kind, small and large, named and unnamed; check them."""
     rank, size = mt.rank(), mt.size()
     total, mean = size * (size + 1) / 2, (size + 1) / 2
     handles = [mt.allreduce_async(torch.full((16,), rank + 1.0), name=f"tensor {number}") for number in range(4)]
@@ -94,7 +94,7 @@ def operate() -> None:
 
 
 def train() -> None:
-    """Take a step of a small network, whose gradients are shared."""
+    """Take a step of a small network with shared gradients, and check the gradients."""
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
     optimizer = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -105,13 +105,13 @@ def train() -> None:
 
 
 def holdings() -> dict[str, float]:
-    """Return how many files, sockets and threads this process has, and the bytes of memory that are its own."""
+    """Return the numbers of this process's files, sockets and threads, and its memory."""
     gc.collect()
-    if hasattr(_LIBC, "malloc_trim"):  # of glibc: what its allocator has free is held by nobody
+    if hasattr(_LIBC, "malloc_trim"):  # glibc only: returns the allocator's free memory to the system
         _LIBC.malloc_trim(0)
     opened = [str(each.readlink()) for each in (_PROCESS / "fd").iterdir() if each.is_symlink()]
     sockets = sum(name.startswith("socket:") for name in opened)
-    # What was mapped for all ranks counts as well; shared libraries do not.
+    # Memory that is mapped for all ranks counts as well. Shared libraries do not count.
     rollup = (_PROCESS / "smaps_rollup").read_text(encoding="ascii").splitlines()
     kinds = ("Private_Dirty:", "Shared_Dirty:")
     return {
@@ -123,7 +123,7 @@ def holdings() -> dict[str, float]:
 
 
 def most(figure: float) -> float:
-    """Return the figure of the rank where it is highest."""
+    """Return the largest figure of all ranks."""
     return float(mt.allreduce(torch.tensor(figure, dtype=torch.float64), op=mt.Max))
 
 

@@ -1,12 +1,14 @@
-"""The balance line against seeded limits: is the stage that it names the one whose doubling helps most?
+"""Check whether the balance line names the stage whose speed-up helps most.
 
     python benchmarks/data_balance.py [--severities 10] [--first 0] [--steps 24]
 
-Short trainings of two ranks over a loopback of its own, whose rate is limited (so it needs root, and Linux): rank 0
-feeds itself through a slow source and a slow disk (that serve one read at a time), decodes on its cores, computes on
-what stands for an accelerator, and sums gradients with rank 1, which does nothing else. One of six is slowed by a
-random factor: source, disk, decode, compute, wire, or the number of workers. The truth is measured: the same training
-with each of them doubled in turn; the line is right where it names what made it fastest, or what is within 3 % of that.
+The program runs short trainings on two ranks over a loopback with a limited rate, so it needs root and Linux. Rank 0
+reads through a slow source and a slow disk, which serve one read at a time. It decodes on its cores, simulates an
+accelerator's computation, and sums gradients with rank 1. Rank 1 does nothing else.
+
+One of six limits is slowed by a random factor: source, disk, decode, compute, wire, or the number of workers. The same
+training then runs with each of them doubled in turn, which measures the true limit. The line is right if it names the
+stage whose doubling made the training fastest, or one within 3 % of that.
 """
 
 import argparse
@@ -42,14 +44,17 @@ if TYPE_CHECKING:
 
 BATCH, SAMPLES = 8, 4096
 STAGES = ("source", "disk", "decode", "compute", "wire", "workers")
-WITHIN = 1.03  # trainings of a second differ by as much
+WITHIN = 1.03  # the variation between trainings of a second
 GRADIENT_BYTES = 1 << 19
 INNER = "--inner"
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Milliseconds of a step that each takes by itself, decoding on one core, and the number of workers."""
+    """The milliseconds per step of each stage by itself, and the number of workers.
+
+    The time to decode is that of one core.
+    """
 
     source: float
     disk: float
@@ -59,17 +64,17 @@ class Speeds:
     workers: int
 
     def doubled(self, stage: str) -> "Speeds":
-        """Return them with one twice as fast."""
+        """Return the speeds with one stage twice as fast."""
         if stage == "workers":
             return replace(self, workers=2 * self.workers)
         return replace(self, **{stage: getattr(self, stage) / 2})
 
 
 def seeded(stage: str, number: int) -> Speeds:
-    """Return a training that `stage` limits, by a random severity."""
+    """Return the speeds of a training that `stage` limits, with a random severity."""
     draw = random.Random(f"{stage} {number}")  # noqa: S311 -- of a benchmark
     if stage == "workers":
-        # One worker does what two would do in half of the time, as no stage is slow by itself.
+        # No stage is slow by itself, so two workers would take half the time of one.
         source, disk, decode = (draw.uniform(6, 14) * draw.uniform(1, 2) for _ in range(3))
         compute, wire = draw.uniform(2, 6), draw.uniform(2, 4)
         return Speeds(source=source, disk=disk, decode=decode, compute=compute, wire=wire, workers=1)
@@ -79,7 +84,10 @@ def seeded(stage: str, number: int) -> Speeds:
 
 
 class Tier:
-    """A storage on a disk before a source, each of which serves one read at a time, at its rate."""
+    """A storage with a disk cache in front of a source.
+
+    Each of the two serves one read at a time, at its rate.
+    """
 
     def __init__(self, folder: str) -> None:
         self._files = LocalStorage(folder)
@@ -90,7 +98,7 @@ class Tier:
         self.clock: StageClock | None = None
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
-        """Read, as slowly as both allow."""
+        """Read a piece as slowly as the source and the disk allow."""
         if self.clock is not None:
             with self.clock.request(SOURCE), self._turns[SOURCE]:
                 time.sleep(self.speeds.source / BATCH / 1e3)
@@ -100,14 +108,14 @@ class Tier:
 
 
 class Decode:
-    """A transform that keeps a core busy for so many rounds of hashing, and lets other threads run."""
+    """A transform that keeps a core busy with hashing while other threads run."""
 
     def __init__(self, rounds_per_ms: float) -> None:
         self.rounds_per_ms = rounds_per_ms
         self.milliseconds = 0.0
 
     def __call__(self, record: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
-        """Take the time, and change nothing."""
+        """Spend the time, and return the record unchanged."""
         rounds = int(self.rounds_per_ms * self.milliseconds / BATCH)
         if rounds:
             hashlib.pbkdf2_hmac("sha256", b"decode", b"salt", rounds)
@@ -115,7 +123,7 @@ class Decode:
 
 
 def rounds_per_ms() -> float:
-    """Return how many rounds a core does in a millisecond."""
+    """Return the number of hash rounds that a core does per millisecond."""
     best = 0.0
     for _ in range(5):
         began = time.perf_counter()
@@ -125,14 +133,14 @@ def rounds_per_ms() -> float:
 
 
 def set_wire(milliseconds: float) -> None:
-    """Have the loopback carry a step's gradients, both ways, in so long."""
+    """Limit the loopback so that a step's gradients take this long, both ways."""
     bits = round(2 * GRADIENT_BYTES * 8 / milliseconds * 1e3)
     words = f"tc qdisc replace dev lo root tbf rate {bits}bit burst 32kb limit 8mb"
     subprocess.run(words.split(), check=True)  # noqa: S603 -- our own words
 
 
 def trained(data: Dataset, parts: tuple[Tier, Decode], speeds: Speeds, steps: int) -> tuple[float, Any]:
-    """Return the seconds of a step, and the balance, of a training on rank 0."""
+    """Run a training on rank 0; return the seconds per step and the balance."""
     tier, decode = parts
     tier.speeds, decode.milliseconds = speeds, speeds.decode
     set_wire(speeds.wire)
@@ -142,7 +150,7 @@ def trained(data: Dataset, parts: tuple[Tier, Decode], speeds: Speeds, steps: in
     watch, began = None, 0.0
     group.broadcast(np.array([steps + 4]), root=0)
     for number, _ in zip(range(steps + 4), loader, strict=False):
-        if number == 3:  # what was made ahead is used
+        if number == 3:  # the batches that were made ahead are used up
             watch, began = BalanceWatch(loader), time.perf_counter()
         time.sleep(speeds.compute / 1e3)
         group.all_reduce(gradients)
@@ -154,10 +162,10 @@ def trained(data: Dataset, parts: tuple[Tier, Decode], speeds: Speeds, steps: in
 
 
 def inner(arguments: argparse.Namespace) -> None:
-    """Be a rank of the training: 0 prints a line for each case."""
+    """Run one rank of the trainings; rank 0 prints a line for each case."""
     multiring.init()
     group = multiring.world()
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # rank 0 has the cores to itself
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # Rank 1 only sums gradients, so rank 0 may use all cores.
     if multiring.rank() == 1:
         gradients = np.ones(GRADIENT_BYTES // 4, np.float32)
         steps = np.array([0])
@@ -184,7 +192,7 @@ def inner(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Print a row for each case, and how many were right; return 1 where fewer than 9 of 10 were."""
+    """Print a row for each case; return 1 if fewer than 9 in 10 were right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--severities", type=int, default=10, help="of each limit (10)")
     parser.add_argument("--first", type=int, default=0, help="number of the first severity (0)")

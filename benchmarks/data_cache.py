@@ -1,10 +1,10 @@
-"""What a cache saves of a source's bytes, keeping what is needed soonest, beside LRU and an exhaustive optimum.
+"""Measure the source bytes that a cache saves, compared with LRU and the optimum.
 
     .venv/bin/python benchmarks/data_cache.py [--megabytes 512] [--trials 10]
 
-The optimum is worked out over all sets of units that fit, step by step, by code of its own. Packs are read by loaders
-through real caches; every byte that is read of a shard counts, whatever it was read for. LRU is worked out beside it on
-the same uses, each unit fetched as a whole. Exits with 1 where a floor is missed.
+The cache keeps the blocks that are needed soonest. The optimum is computed separately, step by step over all sets of
+units that fit. Loaders read packs through real caches, and every byte read from a shard counts. LRU is computed for the
+same uses, with whole units. The exit code is 1 if a floor is missed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Numbers = NDArray[np.int64]
 
 
 class Counted(LocalStorage):
-    """A source that counts what is read of shards."""
+    """A source that counts the bytes read from shards."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -54,7 +54,7 @@ class Counted(LocalStorage):
         self._count = threading.Lock()
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
-        """Read, and count."""
+        """Read a piece and count its bytes."""
         super().read_into(name, begin, out)
         if name.endswith(".tar"):
             with self._count:
@@ -65,7 +65,7 @@ class Counted(LocalStorage):
 
 
 def least_bytes(sequence: Numbers, sizes: Numbers, capacity: int) -> int:
-    """Return the fewest bytes that any choice of what to keep fetches: over all sets of units, exhaustively."""
+    """Return the fewest bytes that any caching decision fetches, by exhaustive search."""
     count = len(sizes)
     sets = np.arange(1 << count)
     fits = np.array([sum(int(sizes[i]) for i in range(count) if each >> i & 1) for each in sets]) <= capacity
@@ -74,7 +74,7 @@ def least_bytes(sequence: Numbers, sizes: Numbers, capacity: int) -> int:
         cost = cost + np.where(sets >> unit & 1, 0, sizes[unit])
         reached = np.full(len(sets), np.inf)
         np.minimum.at(reached, sets | 1 << unit, cost)
-        for other in range(count):  # letting go of anything is free
+        for other in range(count):  # evicting a unit costs nothing
             without = sets[(sets >> other & 1) == 0]
             reached[without] = np.minimum(reached[without], reached[without | 1 << other])
         cost = np.where(fits, reached, np.inf)
@@ -82,7 +82,7 @@ def least_bytes(sequence: Numbers, sizes: Numbers, capacity: int) -> int:
 
 
 def fetched_bytes(policy: Policy, sequence: Numbers, sizes: Numbers, *, looks: bool = True) -> int:
-    """Return what a policy fetches."""
+    """Return the bytes that a policy fetches."""
 
     def units_at(begin: int, end: int) -> tuple[Numbers, Numbers]:
         units = sequence[begin:end]
@@ -101,7 +101,10 @@ def fetched_bytes(policy: Policy, sequence: Numbers, sizes: Numbers, *, looks: b
 
 
 def sequences(kind: str, seed: int, length: int) -> Numbers:
-    """Return uses of few units: by weighted draws, or of two jobs that go through them in orders of their own."""
+    """Return the uses of few units.
+
+    They are weighted draws, or the alternating uses of two jobs that read all units in their own orders.
+    """
     if kind == "weighted":
         weights = np.random.default_rng(seed).random(UNITS) ** 2
         return WeightedOrder(weights, length, seed).samples(0, np.arange(length))
@@ -112,7 +115,7 @@ def sequences(kind: str, seed: int, length: int) -> Numbers:
 
 
 def of_optimum(kind: str, share: float, trials: int, length: int = 200) -> Iterator[tuple[float, float, float]]:
-    """Yield what is saved beside the optimum: by looking ahead, by next use alone, by LRU."""
+    """Yield the savings relative to the optimum: with lookahead, by next use, and LRU."""
     for seed in range(trials):
         sizes = np.random.default_rng(1000 + seed).integers(20, 100, UNITS)
         sequence = sequences(kind, seed, length)
@@ -130,7 +133,7 @@ def of_optimum(kind: str, share: float, trials: int, length: int = 200) -> Itera
 
 
 def packed(folder: Path, megabytes: int, sample_bytes: int, shard_bytes: int = 16 << 20) -> str:
-    """Make a pack of arrays."""
+    """Create a pack of arrays; return its path."""
     (folder / "d").mkdir(parents=True)
     count = megabytes * 10**6 // sample_bytes
     for number in range(count):
@@ -148,12 +151,16 @@ def part(storage: CachedStorage, share: float) -> int:
 
 
 def limited(storage: CachedStorage, folder: Path, share: float) -> CachedStorage:
-    """Return the pack behind a cache of a share of it, and nothing in memory."""
+    """Return the pack behind a cache for a share of it, without a memory cache."""
     return CachedStorage(storage.source, BlockCache(folder, part(storage, share)), memory_bytes=0)
 
 
 def sent(source: Counted, loaders: list[Loader], epochs: int, data_bytes: int) -> list[float]:
-    """Read epochs, the loaders by turns, and close them; return the source's bytes beside the data's, by epoch."""
+    """Read epochs with alternating loaders, then close the loaders.
+
+    Returns:
+        For each epoch, the source's bytes divided by the data's bytes.
+    """
     found = []
     for _ in range(epochs):
         before = source.read_bytes
@@ -166,7 +173,7 @@ def sent(source: Counted, loaders: list[Loader], epochs: int, data_bytes: int) -
 
 
 def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> list[float]:
-    """Return each epoch's bytes from the source beside the data, with a quarter of it cached."""
+    """Return each epoch's source bytes per data byte, with a quarter of it cached."""
     source = Counted(url)
     whole = CachedStorage(source, BlockCache(folder / "none"))
     storages = [limited(whole, folder / "cache", 0.25) for _ in range(jobs)]
@@ -178,7 +185,10 @@ def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> l
 
 
 def least_recent(url: str, shuffle: str, epochs: int) -> list[float]:
-    """Return what LRU would fetch, whole blocks, a quarter of the data kept, by epoch."""
+    """Return each epoch's bytes per data byte under LRU.
+
+    A quarter of the data is cached. LRU fetches whole blocks.
+    """
     with tempfile.TemporaryDirectory() as folder:
         storage = CachedStorage(LocalStorage(url), BlockCache(folder))
         data = Dataset(storage, shuffle=Shuffle(shuffle, window=4))
@@ -199,7 +209,10 @@ def least_recent(url: str, shuffle: str, epochs: int) -> list[float]:
 
 
 def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) -> list[float]:
-    """Return the same of hosts that share, each with its part of the data cached."""
+    """Return each epoch's source bytes per data byte, for hosts that share caches.
+
+    Each host caches its part of the data.
+    """
     source = Counted(url)
     whole = CachedStorage(source, BlockCache(folder / "none"))
     storages = [limited(whole, folder / f"host{number}", 1 / hosts) for number in range(hosts)]
@@ -225,7 +238,7 @@ def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) 
 
 
 def main() -> int:
-    """Print all; return 1 where a floor is missed."""
+    """Print all comparisons; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=512, help="of the data sets (512)")
     parser.add_argument("--trials", type=int, default=10, help="of each comparison with the optimum (10)")

@@ -1,14 +1,16 @@
-"""Feeding beside other libraries: raw arrays, small records and JPEGs, warm from the page cache, or cold from the disk.
+"""Compare the read speed of data loaders for arrays, small records and JPEGs.
 
     python benchmarks/data_throughput.py [--only multiring,webdataset] [--cases jpeg] [--seconds 10] [--samples 2000]
     python benchmarks/data_throughput.py --cold [--cases raw,jpeg] [--samples 2000]
 
-Each library reads the same samples in the format it is best at, with the same number of workers, in a venv of its own
-below MULTIRING_BENCH_PEERS (torch is this one's; a failed install is shown by its log's end). They take turns for some
-rounds; what is shown is the median of samples a second, and its share of a bound: for arrays one copy from the page
-cache by as many threads, for JPEGs decoding alone. Cold, each turn is one epoch of files that the page cache has let go
-of, as mincore says, and the bound is reading the original files by as many threads; where that differs by more than
-20 % between turns, nothing is decided. To be run on a quiet machine.
+Each library reads the same samples in its best format, with the same number of workers. It runs in its own venv below
+MULTIRING_BENCH_PEERS, with this environment's torch. If an installation fails, the end of its log is shown. The
+libraries take turns for some rounds. The table shows the median of samples per second and its share of a bound. For
+arrays, the bound is one copy from the page cache with as many threads. For JPEGs, it is decoding alone.
+
+With --cold, each turn is one epoch of files that are not in the page cache, as checked with mincore. The bound is then
+the reading of the original files with as many threads. If that varies by more than 20 % between turns, the result is
+undecided. Run this on a quiet machine.
 """
 
 import argparse
@@ -39,27 +41,27 @@ from multiring.data.packing.writing import PackOptions, pack
 from multiring.settings import Settings, cache_folder, inherited_environment
 
 LOADERS = Path(__file__).with_name("data_throughput_loaders.py")
-# What pip installs for each beside what this environment has; without dependencies where those pin other versions.
+# The pip arguments of each library. A library that pins other versions is installed without dependencies.
 PEERS: dict[str, tuple[str, ...]] = {
     "multiring": (),
     "torch": (),
     "webdataset": ("webdataset braceexpand",),
-    # It wants another torch, with gigabytes of libraries for GPUs, and clients of every cloud.
+    # its dependencies include another torch with GPU libraries, and clients for every cloud
     "streaming": (
         "--no-deps mosaicml-streaming brotli catalogue python-snappy cramjam xxhash zstd",
-        "transformers<5",  # it imports its classes of batches
+        "transformers<5",  # its batch classes are imported by streaming
     ),
     "litdata": ("litdata",),
     "tfdata": (),
 }
 CASES = ("raw", "small", "jpeg")
 RUN_S = 600.0
-# A peer's environment has this one's torch, but not multiring, which would be loaded with it.
+# A peer's environment has this one's torch but not multiring, which torch would load as a backend.
 _QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def main() -> int:
-    """Print a table for each case; return 1 where fewer than four other libraries ran."""
+    """Print a table for each case; return 1 if fewer than four other libraries ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PEERS), help="some of the libraries, with commas between")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
@@ -85,7 +87,10 @@ def main() -> int:
 
 
 def installed(name: str) -> str | None:
-    """Return the Python of a library's own environment, made where it is not there; None where that fails."""
+    """Return the Python of a library's own environment, or None if its setup fails.
+
+    The environment is created if it does not exist.
+    """
     if not PEERS[name]:
         return sys.executable
     chosen = Settings.from_environment().bench_peers
@@ -105,7 +110,10 @@ def installed(name: str) -> str | None:
 
 
 def made(case: str, place: Path, samples: int) -> None:
-    """Make a data set's files, and a pack of them; the others make their own formats of the files."""
+    """Create a case's files and a pack of them.
+
+    The other libraries convert the files to their own formats.
+    """
     files = place / "files" / "a"
     files.mkdir(parents=True)
     for number in range(samples):
@@ -121,7 +129,7 @@ def made(case: str, place: Path, samples: int) -> None:
 
 
 def photo(generator: np.random.Generator) -> bytes:
-    """Return a JPEG of 500 x 375 and about 100 KB: shapes in colour, with grain."""
+    """Return a JPEG of 500 x 375 pixels and about 100 KB: coarse colours with grain."""
     coarse = Image.fromarray(generator.integers(0, 255, (12, 16, 3), dtype=np.uint8)).resize((500, 375))
     grain = generator.integers(-25, 25, (375, 500, 3))
     file = io.BytesIO()
@@ -131,10 +139,10 @@ def photo(generator: np.random.Generator) -> bytes:
 
 
 def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Namespace) -> None:
-    """Print a case's rows, the bound's first."""
+    """Print the rows of a case, the bound first."""
     limit = "disk" if arguments.cold else "bound"
     rates: dict[str, list[float]] = {name: [] for name in (limit, *pythons)}
-    if arguments.cold:  # libraries make their files at their first turn
+    if arguments.cold:  # libraries convert the files in their first turn
         for name, python in pythons.items():
             subprocess.run(  # noqa: S603 -- our own command
                 [python, str(LOADERS), name, case, str(place), "1", "0.01"],
@@ -172,10 +180,10 @@ def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Na
 
 
 def let_go(place: Path) -> None:
-    """Have the page cache let go of all files below `place`.
+    """Evict all files below `place` from the page cache.
 
     Raises:
-        RuntimeError: more than a hundredth of their pages is still there.
+        RuntimeError: More than a hundredth of their pages is still there.
     """
     os.sync()
     pages = held = 0
@@ -185,7 +193,7 @@ def let_go(place: Path) -> None:
             continue
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            # A private mapping, as ctypes wants memory that could be written to; nothing touches it.
+            # The mapping is private, because ctypes requires writable memory. Nothing writes to it.
             mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             count = -(-len(mapped) // mmap.PAGESIZE)
             there = (ctypes.c_ubyte * count)()

@@ -1,4 +1,7 @@
-"""One library feeding a case of data_throughput.py, in its own environment: NAME CASE FOLDER WORKERS SECONDS."""
+"""Run one library on a case of data_throughput.py, in the library's own environment.
+
+The arguments are NAME CASE FOLDER WORKERS SECONDS.
+"""
 
 import io
 import json
@@ -16,38 +19,38 @@ BATCH, CROP = 64, 224
 
 
 def crop_of(image: Any, number: int) -> Any:
-    """Return a square of an image's pixels, from a place that depends on its number."""
+    """Return a square of an image's pixels; its position depends on `number`."""
     top, left = number * 7 % (image.shape[0] - CROP), number * 13 % (image.shape[1] - CROP)
     return image[top : top + CROP, left : left + CROP]
 
 
 def decoded(data: bytes) -> Any:
-    """Return a JPEG's pixels, by the decoder that all of them use."""
+    """Return a JPEG's pixels, decoded as for all libraries."""
     import simplejpeg  # noqa: PLC0415 -- not in every environment that runs this file
 
     return simplejpeg.decode_jpeg(data)
 
 
 def array_in(data: bytes) -> Any:
-    """Return the array in a .npy file's bytes."""
+    """Return the array in the bytes of a .npy file."""
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
 def files(place: Path) -> list[Path]:
-    """Return the data set's files."""
+    """Return the paths of the data set's files."""
     return sorted((place / "files" / "a").iterdir())
 
 
 def sample_of(data: bytes, case: str, number: int) -> Any:
-    """Return what the training gets of a file's bytes."""
+    """Return the training sample in a file's bytes."""
     return crop_of(decoded(data), number) if case == "jpeg" else array_in(data)
 
 
 class Cropped:
-    """multiring's transform."""
+    """The transform for multiring's loader."""
 
     def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        """Crop as the others do."""
+        """Crop the image as for the other libraries."""
         return {"x": crop_of(record["image"], int(generator.integers(1000)))}
 
 
@@ -63,7 +66,7 @@ def multiring(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 class Files:
-    """A map-style data set of files, for torch and litdata."""
+    """A map-style data set of files for torch."""
 
     def __init__(self, place: Path, case: str) -> None:
         self._files, self._case = files(place), case
@@ -92,24 +95,24 @@ def _values(batch: Any) -> Any:
 
 
 def torch(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the sizes of torch's batches, over files."""
+    """Yield the sizes of torch's batches over the files."""
     return batches_of(Files(place, case), workers, shuffle=True)
 
 
 class Decode:
-    """What makes a sample of WebDataset's, or another's, record."""
+    """Turns a record of WebDataset into a sample."""
 
     def __init__(self, case: str) -> None:
         self._case = case
 
     def __call__(self, record: Any) -> Any:
-        """Return the sample."""
+        """Return the record's sample."""
         field = next(name for name in record if name.endswith(("jpg", "npy")))
         return np.ascontiguousarray(sample_of(record[field], self._case, hash(record["__key__"]) % 1000))
 
 
 def webdataset(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the sizes of WebDataset's batches, over the pack's shards."""
+    """Yield the sizes of WebDataset's batches over the pack's shards."""
     import webdataset as wds  # noqa: PLC0415 -- as above
 
     shards = sorted(str(each) for each in (place / "pack").glob("*.tar"))
@@ -118,7 +121,7 @@ def webdataset(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the sizes of MosaicML Streaming's batches, over MDS."""
+    """Yield the sizes of MosaicML Streaming's batches over MDS shards."""
     from streaming import MDSWriter, StreamingDataset  # noqa: PLC0415 -- as above
 
     folder = place / "mds"
@@ -131,7 +134,7 @@ def streaming(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def _sampled(base: Any, case: str) -> Any:
-    """Return a data set's class whose items are samples."""
+    """Return a subclass of a data set whose items are samples."""
 
     class Sampled(base):  # type: ignore[misc]  # as is told of `base`
         def __getitem__(self, number: Any) -> Any:
@@ -143,11 +146,11 @@ def _sampled(base: Any, case: str) -> Any:
 
 
 def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the sizes of litdata's batches, over its chunks."""
+    """Yield the sizes of litdata's batches over its own chunks."""
     from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: PLC0415 -- as above
 
     folder = place / "litdata"
-    if not folder.exists():  # in a process of its own, for all that it sets for processes to come
+    if not folder.exists():  # in a separate process, because `optimize` changes settings of later processes
         words = {"inputs": files(place), "output_dir": str(folder), "chunk_bytes": "64MB", "num_workers": 1}
         made = multiprocessing.get_context("fork").Process(target=optimize, args=(Path.read_bytes,), kwargs=words)
         made.start()
@@ -161,7 +164,10 @@ def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def tfdata(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the sizes of tf.data's batches, over TFRecords; it decodes and crops by its own operation for both."""
+    """Yield the sizes of tf.data's batches over TFRecords.
+
+    TensorFlow decodes and crops a JPEG in one operation.
+    """
     import tensorflow as tf  # noqa: PLC0415 -- as above
 
     file = place / "a.tfrecord"
@@ -182,7 +188,7 @@ def tfdata(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def bound(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield how many samples threads copy from the page cache, or decode, and do nothing else."""
+    """Yield the numbers of samples that plain threads copy from the page cache or decode."""
     paths = files(place)
     done = [0] * workers
     contents = [each.read_bytes() for each in paths] if case == "jpeg" else []
@@ -211,7 +217,7 @@ def bound(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def disk(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield how many of the files threads have read once, in order, and do nothing else."""
+    """Yield the numbers of files that plain threads read, once and in order."""
     del case
     done = [0] * workers
     paths = files(place)
@@ -244,7 +250,10 @@ LIBRARIES = {
 
 
 def main(name: str, case: str, place: Path, workers: int, seconds: float) -> float:
-    """Return samples a second, from the third batch on; for 0 seconds of one epoch, its first batches too."""
+    """Return a library's samples per second, without its first two batches.
+
+    With `seconds` of 0, time one whole epoch with its first batches.
+    """
     source = LIBRARIES[name](case, place, workers)
     if not seconds:
         total, count, began = len(files(place)), 0, time.monotonic()

@@ -1,12 +1,14 @@
-"""Training fed end to end, beside the same steps with a batch that is in memory: what feeding costs.
+"""Measure the cost of data loading in training.
 
     python benchmarks/data_training.py [--cases digits,resnet] [--rounds 5] [--seconds 6]
 
-One process, torch with as many threads as cores less one, and one worker that reads and decodes: digits (8 x 8, a
-perceptron) from a pack, and JPEGs of 500 x 375 cropped to 64 for a ResNet-26 of width 16. The bound of a step is the
-longer of two: the step with the same batch over and over; and the CPU seconds of that step and of making a batch
-together, divided by the cores. Rounds by turns; the median of each, and the share of the bound that feeding reaches. To
-be run on a quiet machine.
+The comparison is a training step with a batch that stays in memory. One process uses torch with one thread less than
+there are cores, and one worker that reads and decodes. The case `digits` trains a perceptron on 8 x 8 images from a
+pack. The case `resnet` trains a ResNet-26 of width 16 on JPEGs of 500 x 375, cropped to 64.
+
+The bound of a step is the larger of two times. One is the step with the same batch repeatedly. The other is the CPU
+time of that step and of making a batch, divided by the cores. The rounds alternate. The table shows the medians and the
+share of the bound that loading reaches. Run this on a quiet machine.
 """
 
 import argparse
@@ -42,7 +44,7 @@ Step = Callable[[dict[str, Any]], None]
 
 
 def digits(place: Path) -> tuple[Dataset, Step, int]:
-    """Return the digits in a pack, a step of a perceptron on them, and its batch."""
+    """Return the digits as a pack, a perceptron's training step, and the batch size."""
     images = load_digits().images.astype(np.float32) / 16
     (place / "files" / "a").mkdir(parents=True)
     for number, image in enumerate(images):
@@ -56,25 +58,28 @@ def digits(place: Path) -> tuple[Dataset, Step, int]:
 
 
 def resnet(place: Path) -> tuple[Dataset, Step, int]:
-    """Return JPEGs in a pack, a step of a small ResNet on crops of them, and its batch."""
+    """Return JPEGs as a pack, a training step of a small ResNet, and the batch size."""
     made("jpeg", place, 512)
     model = ResNet(LAYERS["resnet26"], 10, width=16, small=True)
     return Dataset(str(place / "pack"), transform=Crop(), seed=1), step_of(model, "image"), 32
 
 
 class Crop:
-    """A crop of 64 pixels, as the network takes it."""
+    """A random crop of 64 x 64 pixels."""
 
     def __init__(self) -> None:
         self._crop = RandomCrop(64)
 
     def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        """Return the crop alone, (64, 64, 3) bytes."""
+        """Return only the crop, as (64, 64, 3) bytes."""
         return {"image": self._crop(record, generator)["image"]}
 
 
 def step_of(model: nn.Module, field: str) -> Step:
-    """Return a step of training on a batch's field; its labels are the mean's, as only time counts."""
+    """Return a function that takes a training step on a batch's field.
+
+    It derives the labels from the mean of the samples, because only the time matters.
+    """
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(batch: dict[str, Any]) -> None:
@@ -91,7 +96,7 @@ def step_of(model: nn.Module, field: str) -> Step:
 
 
 def timed(act: Callable[[], Any], seconds: float) -> tuple[float, float]:
-    """Return the wall and CPU seconds of a call, of calls for so long."""
+    """Return the wall time and CPU time per call, over calls that take `seconds`."""
     for _ in range(3):
         act()
     began, cpu, calls = time.perf_counter(), time.process_time(), 0
@@ -102,7 +107,7 @@ def timed(act: Callable[[], Any], seconds: float) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Print a row for each case; return 1 where one is below the floor."""
+    """Print a row for each case; return 1 if a case is below the floor."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="digits,resnet", help="some of them, with commas between")
     parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")

@@ -1,20 +1,23 @@
-"""What of communication a DistributedDataParallel step of ResNet-50 exposes, over Gloo and over multiring; 2 ranks.
+"""Measure the communication time that a DistributedDataParallel step exposes.
 
     python benchmarks/ddp_exposed.py [--jobs N] [--rounds N]
 
-A step takes as long as most of what disturbs this machine, so that jobs of their own, in turns, cannot tell tens of
-milliseconds. Here every job trains the same network five times side by side: on each rank alone, in
-DistributedDataParallel that communicates nothing (its hook returns the bucket as it is), and in one that does: over
-Gloo, over multiring, and over multiring with its hook (`share_bucket`). In every round each of them takes one step, in
-an order of its own, after the ranks have met; a step takes as long as the slower rank's. Where a network's memory
-happens to lie makes up to 30 ms, for as long as a job lives: so each job makes the five in another order, and many jobs
-tell more than many rounds.
+The program trains ResNet-50 on 2 ranks over Gloo and over multiring. Disturbances of this machine last as long as a
+step, so separate jobs that alternate cannot resolve tens of milliseconds. Instead, every job trains the same network
+five times side by side:
 
-Exposed is what a step takes longer than the one of DistributedDataParallel that communicates nothing, in the same
-round: what it copies, and its hooks, cost the same over every backend, and are no communication. What a step takes
-longer than a rank's alone is printed beside it. Figures are medians over all jobs' rounds. Afterwards the three that
-share gradients have the same parameters, bit by bit, or nothing is printed. Exits with 1 where the hook misses the
-floor, a third of Gloo's.
+- on each rank alone;
+- in DistributedDataParallel without communication (its hook returns the bucket unchanged);
+- in DistributedDataParallel over Gloo, over multiring, and over multiring with its hook `share_bucket`.
+
+In every round, each of the five takes one step after a barrier, in a random order. A step takes as long as the slower
+rank. The placement of a network in memory changes a step by up to 30 ms for the whole job. So each job creates the five
+in another order, and many jobs tell more than many rounds.
+
+The exposed time is the step's time minus that of the step without communication in the same round. Copies and hooks
+cost the same over every backend and are no communication. The difference to a rank alone is printed too. The figures
+are medians over the rounds of all jobs. Finally, the three networks that share gradients must have the same parameters
+bit for bit; otherwise nothing is printed. The exit code is 1 if the hook exposes more than a third of Gloo's time.
 """
 
 import argparse
@@ -42,11 +45,11 @@ SHARED = (GLOO, OURS, OURS_HOOK)
 NAMES = (ALONE, SILENT, *SHARED)
 JOB_S = 600.0
 
-Round = dict[str, float]  # seconds of a step, by who took it
+Round = dict[str, float]  # the seconds of a step of each of the five networks
 
 
 def main() -> int:
-    """Print what is exposed; return 1 where it is more than the floor."""
+    """Print the exposed times; return 1 if the floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10, help="in each job")
@@ -63,7 +66,7 @@ def main() -> int:
 
 
 def judged(rounds: list[Round]) -> bool:
-    """Print the rounds' figures; return whether the floor is held."""
+    """Print the figures of the rounds; return whether the floor holds."""
     exposed = {}
     for name in NAMES:
         step = median_interval([each[name] for each in rounds])
@@ -75,7 +78,8 @@ def judged(rounds: list[Round]) -> bool:
         if name != ALONE:
             text += f", more than alone {_ms(more)}"
         print(text)
-    # By the name alone buckets are ordinary memory, of which no more is asked than of the collectives (decision 0029).
+    # Without the hook, buckets are in ordinary memory, for which decision 0029 sets no higher floor than for the
+    # collectives.
     print(f"       {OURS}: {exposed[OURS].middle / exposed[GLOO].middle:.2f} of Gloo's")
     share = exposed[OURS_HOOK].middle / exposed[GLOO].middle
     holds = share <= FLOOR
@@ -89,7 +93,7 @@ def _ms(found: Interval) -> str:
 
 
 def job(rounds: int, seed: int) -> list[Round]:
-    """Return the rounds of one job: of each step the slower rank's time."""
+    """Run a job; return the time of each step in each round on the slower rank."""
     with tempfile.TemporaryDirectory() as folder:
         own = [sys.executable, __file__, "--rank-of", folder, "--rounds", str(rounds), "--seed", str(seed)]
         words = [sys.executable, "-m", "multiring", "run", "-n", str(RANKS), "--", *own]
@@ -106,7 +110,7 @@ def job(rounds: int, seed: int) -> list[Round]:
 
 
 def train(folder: Path, rounds: int, seed: int) -> None:
-    """Be a rank of a job: train, and leave what each step took in `folder`."""
+    """Run one rank of a job; write the time of each step to `folder`."""
     import torch  # noqa: PLC0415 -- the parent does without
     import torch.distributed as dist  # noqa: PLC0415
 

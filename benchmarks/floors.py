@@ -1,15 +1,15 @@
-"""What multiring promises of one host, one `multiring bench` a line, and what holds.
+"""Check the performance floors of one host, one `multiring bench` per line.
 
     python benchmarks/floors.py [--only NAME,...] [--again | --keep] [--list]
 
-Each line's records are kept in build/floors/NAME.jsonl, so that a long run can be broken off and gone on with. A line
-is measured where there are none, where theirs is another commit than the present one (a tree with changes is one
-commit, whatever they are) unless --keep says that they will do, and where --again asks for it. A floor holds where the
-median ratio reaches it. Exit code 1 where one does not hold. Figures of a machine that did other work meanwhile are
-marked, and prove nothing.
+The records of each line are kept in build/floors/NAME.jsonl, so a long run can be interrupted and continued. A line is
+measured if it has no records, if its records are of another commit, or with --again. With --keep, records of another
+commit suffice. A tree with uncommitted changes counts as one commit, whatever the changes are. A floor holds if the
+median ratio reaches it. The exit code is 1 if a floor does not hold. Figures are marked if the machine did other work
+during the measurement; such figures prove nothing.
 
-Horovod takes part in the lines `arena` and `four-ranks` only: each of its jobs first imports TensorFlow, which takes
-longer than what is timed, and it is never near the best, as those two lines show, so that no other floor hangs on it.
+Horovod takes part only in the lines `arena` and `four-ranks`. Each of its jobs imports TensorFlow first, which takes
+longer than the timing. As these two lines show, it is never near the fastest peer, so no other floor depends on it.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One floor. `figure` is what was measured, as text."""
+    """The result for one floor; `figure` is the measurement as text."""
 
     what: str
     figure: str
@@ -46,7 +46,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Commands after `multiring bench`, and what their records have to show; `optional`: only where it is named."""
+    """Commands for `multiring bench`, and the judge of their records.
+
+    An `optional` line runs only if --only names it.
+    """
 
     name: str
     commands: tuple[str, ...]
@@ -55,14 +58,14 @@ class Line:
 
 
 def ours(records: list[Record], size_bytes: int, library: str = "multiring", **fields: object) -> Record:
-    """Return multiring's record of a size, or another library's."""
+    """Return the record of multiring or of another library, for a size."""
     wanted = {"library": library, "size_bytes": size_bytes, **fields}
     (record,) = [each for each in records if all(each.get(name) == value for name, value in wanted.items())]
     return record
 
 
 def peers(records: list[Record], size_bytes: int, *names: str, **fields: object) -> list[Record]:
-    """Return the peers' records of a size that have figures; those named, or all."""
+    """Return the records of a size with figures, of all or the named peers."""
     return [
         each
         for each in records
@@ -75,12 +78,15 @@ def peers(records: list[Record], size_bytes: int, *names: str, **fields: object)
 
 
 def ratios(peer: Record, own: Record) -> list[float]:
-    """Return how many times faster `own` was, one an alternation."""
+    """Return how many times faster `own` was than the peer, for each alternation."""
     return [their / our for their, our in zip(peer["seconds"], own["seconds"], strict=True)]
 
 
 def against_best(sizes: dict[int, tuple[float, float]], *names: str) -> Callable[[list[Record]], Iterable[Verdict]]:
-    """Return what judges size -> (floor, aim) by the ratio to the fastest of the peers (of those named)."""
+    """Return a judge of the ratio to the fastest peer, among all or the named peers.
+
+    Each size has a floor and an aim.
+    """
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         for size_bytes, (floor, aim) in sizes.items():
@@ -88,7 +94,8 @@ def against_best(sizes: dict[int, tuple[float, float]], *names: str) -> Callable
             best = min(peers(records, size_bytes, *names), key=lambda record: float(record["median_s"]))
             taken = ratios(best, own)
             middle = statistics.median(taken)
-            # The records' own interval is that of the best of all peers; the range is wider than any of 95 %.
+            # The interval in the records is for the fastest of all peers. The range shown here is wider than any 95 %
+            # interval.
             figure = f"{middle:.2f} x {best['library']} [{min(taken):.2f}, {max(taken):.2f}]"
             yield Verdict(f"{size_bytes / MIB:g} MiB", figure, f"{floor:g} x", f"{aim:g} x", middle >= floor)
 
@@ -96,7 +103,7 @@ def against_best(sizes: dict[int, tuple[float, float]], *names: str) -> Callable
 
 
 def latency(records: list[Record]) -> Iterable[Verdict]:
-    """Judge 64 B: at most twice the faster MPI's time."""
+    """Judge the latency of 64 B: at most twice the faster MPI's time."""
     own = ours(records, 64)
     best = min(peers(records, 64, "mpich", "openmpi"), key=lambda record: float(record["median_s"]))
     times = 1 / statistics.median(ratios(best, own))
@@ -105,7 +112,10 @@ def latency(records: list[Record]) -> Iterable[Verdict]:
 
 
 def half_the_bytes(records: list[Record]) -> Iterable[Verdict]:
-    """Judge bfloat16 against float32, the same number of elements: two commands' records, of all their alternations."""
+    """Judge the speed of bfloat16 relative to float32 for the same number of elements.
+
+    The records come from two commands, with all their alternations.
+    """
     medians = {}
     for dtype in ("float32", "bfloat16"):
         own = [each for each in records if each["library"] == "multiring" and each["dtype"] == dtype]
@@ -115,7 +125,7 @@ def half_the_bytes(records: list[Record]) -> Iterable[Verdict]:
 
 
 def faster(size_bytes: int) -> Callable[[list[Record]], Iterable[Verdict]]:
-    """Return what judges whether ours beats the fastest peer at all."""
+    """Return a judge of whether multiring is faster than the fastest peer."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         best = min(peers(records, size_bytes), key=lambda record: float(record["median_s"]))
@@ -126,7 +136,10 @@ def faster(size_bytes: int) -> Callable[[list[Record]], Iterable[Verdict]]:
 
 
 def three_of_four(records: list[Record]) -> Iterable[Verdict]:
-    """Judge the other collectives: three faster than the best peer, the fourth within 10 %."""
+    """Judge the other collectives.
+
+    Three must be faster than the fastest peer, and the fourth within 10 %.
+    """
     figures = {}
     for collective in ("reduce_scatter", "all_gather", "broadcast", "all_to_all"):
         own = ours(records, 8 * MIB, collective=collective)
@@ -139,7 +152,10 @@ def three_of_four(records: list[Record]) -> Iterable[Verdict]:
 
 
 def no_waiting(records: list[Record]) -> Iterable[Verdict]:
-    """Judge the training step: independent processes' time over ours, and tell what the other networks expose."""
+    """Judge the speed of the training step relative to independent processes.
+
+    ResNet-50 has a floor; for the other networks, report the exposed time.
+    """
     for record in (each for each in records if each["library"] == "multiring"):
         exposed = f"{record['exposed_s'] * 1e3:.1f} ms exposed"
         figure = f"{record['ratio']:.3f} of independent processes' speed, {exposed}"
@@ -178,7 +194,7 @@ LINES = (
             "all_reduce --ranks 2 --against gloo --buffers arena --sizes 64MiB --pool-mib 0",
             "all_reduce --ranks 2 --against gloo --buffers arena --sizes 32MiB --dtype bfloat16 --pool-mib 0",
         )
-        * 2,  # one command's records against another's: in turn, as libraries are within one
+        * 2,  # the commands alternate, because their records are compared with each other
         half_the_bytes,
     ),
     Line(
@@ -204,7 +220,7 @@ LINES = (
 
 
 def measured(line: Line, *, again: bool, keep: bool) -> list[Record]:
-    """Return the line's records: those there are, or new ones, as the module says."""
+    """Return the line's records, measured now if necessary."""
     kept = KEPT / f"{line.name}.jsonl"
     if again or not kept.exists() or not (keep or commits_of(read(kept)) == {commit()}):
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -222,17 +238,17 @@ def measured(line: Line, *, again: bool, keep: bool) -> list[Record]:
 
 
 def read(kept: Path) -> list[Record]:
-    """Return a file's records."""
+    """Return the records of a file."""
     return [json.loads(text) for text in kept.read_text(encoding="utf-8").splitlines()]
 
 
 def commits_of(records: list[Record]) -> set[str]:
-    """Return what was measured; a record without figures has no commit."""
+    """Return the commits of the records; a record without figures has no commit."""
     return {record["commit"] for record in records if "commit" in record}
 
 
 def main(lines: Sequence[Line] = LINES, description: str | None = __doc__) -> int:
-    """Print every floor of `lines` and whether it holds."""
+    """Print every floor of `lines` and whether it holds; return the exit code."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [line.name for line in lines]
     usual = ",".join(line.name for line in lines if not line.optional)

@@ -1,10 +1,10 @@
-"""What multiring promises of one host with many cores, beside the peers, from 4 ranks to a rank a core.
+"""Check the floors of one host with many cores, from 4 ranks to one rank per core.
 
     python benchmarks/floors_cores.py [--only NAME,...] [--again | --keep] [--list]
 
-As floors.py, whose options these are. All sizes share a job of each library, as starting sixteen ranks takes longer
-than timing them; multiring is timed on its own memory and, as multiring-ordinary, on any other, in the same turns. A
-line is for a machine that has as many cores as its ranks.
+See floors.py for the options. Each library runs all sizes in one job, because starting sixteen ranks takes longer than
+timing them. In the same turns, `multiring` is timed on its own memory and `multiring-ordinary` on ordinary memory. A
+line needs a machine with at least as many cores as the line has ranks.
 """
 
 import statistics
@@ -20,7 +20,10 @@ SIZES = ("64", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB", "8MiB", "64MiB")
 
 
 def beside_the_best(records: list[Record]) -> Iterable[Verdict]:
-    """Judge every size and kind of memory by the ratio to the fastest peer; tell the share of the memory's bound."""
+    """Judge every size and kind of memory against the fastest peer.
+
+    The figure includes the share of the memory's bound.
+    """
     for library in ("multiring", "multiring-ordinary"):
         for size_bytes in dict.fromkeys(record["size_bytes"] for record in records):
             own = ours(records, size_bytes, library)
@@ -38,7 +41,7 @@ def beside_the_best(records: list[Record]) -> Iterable[Verdict]:
 
 
 def line_of(ranks: int) -> Line:
-    """Return the line of so many ranks."""
+    """Return the line for a number of ranks."""
     options = f"--ranks {ranks} --against multiring-ordinary,{PEERS} --sizes {','.join(SIZES)} --pool-mib 0 --together"
     return Line(f"ranks-{ranks}", (f"all_reduce {options} --seconds 0.1",), beside_the_best)
 

@@ -1,11 +1,12 @@
-"""What multiring promises between hosts, in labs on this machine (as root); options and records as floors.py has them.
+"""Check the floors between hosts, in labs on this machine (as root).
 
     sudo .venv/bin/python benchmarks/floors_hosts.py [--only NAME,...] [--again | --keep] [--list]
 
-Shares are of a bound that each command measures itself, by plain sockets between the same hosts, before anything else;
-its formula is printed. A job's timed calls take 5 seconds, behind one second in which the links' token buckets run dry;
-a line takes two to four minutes. Open MPI spins, eight ranks on two cores: its line, `openmpi`, is optional and has no
-floor. Where the best peer counts, with a core for each rank (`unshaped-*`), it takes part.
+See floors.py for the options and records. Shares are relative to a bound that each command measures first, with plain
+sockets between the same hosts. Its formula is printed. A job's timed calls take 5 seconds, after one second that
+empties the links' token buckets. A line takes two to four minutes. Open MPI busy-waits, here with eight ranks on two
+cores; so its line, `openmpi`, is optional and has no floor. In the lines `unshaped-*`, each rank has a core, and Open
+MPI is one of the peers.
 """
 
 import statistics
@@ -22,12 +23,12 @@ KIB = 2**10
 
 
 def size_name(size_bytes: int) -> str:
-    """Return a size as a word of a command."""
+    """Return a size as an argument of a command."""
     return f"{size_bytes // MIB}MiB" if size_bytes >= MIB else f"{size_bytes // KIB}KiB"
 
 
 def share(size_bytes: int, floor: float, aim: float) -> Judge:
-    """Return what judges multiring's share of the bound."""
+    """Return a judge of multiring's share of the bound."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         own = ours(records, size_bytes)
@@ -44,7 +45,10 @@ def share(size_bytes: int, floor: float, aim: float) -> Judge:
 
 
 def times(size_bytes: int, slower: str, faster: str, floor: float, aim: float) -> Judge:
-    """Return what judges how many times faster one library is than another. A floor of 1: faster at all."""
+    """Return a judge of how many times faster one library is than another.
+
+    A floor of 1 means strictly faster.
+    """
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         taken = ratios(ours(records, size_bytes, slower), ours(records, size_bytes, faster))
@@ -58,7 +62,7 @@ def times(size_bytes: int, slower: str, faster: str, floor: float, aim: float) -
 
 
 def told(size_bytes: int, library: str) -> Judge:
-    """Return what reports a library's figure, without a floor."""
+    """Return a judge that reports a library's figure without a floor."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         one = ours(records, size_bytes, library)
@@ -69,12 +73,15 @@ def told(size_bytes: int, library: str) -> Judge:
 
 
 def both(*judges: Judge) -> Judge:
-    """Return what judges as all of them."""
+    """Return a judge that applies all of these judges."""
     return lambda records: [verdict for judge in judges for verdict in judge(records)]
 
 
 def command(lab: str, size_bytes: int, against: str, more: str = "") -> str:
-    """Return the command that times all_reduce of a size in a lab: six turns are the fewest that give 95 %."""
+    """Return the command that times an all_reduce of a size in a lab.
+
+    Six alternations are the fewest with a 95 % interval.
+    """
     return f"all_reduce {lab} --sizes {size_name(size_bytes)} --against {against} {more or '--alternations 6'}"
 
 
@@ -86,7 +93,7 @@ UNSHAPED = "--hosts 2 --slots 1"
 
 
 def four_by_two(size_bytes: int) -> Judge:
-    """Return what judges 4 hosts x 2 at 1 Gbit/s."""
+    """Return the judge for 4 hosts with 2 ranks each at 1 Gbit/s."""
     return both(
         share(size_bytes, 0.93, 0.97),
         times(size_bytes, "gloo", "multiring", 1, 1.1),
@@ -95,7 +102,10 @@ def four_by_two(size_bytes: int) -> Judge:
 
 
 def mpi_engine(size_bytes: int, floor: float, aim: float) -> Judge:
-    """Return what judges our schedules over that MPI against its own, and tells how they are beside our sockets."""
+    """Return a judge of multiring's schedules over an MPI, relative to that MPI's own.
+
+    It also reports how they compare with multiring's sockets.
+    """
 
     def sockets(records: list[Record]) -> Iterable[Verdict]:
         taken = ratios(ours(records, size_bytes, "multiring-mpi"), ours(records, size_bytes))

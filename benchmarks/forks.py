@@ -1,9 +1,9 @@
-"""Forks beside large buckets: how long eight take, and what memory a step adds while they live.
+"""Measure forks of a process with large buckets, and the memory that a step then adds.
 
     multiring run -n 2 -- python benchmarks/forks.py [--gib 1]
 
-Each rank has buckets of that size in ordinary memory, which the backend reduces, and then in the arena
-(`arena_like`); beside them the same in a program without multiring. Floors: 0.5 s for eight forks, and 1.1 times the
+Each rank has buckets of the given size, first in ordinary memory that the backend reduces, then in the arena
+(`arena_like`). For comparison, the same runs without multiring. The floors are 0.5 s for eight forks, and 1.1 times the
 memory that the program without multiring adds.
 """
 
@@ -27,7 +27,7 @@ FORKS, FLOOR_S, FLOOR_RATIO = 8, 0.5, 1.1
 
 
 def main() -> int:
-    """Print a line for each kind of memory; return 1 where a floor is missed."""
+    """Print a line for each kind of memory; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0, help="of buckets, for each rank (1)")
     count = int(parser.parse_args().gib * (1 << 28))
@@ -54,7 +54,10 @@ def main() -> int:
 
 
 def measured(tensor: torch.Tensor, step: object) -> tuple[float, int]:
-    """Return the seconds that eight forks take, and the bytes that a step adds to this process while they live."""
+    """Return the seconds that eight forks take, and the bytes that a step then adds.
+
+    The step runs while the children live. The bytes are those of the whole machine.
+    """
     step(tensor)  # type: ignore[operator] # of the three above
     children = []
     began = time.perf_counter()
@@ -75,7 +78,7 @@ def measured(tensor: torch.Tensor, step: object) -> tuple[float, int]:
 
 
 def used() -> int:
-    """Return the bytes of this machine's memory that are in use."""
+    """Return the bytes of this machine's memory in use."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return (int(lines["MemTotal"].split()[0]) - int(lines["MemAvailable"].split()[0])) << 10
 

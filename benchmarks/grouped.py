@@ -1,10 +1,11 @@
-"""What multiring.torch adds to a collective: named operations of 64 bytes, and groups of ResNet-50's 161 gradients.
+"""Measure the time that multiring.torch adds to a collective.
 
     multiring run -n 2 -- python benchmarks/grouped.py [--rounds N]
 
-Every figure is a median over rounds, in microseconds, of the rank that took longest; groups and the raw collective of
-the same bytes take turns. The yardstick of the small operation is a futex ping-pong between two processes of the same
-run, and the floor; the group is reported. Exits with 1 where the floor is missed.
+The operations are a named allreduce of 64 bytes and a group of ResNet-50's 161 gradients. Every figure is a median over
+rounds in microseconds, on the slowest rank. Groups alternate with the raw collective of the same bytes. The small
+operation has a floor, relative to a futex ping-pong between two processes in the same run. The group is only reported.
+The exit code is 1 if the floor is missed.
 """
 
 import argparse
@@ -23,13 +24,13 @@ import torch
 import multiring
 import multiring.torch as mt
 
-PING_PONGS = 6.0  # floor: of 64 bytes
+PING_PONGS = 6.0  # the floor for 64 bytes
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 
 
 def main() -> int:
-    """Print the figures; return 1 where a floor is missed."""
+    """Print the figures; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def small(rounds: int) -> float:
-    """Return what a named operation of 64 bytes takes, from its start to its end."""
+    """Return the time of a named operation of 64 bytes in microseconds."""
     tensor = torch.ones(16)
     mt.synchronize(mt.allreduce_async_(tensor, name="small"))
     assert tensor.tolist() == [1.0] * 16
@@ -69,7 +70,10 @@ def small(rounds: int) -> float:
 
 
 def groups(rounds: int) -> tuple[float, float]:
-    """Return what a repeated group takes over the raw collective, and that one."""
+    """Return the time that a repeated group adds to the raw collective.
+
+    The second value is the raw collective's time. Both are in microseconds.
+    """
     gradients = mt.arena_like([torch.empty(shape) for shape in resnet50_shapes()])
     array = span_of(gradients)
     world = multiring.world()
@@ -94,7 +98,7 @@ def groups(rounds: int) -> tuple[float, float]:
 
 
 def first_groups(times: int) -> float:
-    """Return what a group takes over the raw collective that has not been reduced before."""
+    """Return the time that a group's first reduction adds to the raw collective."""
     differences = []
     world = multiring.world()
     shapes = resnet50_shapes()
@@ -111,14 +115,17 @@ def first_groups(times: int) -> float:
 
 
 def span_of(gradients: list[torch.Tensor]) -> Any:
-    """Return the memory that the gradients lie in, as an array."""
+    """Return the memory of the gradients as one array."""
     first, last = gradients[0], gradients[-1]
     count = (last.data_ptr() - first.data_ptr()) // 4 + last.numel()
     return first.as_strided((count,), (1,)).numpy()
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
-    """Return the shapes of ResNet-50's parameters (He et al., "Deep residual learning", CVPR 2016), 25.6 million."""
+    """Return the shapes of ResNet-50's 25.6 million parameters.
+
+    See He et al., "Deep residual learning", CVPR 2016.
+    """
     found: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
     for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -139,12 +146,12 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def slowest(figure_us: float) -> float:
-    """Return the figure of the rank where it is highest."""
+    """Return the largest figure of all ranks."""
     return float(mt.allreduce(torch.tensor(figure_us, dtype=torch.float64), op=mt.Max))
 
 
 def ping_pong(rounds: int = 2000) -> float:
-    """Return the microseconds of one futex ping-pong between this process and a child."""
+    """Return the microseconds of a futex ping-pong between this process and a child."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     words = (ctypes.c_int32 * 2).from_buffer(memory)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,9 +1,10 @@
-"""Horovod's own tests of its TensorFlow interface, run with multiring; exits with 1 where one fails that is not listed.
+"""Run Horovod's own tests of its TensorFlow interface with multiring.
 
     git clone --branch v0.28.1 https://github.com/horovod/horovod
     python benchmarks/horovod_tensorflow_suite.py horovod [--ranks 2] [--only EXPRESSION]
 
-The files are Horovod's and stay there. What a test is listed for stands in benchmarks/results/.
+The test files are Horovod's and stay in its checkout. The exit code is 1 if a test fails that is not listed here. The
+reasons for the listed tests are in benchmarks/results/.
 """
 
 import argparse
@@ -18,19 +19,19 @@ from pathlib import Path
 from multiring.settings import inherited_environment
 
 FILES = ("parallel/test_tensorflow.py", "parallel/base_test_tensorflow.py", "utils/common.py")
-# Tests whose own code ends before it calls Horovod: removed interfaces.
+# These tests fail before they call Horovod, because they use removed interfaces.
 LISTED = {
     "test_horovod_syncbn_cpu": "calls tf.keras.layers.BatchNormalization(fused=...), which Keras 3 does not have",
     "test_partial_distributed_gradient_tape": "calls ref() of a variable of Keras 3, which has none",
 }
 MOCK = (
-    "from unittest.mock import *\nfrom unittest.mock import patch\n"  # the package `mock`, which Python has since 3.3
+    "from unittest.mock import *\nfrom unittest.mock import patch\n"  # the package `mock` is part of Python since 3.3
 )
 DEADLINE_S = 1800.0
 
 
 def main() -> int:
-    """Run the tests, and print how many passed."""
+    """Run the tests and print the numbers of results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("horovod", type=Path, help="a checkout of Horovod 0.28.1")
     parser.add_argument("--ranks", type=int, default=2)
@@ -64,7 +65,10 @@ def main() -> int:
 
 
 def outcomes_of(output: str) -> dict[str, str]:
-    """Return how each test ended on the rank where it ended worst: "passed", "skipped" or "failed"."""
+    """Return the worst result of each test over the ranks.
+
+    The results are "passed", "skipped" and "failed".
+    """
     found: dict[str, str] = {}
     worst = ("passed", "skipped", "failed")
     for word, name, again, late in re.findall(

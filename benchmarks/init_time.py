@@ -1,10 +1,11 @@
-"""How long `init` takes: joining a job, and the first operation, again and again in the same processes.
+"""Measure the time of `init` and of the first operation.
 
     multiring run -n 16 -- python benchmarks/init_time.py [--times 50]
 
-Each time is the slowest rank's, from its call of `init` on; the ranks come out of the previous `shutdown` together. The
-first is not counted: it has the imports that wait for use. `first operation` is a barrier and an all_reduce of 1 MiB of
-ordinary memory right behind it, in which links are made; `again` the same operations a second time.
+The same processes join and leave jobs repeatedly. Each time is that of the slowest rank, from its call of `init`; the
+ranks leave the previous `shutdown` together. The first cycle does not count, because it includes late imports. `first
+operation` is a barrier and an all_reduce of 1 MiB of ordinary memory right after `init`; it makes the connections.
+`again` is the same pair of operations once more.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def cycle() -> tuple[float, float, float, float]:
-    """Join, operate twice, leave; return the seconds of each."""
+    """Join a job, operate twice and leave; return the seconds of each part."""
     moments = [time.perf_counter()]
     group = multiring.init()
     moments.append(time.perf_counter())

@@ -1,7 +1,9 @@
-"""What JAX adds to a collective: `multiring run -n 2 -- python benchmarks/jax_steps.py`.
+"""Measure the time that JAX adds to a collective.
 
-A jitted step that combines 100 leaves of 1 MiB in all, beside the same step alone and the collective itself on memory
-of its own, by turns; medians.
+    multiring run -n 2 -- python benchmarks/jax_steps.py
+
+The program times three things alternately: a jitted step that reduces 100 leaves of 1 MiB in total, the same step
+without the reduction, and the plain collective on its own memory. The figures are medians.
 """
 
 import statistics
@@ -16,13 +18,13 @@ import numpy as np
 import multiring
 import multiring.jax as mj
 
-MOST_MS = 0.5  # that a jitted step of 100 leaves may add
+MOST_MS = 0.5  # the most that a jitted step of 100 leaves may add
 ROUNDS, REPEATS = 15, 40
 LEAVES, BYTES = 100, 1 << 20
 
 
 def main() -> None:
-    """Time, and exit with 1 where the floor is missed."""
+    """Measure the times; exit with 1 if the floor is missed."""
     mj.init()
     leaves = [jax.numpy.ones(BYTES // 4 // LEAVES) for _ in range(LEAVES)]
 
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def by_turns(*functions: Callable[[], Any]) -> list[float]:
-    """Return the median milliseconds of each function, of ROUNDS rounds of REPEATS calls."""
+    """Return each function's median milliseconds over ROUNDS rounds of REPEATS calls."""
     found: list[list[float]] = [[] for _ in functions]
     for number in range(ROUNDS + 1):
         for times, function in zip(found, functions, strict=True):
@@ -55,7 +57,7 @@ def by_turns(*functions: Callable[[], Any]) -> list[float]:
             start = time.perf_counter()
             for _ in range(REPEATS):
                 function()
-            if number:  # the first one traces, plans and allocates
+            if number:  # the first round traces, plans and allocates
                 times.append((time.perf_counter() - start) / REPEATS * 1e3)
     return [statistics.median(times) for times in found]
 

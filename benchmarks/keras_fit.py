@@ -1,7 +1,9 @@
-"""Steps of Keras' `fit` on 2 ranks beside two processes that do not know each other: `python benchmarks/keras_fit.py`.
+"""Compare the steps of Keras' `fit` on 2 ranks with two unconnected processes.
 
-A small convolutional network on each backend, a core and a thread for each process; runs of both kinds take turns, and
-the figure is the median of the rounds' ratios: 1 where the gradients of all ranks cost nothing.
+    python benchmarks/keras_fit.py
+
+The network is a small convolutional one, on each backend. Each process has one core and one thread. Runs of both kinds
+alternate. The figure is the median of the rounds' ratios. It is 1 if the sharing of gradients costs nothing.
 """
 
 import argparse
@@ -28,7 +30,8 @@ def worker(kind: str) -> None:
         import tensorflow as tf  # noqa: PLC0415 -- as above
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        # As multiring's init would: a second thread takes the core from the one that serves the collective.
+        # Multiring's `init` sets the same. A second thread would take the core from the thread that serves the
+        # collective.
         tf.config.threading.set_inter_op_parallelism_threads(1)
     elif keras.backend.backend() == "torch":
         import torch  # noqa: PLC0415 -- as above
@@ -66,7 +69,7 @@ def worker(kind: str) -> None:
 
 
 def step_s(backend: str, kind: str) -> float:
-    """Return the seconds of a step of two processes, started alike whether or not they know each other."""
+    """Return the seconds per step of two processes, sharing gradients or not."""
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--", sys.executable, __file__, "--worker", kind]
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}  # noqa: TID251 -- for children
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)  # noqa: S603 -- ours
@@ -77,7 +80,7 @@ def step_s(backend: str, kind: str) -> float:
 
 
 def main() -> None:
-    """Time, and exit with 1 where a floor is missed."""
+    """Measure the ratios; exit with 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--worker", choices=("shared", "alone"))
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,22 +1,23 @@
-"""How much of a reduction gradient lag hides: virtual hosts, wires of a chosen speed, computation asleep.
+"""Measure the share of a reduction that gradient lag hides.
 
     sudo .venv/bin/python benchmarks/lag_lab.py [--hosts 4] [--link 1gbit --link 4gbit] [--steps 12]
 
-The gradients are those of the climate example's DeepLabv3+ (44.8 million parameters, 179 MB in float32, 211 tensors).
-Forward, backward and the optimizer's arithmetic are emulated, as another device would do them: 375 ms a sample, as
-published for it on a V100 with 16-bit arithmetic (Kurth et al., SC18, arXiv 1810.01993: 2.67 samples/s), asleep, a
-third of it in the forward, the rest spread over the layers by their parameters, so that gradients come one after the
-other as in a backward. What is left of a step is real: gradients are copied into buckets and reduced over the wires.
+The lab has virtual hosts and links of a chosen speed. The gradients are those of the climate example's DeepLabv3+ (44.8
+million parameters, 179 MB in float32, 211 tensors). Forward, backward and the optimizer's arithmetic are emulated by
+sleeping, as if another device did them. A sample takes 375 ms, as published for a V100 with 16-bit arithmetic (Kurth et
+al., SC18, arXiv 1810.01993: 2.67 samples/s). A third of the time is the forward. The rest is spread over the layers by
+their parameters, so gradients appear one after the other as in a real backward. The other parts of a step are real: the
+gradients are copied into buckets and reduced over the links.
 
     hidden share = (compute + comm - step) / min(compute, comm)
 
-compute  such a step of a plain optimizer, on all hosts at once
-comm     a reduction of the same buckets alone
-step     of a DistributedOptimizer, with lag 0 and with lag 1
+    compute  a step of a plain optimizer, on all hosts at once
+    comm     a reduction of the same buckets alone
+    step     a step of a DistributedOptimizer, with lag 0 and with lag 1
 
-Each is the median over the steps of rank 0, in blocks by turns that begin with two steps to warm up; the interval of
-the share is by resampling all three.
-Floor: 90 % with lag 1; aim: 97 %. With lag 0 backward alone hides something. Exits with 1 where the floor is missed.
+Each of them is a median over the steps of rank 0. The kinds alternate in blocks, and each block begins with two warm-up
+steps. The interval of the share comes from resampling all three. The floor is 90 % with lag 1, and the aim is 97 %.
+With lag 0, only backward hides communication. The exit code is 1 if the floor is missed.
 """
 
 import argparse
@@ -52,25 +53,28 @@ JOB_S = 540.0
 
 
 class Emulated(torch.autograd.Function):
-    """One layer: nothing forward; backward sleeps, and gives the gradient that the layer has."""
+    """An emulated layer.
+
+    Forward does nothing. Backward sleeps, then returns the layer's prepared gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, gradient: Tensor, seconds: float) -> Tensor:
-        """Pass `inputs` on."""
+        """Return a copy of `inputs`."""
         del weight
         ctx.gradient, ctx.seconds = gradient, seconds
         return inputs.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Sleep, and return a gradient that has been written meanwhile."""
+        """Sleep, then return the prepared gradient."""
         if ctx.seconds:
             time.sleep(ctx.seconds)
         return outputs[0], ctx.gradient.detach(), None, None
 
 
 class Network(nn.Module):
-    """The parameters of DeepLabv3+, whose forward and backward take the time they are told."""
+    """A network with DeepLabv3+'s parameters and an emulated forward and backward."""
 
     def __init__(self, seconds: float, like: "Network | None") -> None:
         super().__init__()
@@ -83,30 +87,30 @@ class Network(nn.Module):
         self._seconds = seconds
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Sleep through the forward."""
+        """Sleep for the time of the forward, then connect the emulated layers."""
         time.sleep(self._seconds * FORWARD)
         total, owed = sum(each.numel() for each in self.weights), 0.0
         for weight, gradient in zip(self.weights, self.gradients, strict=True):
             owed += self._seconds * (1 - FORWARD) * weight.numel() / total
-            # A sleep of less than a millisecond would take longer than it says.
+            # A sleep of less than a millisecond takes too long, so short times are added up.
             seconds, owed = (owed, 0.0) if owed > 1e-3 else (0.0, owed)
             inputs = Emulated.apply(inputs, weight, gradient, seconds)  # type: ignore[no-untyped-call] # torch's own
         return inputs.sum()
 
 
 class Asleep(torch.optim.Optimizer):
-    """An optimizer whose arithmetic is part of the emulated computation."""
+    """An optimizer without arithmetic, because the emulated computation includes it."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network.parameters(), {})
 
     def step(self, closure: Any = None) -> Any:
-        """Take the gradients there are as applied."""
+        """Do nothing, as if the gradients were applied."""
         return closure
 
 
 def durations(steps: int, work: Callable[[], object]) -> list[float]:
-    """Return how long each of `steps` calls takes, after some to warm up."""
+    """Return the seconds of each of `steps` calls, after some warm-up calls."""
     mt.barrier()
     found, at = [], time.perf_counter()
     for _ in range(WARM_UP + steps):
@@ -118,12 +122,12 @@ def durations(steps: int, work: Callable[[], object]) -> list[float]:
 
 
 def as_rank(steps: int, seconds: float) -> None:
-    """Measure, and print a line of JSON a wire, by rank 0."""
+    """Measure as one rank; rank 0 prints a line of JSON for each wire type."""
     torch.set_num_threads(1)
     mt.init()
     for wire, compression in WIRES.items():
         first = Network(seconds, None)
-        # Buckets of their own, and one memory for weights, which nobody changes.
+        # The networks have their own buckets. They share the memory of the weights, which do not change.
         others = [Network(seconds, first) for _ in range(2)]
         shared: list[Any] = [
             mt.DistributedOptimizer(Asleep(each), each.named_parameters(), compression=compression) for each in others
@@ -146,7 +150,7 @@ def as_rank(steps: int, seconds: float) -> None:
 
 
 def step_of(network: Network, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Return a step."""
+    """Return a function that takes a training step."""
     inputs = torch.zeros(1, requires_grad=True)
 
     def step() -> None:
@@ -158,18 +162,18 @@ def step_of(network: Network, optimizer: torch.optim.Optimizer) -> Callable[[], 
 
 
 def reduce(optimizer: Any) -> None:
-    """Reduce zeros in place of gradients."""
+    """Reduce zeros in place of the gradients."""
     optimizer.zero_grad()
     optimizer.synchronize()
 
 
 def share_of(compute: float, comm: float, step: float) -> float:
-    """Return the hidden share."""
+    """Return the share of the reduction that the step hides."""
     return (compute + comm - step) / min(compute, comm)
 
 
 def interval(found: dict[str, list[float]], lag: str) -> tuple[float, float, float]:
-    """Return the hidden share of the medians, and the 95 % interval that resampling the steps gives."""
+    """Return the hidden share of the medians, and a 95 % interval by resampling."""
     generator = np.random.default_rng(0)
     kinds = [np.array(found[kind]) for kind in ("compute", "comm", lag)]
     again = [[float(np.median(generator.choice(each, len(each)))) for each in kinds] for _ in range(2000)]
@@ -178,7 +182,7 @@ def interval(found: dict[str, list[float]], lag: str) -> tuple[float, float, flo
 
 
 def main() -> int:
-    """Run a job for each speed; print a table."""
+    """Run a job for each link speed; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--link", action="append", help="speed of the wires; 1gbit and 4gbit")
@@ -206,7 +210,7 @@ def main() -> int:
 
 
 def told(options: argparse.Namespace, link: str) -> list[Any]:
-    """Return what rank 0 of a job on such wires tells, by wire type."""
+    """Return the measurements of rank 0 of a job with this link, one per wire type."""
     lab = [sys.executable, "-m", "multiring", "lab", "--hosts", str(options.hosts), "--link", link, "--"]
     own = [sys.executable, __file__, "--rank", "--steps", str(options.steps), "--sample-ms", str(options.sample_ms)]
     environment = {**inherited_environment(), "OMP_NUM_THREADS": "1"}

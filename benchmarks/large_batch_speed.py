@@ -1,13 +1,17 @@
-"""What the parts of a large-batch step cost, on two ranks with one thread each, on a machine that does nothing else.
+"""Measure the cost of the parts of a large-batch step.
 
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/large_batch_speed.py muon
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/large_batch_speed.py noise
     OMP_NUM_THREADS=1 multiring run -n 2 -- python benchmarks/large_batch_speed.py precision --rounds 40
 
-muon       one update of ResNet-50's filters: of both ranks together, and of one alone; aim: at most 0.6.
-noise      what measuring the noise scale takes of a step, timed alone; aim: at most 0.3 %, floor 1 %.
-precision  ResNet-50 in bf16 by mixed_precision, and by torch.autocast alone, step by step in turns; with the share of
-           peak. Ratio with its 95 % interval; floor: a median of at least 0.99, or an interval that reaches 1.
+Run this on a quiet machine, on two ranks with one thread each.
+
+muon       One Muon update of ResNet-50's filters, by both ranks together relative to one rank alone.
+           The aim is at most 0.6.
+noise      The share of a step that measuring the noise scale takes, timed by itself.
+           The aim is at most 0.3 %, the floor 1 %.
+precision  Steps of ResNet-50 in bf16 with mixed_precision, relative to plain torch.autocast, in alternating steps.
+           The floor is a median of at least 0.99, or an interval that reaches 1. It also prints the share of peak.
 """
 
 import argparse
@@ -31,14 +35,14 @@ IMAGES, PIXELS = 4, 224
 
 
 def samples() -> tuple[Tensor, Tensor]:
-    """Return images of shape (4, 3, 224, 224) in channels_last, and classes."""
+    """Return random images of shape (4, 3, 224, 224) in channels_last, and classes."""
     torch.manual_seed(mt.rank())
     images = torch.randn(IMAGES, 3, PIXELS, PIXELS).to(memory_format=torch.channels_last)
     return images, torch.randint(1000, (IMAGES,))
 
 
 def model() -> nn.Module:
-    """Return ResNet-50 in channels_last."""
+    """Return a ResNet-50 in channels_last."""
     torch.manual_seed(0)
     made = resnet50()
     made.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own stub lacks it
@@ -46,7 +50,7 @@ def model() -> nn.Module:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how many seconds `work` takes, from when all ranks are ready."""
+    """Return the seconds that `work` takes, starting when all ranks are ready."""
     mt.barrier()
     began = time.perf_counter()
     work()
@@ -54,7 +58,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def muon(rounds: int) -> None:
-    """Time an update by both ranks and by one."""
+    """Time a Muon update by both ranks together and by each rank alone."""
     sets = [mt.add_process_set([0]), mt.add_process_set([1])]
     alone = sets[mt.rank()]
     optimizers = []
@@ -71,7 +75,7 @@ def muon(rounds: int) -> None:
 
 
 def noise(rounds: int) -> None:
-    """Time the norms and the interval beside a step."""
+    """Time the measurement of the noise scale, and a step."""
     net, (images, labels) = model(), samples()
 
     def step() -> None:
@@ -91,13 +95,13 @@ def noise(rounds: int) -> None:
 
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds + 1):
-        times[0].append(timed(measure) / 10)  # every tenth step
+        times[0].append(timed(measure) / 10)  # the noise scale is measured every tenth step
         times[1].append(timed(step))
     show("noise scale / step", times[0][1:], times[1][1:])
 
 
 def precision(rounds: int) -> None:
-    """Time steps by the switch and by plain autocast, in turns."""
+    """Time steps with mixed_precision and with plain autocast, alternately."""
     images, labels = samples()
     plain, ours = model(), model()
     optimizers = [
@@ -141,14 +145,14 @@ def precision(rounds: int) -> None:
 
 
 def show(what: str, one: list[float], other: list[float]) -> None:
-    """Print the ratio of two series with its interval, by rank 0."""
+    """Print the ratio of two series with its interval, on rank 0."""
     interval = ratio_interval(one, other)
     medians = f"{1e3 * statistics.median(one):.3f} ms and {1e3 * statistics.median(other):.3f} ms"
     mt.print_once(f"{what}: {interval}; medians {medians}, {len(one)} rounds, {platform.machine()}")
 
 
 def main() -> None:
-    """Run one of them."""
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("muon", "noise", "precision"))
     parser.add_argument("--rounds", type=int, default=20)

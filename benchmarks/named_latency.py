@@ -1,9 +1,9 @@
-"""A small named asynchronous all_reduce, started and waited for, against a futex ping-pong of the same run.
+"""Compare a small named asynchronous all_reduce with a futex ping-pong.
 
     python benchmarks/named_latency.py [--turns 9] [--rounds 3000]
 
-Two ranks of this machine reduce 64 bytes under a new name each time; the ping-pong is two processes of C that wake each
-other in turn, there and back. Both are measured in turns, one beside the other in time. The floor is 6 ping-pongs.
+Two ranks of this machine reduce 64 bytes, with a new name each time. The ping-pong is two C processes that wake each
+other, there and back. The two measurements alternate. The floor is 6 ping-pongs.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import multiring
 from multiring.errors import Signature
 from multiring.runtime.named.named import NamedOperations
 
-FLOOR = 6.0  # ping-pongs
+FLOOR = 6.0  # in ping-pongs
 WARM_UP = 300
 TERMS: Signature = (
     ("operation", "allreduce"),
@@ -31,7 +31,7 @@ TERMS: Signature = (
 
 
 def work(rounds: int) -> None:
-    """Be one rank; rank 0 prints what an operation took, in microseconds: the median and the quartiles."""
+    """Run one rank; rank 0 prints the quartiles of an operation's microseconds."""
     group = multiring.init()
     named = NamedOperations(group)
     array = np.zeros(16, np.float32)
@@ -49,7 +49,7 @@ def work(rounds: int) -> None:
 
 
 def main() -> int:
-    """Print what was measured; return 1 where the floor is missed."""
+    """Print the measurements; return 1 if the floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=3000, help="operations, and ping-pongs, of a turn")

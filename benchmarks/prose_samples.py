@@ -1,16 +1,16 @@
-"""Samples of the project's prose, for readers who did not write it.
+"""Draw samples of the project's prose and judge readers' marks.
 
     python benchmarks/prose_samples.py draw [COMMIT] [--out FOLDER]
     python benchmarks/prose_samples.py judge FOLDER MARKS [MARKS ...]
 
-`draw` takes 60 docstrings, 60 comments, 90 error messages and 70 sentences of the pages at COMMIT (default: the last
-commit that changed prose) and hides 20 lines among them that are known to be hard to read. The commit's hash is the
-seed, so nobody can choose a convenient sample. FOLDER (default: build/prose/COMMIT) gets `sample.txt`, numbered and
-shuffled, for the readers, and `key.json`, which tells where each line is from.
+The readers should not be the writers. `draw` takes 60 docstrings, 60 comments, 90 error messages and 70 sentences of
+the pages at COMMIT (default: HEAD). It hides 20 lines among them that are known to be hard to read. The commit's hash
+is the seed, so nobody can choose a convenient sample. FOLDER (default: build/prose/COMMIT) gets `sample.txt` for the
+readers, numbered and shuffled, and `key.json` with the source of each line.
 
-A reader writes the numbers of all lines that needed a second reading into a file, MARKS. `judge` prints what share of
-each kind they marked. Readers who missed more than 4 of the hidden lines do not count. Exit code 1 if no reader counts,
-or if those who do marked more than 3 in 100.
+A reader writes the numbers of all lines that needed a second reading into a file, MARKS. `judge` prints the share of
+marked lines of each kind. Readers who missed more than 4 of the hidden lines do not count. The exit code is 1 if no
+reader counts, or if a counting reader marked more than 3 in 100.
 """
 
 import argparse
@@ -33,8 +33,7 @@ HIDDEN = 20
 MISSES_ALLOWED = 4
 MARKED_ALLOWED = 0.03
 CODE_FOLDERS = ("src", "native", "examples", "benchmarks", "tests")
-# Written once and kept as they were: decisions, the log of what did not work, the changes, recorded results.
-# docs/style.md quotes what is hard to read.
+# Decisions, the log, the changes and recorded results are not revised. docs/style.md quotes hard sentences.
 KEPT = ("docs/decisions/", "docs/log.md", "docs/glossary.md", "docs/style.md", "CHANGELOG.md", "benchmarks/results/")
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 NO_PROSE = re.compile(r"noqa|type: ?ignore|pragma|NOLINT|-{3,}|={3,}|IWYU|clang-format")
@@ -43,7 +42,7 @@ ERROR_NAMES = re.compile(r"(Error|Exception|Failed|Fault|Warning|warn|warning|er
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A piece of prose, and where it stands."""
+    """A piece of prose, and its place in the repository."""
 
     kind: str
     place: str
@@ -51,7 +50,7 @@ class Line:
 
 
 def git(*words: str) -> str:
-    """Return what git prints."""
+    """Return git's output."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603, S607
 
 
@@ -87,7 +86,7 @@ def docstrings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def python_comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment; lines of comments that follow each other are one."""
+    """Yield each comment; consecutive comment lines count as one."""
     block: list[str] = []
     last, first = -1, 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -105,12 +104,15 @@ def python_comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def is_prose(line: Line) -> bool:
-    """Return whether `line` is more than a directive for a tool, a ruler between sections, or a word."""
+    """Return whether `line` is prose.
+
+    It is not prose if it is a directive for a tool, a ruler between sections, or very short.
+    """
     return len(re.findall(r"[A-Za-z]{2,}", line.text)) >= 3 and not NO_PROSE.match(line.text)
 
 
 def native_comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment of C++; lines of comments that follow each other are one."""
+    """Yield each comment of a C++ file; consecutive comment lines count as one."""
     block: list[str] = []
     first = 0
     for number, line in enumerate([*text.splitlines(), ""], 1):
@@ -128,7 +130,7 @@ def native_comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def errors(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the messages of what a module raises or warns of, with `{...}` for values."""
+    """Yield the messages of a module's errors and warnings, with `{...}` for values."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ERROR_NAMES.search(_name_of(node.func)) and node.args:
             found = _text_of(node.args[0])
@@ -154,7 +156,7 @@ def _text_of(node: ast.expr) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a page outside its code, its headings and the heads of its tables."""
+    """Yield the sentences of a page, without code, headings and table headers."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     for paragraph in re.split(r"\n\s*\n", text):
@@ -173,7 +175,7 @@ def planted() -> list[str]:
 
 
 def draw(commit: str, folder: Path) -> None:
-    """Write the sample of `commit`, and its key."""
+    """Write the sample of `commit` and its key to `folder`."""
     chance = random.Random(commit)  # noqa: S311 -- reproducible, not secret
     by_kind: dict[str, list[Line]] = {kind: [] for kind in COUNTS}
     for path, text in files_at(commit):
@@ -195,7 +197,7 @@ def draw(commit: str, folder: Path) -> None:
 
 
 def judge(folder: Path, marks: list[Path]) -> int:
-    """Print what each reader marked; return the exit code."""
+    """Print the marks of each reader; return the exit code."""
     lines = [Line(**each) for each in json.loads((folder / "key.json").read_text("utf-8"))["lines"]]
     counted = 0
     good = True
@@ -218,7 +220,7 @@ def judge(folder: Path, marks: list[Path]) -> int:
 
 
 def main() -> int:
-    """Do what the command line asks for."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("draw")

@@ -1,14 +1,14 @@
-"""Which errors the tests reach: every place that makes one, by kind and message, in Python and C++, in every process.
+"""List the places that raise errors, and which of them the tests reach.
 
-    python benchmarks/reached_errors.py mark DIR     write marks into the sources of a checkout of its own, built anew
-    make -C DIR test                                 every mark that is passed is noted, whatever process passes it
+    python benchmarks/reached_errors.py mark DIR     mark the sources of a separate checkout and build it
+    make -C DIR test                                 each process notes the marks that it passes
     python benchmarks/reached_errors.py list DIR > before.json
     python benchmarks/reached_errors.py compare before.json after.json
 
-A place is a call of a class whose name ends in Error, Exit, Interrupt or Exception, or a `raise` of something else
-with a name, in src/; the kind given to Fault, fail() or throw_errno() in native/. What it says is its text with `{}`
-for what is put in. `mark` changes the sources, so that tests of the sources themselves (their sizes, their names) may
-fail in DIR: what counts is what was reached, not what passed.
+In src/, a place is a call of a class whose name ends in Error, Exit, Interrupt or Exception, or a `raise` of another
+named object. In native/, it is the kind in a call of Fault, fail() or throw_errno(). The text of a place is its
+message, with `{}` for inserted values. `mark` changes the sources, so tests of the sources themselves (their sizes,
+their names) may fail in DIR. Only the reached places count, not the passed tests.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 NAMES = re.compile(r"(Error|Exit|Interrupt|Exception|Unsupported)$")
 NATIVE = re.compile(r"(?<![=!] )(?<!case )(?<!return )FaultKind::(?!none\b)[a-z_]+(?=\s*,)")
 NATIVE_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
-# Where a process notes what it passes; one line for each of its first times, which O_APPEND keeps whole.
+# Each process writes a line to this file when it first passes a mark. O_APPEND keeps each line whole.
 PYTHON_NOTES = """
 import builtins, os
 _passed = set()
@@ -58,16 +58,16 @@ inline Kind multiring_reached(int number, Kind kind) {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """A place that makes an error."""
+    """A place in the sources that makes an error."""
 
     file: str
-    line: int  # from 1, before it was marked
+    line: int  # counted from 1, before the file was marked
     kind: str
     text: str
 
 
 def text_of(node: ast.AST) -> str:
-    """Return the constants of an expression, with `{}` for the rest of a formatted string."""
+    """Return the text in an expression, with `{}` for inserted values."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.FormattedValue):
@@ -76,13 +76,13 @@ def text_of(node: ast.AST) -> str:
 
 
 def python_sites(path: Path, name: str) -> Iterator[tuple[Site, ast.expr]]:
-    """Yield each place with the expression to be marked."""
+    """Yield each place of a file with the expression to mark."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         made = node.exc if isinstance(node, ast.Raise) else node
         if isinstance(made, ast.Call):
             kind = ast.unparse(made.func).rpartition(".")[2]
-            # A raise of what a function gives is a place, too; a bare one passes on what has been counted.
+            # A raise of a function's result is a place too. A bare raise passes on an error that was counted before.
             if NAMES.search(kind) or isinstance(node, ast.Raise):
                 text = "".join(text_of(each) for each in [*made.args, *(keyword.value for keyword in made.keywords)])
                 yield Site(file=name, line=made.lineno, kind=kind, text=text), made
@@ -94,7 +94,7 @@ def python_sites(path: Path, name: str) -> Iterator[tuple[Site, ast.expr]]:
 def mark_python(path: Path, sites: list[Site], root: Path) -> None:
     """Wrap each place of a file in a call that notes its number."""
     lines = path.read_bytes().splitlines(keepends=True)
-    # The same call is met as what is raised and as a call.
+    # the tree holds the same call twice: under the raise and as a call
     found = {
         (node.lineno, node.col_offset): (site, node) for site, node in python_sites(path, str(path.relative_to(root)))
     }
@@ -103,7 +103,7 @@ def mark_python(path: Path, sites: list[Site], root: Path) -> None:
         inserts.append((line, column, 1, b"multiring_reached(%d, " % len(sites)))
         inserts.append((node.end_lineno or 0, node.end_col_offset or 0, 0, b")"))
         sites.append(site)
-    # From the end, so that columns hold; where one ends as another begins, the closing comes first.
+    # Insert from the end, so the columns stay valid. If one place ends where another begins, the closing comes first.
     for line, column, _, new in sorted(inserts, reverse=True):
         old = lines[line - 1]
         lines[line - 1] = old[:column] + new + old[column:]
@@ -112,12 +112,12 @@ def mark_python(path: Path, sites: list[Site], root: Path) -> None:
 
 
 def mark_native(path: Path, sites: list[Site], root: Path, header: Path) -> None:
-    """Wrap each kind of a fault, where one is given, in a call that notes its number."""
+    """Wrap each kind of a fault in a C++ file in a call that notes its number."""
     text = path.read_text(encoding="utf-8")
     pieces, end = [f'#include "{header}"\n'], 0
     for at in NATIVE.finditer(text):
         number = text.count("\n", 0, at.start()) + 1
-        # What is said ends with the statement.
+        # the message ends with the statement
         said = "{}".join(NATIVE_TEXT.findall(text[at.end() : text.find(";", at.end())]))
         pieces += [text[end : at.start()], f"::multiring_reached({len(sites)}, {at[0]})"]
         sites.append(Site(file=str(path.relative_to(root)), line=number, kind=at[0], text=said))
@@ -127,7 +127,7 @@ def mark_native(path: Path, sites: list[Site], root: Path, header: Path) -> None
 
 
 def mark(checkout: Path) -> None:
-    """Mark all sources of `checkout`, and build it."""
+    """Mark all sources of `checkout` and build it."""
     build = checkout / "build"
     build.mkdir(exist_ok=True)
     notes, header = build / "reached.txt", build / "reached.h"
@@ -152,18 +152,22 @@ def mark(checkout: Path) -> None:
     packages = Path(place.stdout.strip())
     (packages / "multiring_reached.py").write_text(PYTHON_NOTES.format(notes=str(notes)), encoding="utf-8")
     (packages / "0-multiring-reached.pth").write_text("import multiring_reached\n", encoding="utf-8")
-    notes.unlink(missing_ok=True)  # what building reached
+    notes.unlink(missing_ok=True)  # drop the marks that the build passed
 
 
 def listed(checkout: Path) -> list[dict[str, object]]:
-    """Return each place of a marked checkout, with whether it was reached."""
+    """Return each place of a marked checkout, and whether it was reached."""
     sites = json.loads((checkout / "build" / "sites.json").read_text())
     passed = {int(line) for line in (checkout / "build" / "reached.txt").read_text().split()}
     return [{**site, "reached": number in passed} for number, site in enumerate(sites)]
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print what was reached before and is not now; return how many of them are still made somewhere."""
+    """Print the errors that were reached before but not after.
+
+    Returns:
+        The number of these errors that the code can still make.
+    """
     sides = [json.loads(path.read_text()) for path in (before, after)]
     reached = [{(site["kind"], site["text"]) for site in side if site["reached"]} for side in sides]
     made = [{(site["kind"], site["text"]) for site in side} for side in sides]
@@ -182,7 +186,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def main() -> None:
-    """Mark, list or compare."""
+    """Mark, list or compare, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["mark", "list", "compare"])
     parser.add_argument("paths", nargs="+", type=Path)

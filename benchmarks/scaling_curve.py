@@ -1,8 +1,9 @@
-"""How an all_reduce scales over hosts: what the planner predicts beside what virtual hosts take (as root).
+"""Draw how an all_reduce scales over hosts, predicted and measured (as root).
 
     sudo .venv/bin/python benchmarks/scaling_curve.py docs/pictures/scaling.svg [--measured 2,3,4] [--predicted 16]
 
-Hosts of one rank with links of 1 Gbit/s; 32 MiB of float32. Both come from `multiring plan`; it prints what it draws.
+The hosts have one rank each and links of 1 Gbit/s. The array is 32 MiB of float32. Predictions and measurements come
+from `multiring plan`; the measurements use virtual hosts. The program prints the measured and predicted times.
 """
 
 import argparse
@@ -17,7 +18,7 @@ PLAN = [sys.executable, "-m", "multiring", "plan", "--sizes", SIZE, "--top", "1"
 
 
 def first_row(command: list[str]) -> dict[str, float]:
-    """Return the numbers of the first plan that a command shows, by the column's title."""
+    """Return the numbers of the first plan that a command prints, by column title."""
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 -- our own
     lines = [line.removeprefix("[0] ") for line in shown.splitlines()]
     head = next(i for i, line in enumerate(lines) if "predicted ms" in line)
@@ -26,18 +27,18 @@ def first_row(command: list[str]) -> dict[str, float]:
 
 
 def predicted(hosts: int) -> float:
-    """Return milliseconds."""
+    """Return the predicted milliseconds for a number of hosts."""
     return first_row([*PLAN, "--hosts", str(hosts), "--link", LINK])["predicted ms"]
 
 
 def measured(hosts: int) -> float:
-    """Return milliseconds, in a lab."""
+    """Return the milliseconds measured in a lab."""
     lab = [sys.executable, "-m", "multiring", "lab", "--hosts", str(hosts), "--link", LINK, "--"]
     return first_row([*lab, *PLAN, "--measure", "--seconds", "4"])["measured ms"]
 
 
 def main() -> None:
-    """Measure, print, draw."""
+    """Measure, print and draw the curve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("figure", type=Path)
     parser.add_argument("--measured", default="2,3,4", metavar="H,...", help="hosts to measure (default 2,3,4)")

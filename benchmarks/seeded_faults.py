@@ -1,15 +1,16 @@
-"""Faults put into the source one at a time, to see whether the tests catch them: the same faults before and after.
+"""Seed faults into the source one at a time to see whether the tests catch them.
 
     python benchmarks/seeded_faults.py draw > benchmarks/results/seeded_faults.json
     python benchmarks/seeded_faults.py run benchmarks/results/seeded_faults.json --checkout DIR [--tests FILE ...]
 
-`draw` takes 100 of all small changes that src/multiring and native/core admit: a comparison turned into its neighbour,
-a number one higher, a condition negated, a statement left out, `and` for `or`. How many fall on each of the two goes by
-their lines. The draw depends on the seed and on the sources alone, not on what the tests do.
+`draw` takes 100 of all small changes that are possible in src/multiring and native/core. A change turns a comparison
+into its neighbour, increments a number, negates a condition, leaves out a statement, or swaps `and` and `or`. The two
+folders get faults in proportion to their lines. The draw depends only on the seed and the sources, not on the results
+of tests. So two test suites can be compared on the same faults.
 
-`run` applies one fault after the other in DIR, a checkout with its own .venv that nobody else uses, has pytest run the
-tests given until the first one fails, and takes the fault back. A fault in native/ is compiled by `make build` first.
-Every fault's outcome is one line of JSON; a time-out counts as caught, as pytest would report it.
+`run` applies one fault after the other in DIR, a checkout with its own .venv and no other users. For each fault, pytest
+runs the given tests until the first failure; then the fault is reverted. A fault in native/ is compiled by `make build`
+first. The result of each fault is one line of JSON. A time-out counts as caught, as pytest would report it.
 """
 
 import argparse
@@ -38,25 +39,26 @@ NATIVE_STATEMENT = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One line, as it is and as it becomes."""
+    """A change of one line of the source."""
 
     file: str
-    line: int  # from 1
+    line: int  # counted from 1
     kind: str
     before: str
     after: str
 
 
 def python_faults(path: Path) -> Iterator[Fault]:
-    """Yield every change of `path` that is a fault of one line."""
+    """Yield every possible one-line fault of a Python file, except conditions."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         line = getattr(node, "lineno", 0)
-        if not line or node.end_lineno != line:  # type: ignore[attr-defined]  # where there is the one, there is the other
+        # a node with a first line also has a last line
+        if not line or node.end_lineno != line:  # type: ignore[attr-defined]
             continue
         old = lines[line - 1]
-        # Columns are bytes; where they are not characters nothing is drawn.
+        # Columns are counted in bytes. Lines with other characters than ASCII are left out.
         if not old.isascii():
             continue
         for kind, start, end, new in python_changes(node, old):
@@ -65,7 +67,7 @@ def python_faults(path: Path) -> Iterator[Fault]:
 
 
 def python_changes(node: ast.AST, line: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield (kind, first column, column after, what stands there instead)."""
+    """Yield the changes of a node: kind, first column, end column and new text."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         start, end = node.left.end_col_offset or 0, node.comparators[0].col_offset
         found = PYTHON_COMPARISON.fullmatch(line[start:end])
@@ -85,7 +87,7 @@ def python_changes(node: ast.AST, line: str) -> Iterator[tuple[str, int, int, st
 
 
 def python_conditions(path: Path) -> Iterator[Fault]:
-    """Yield the negation of every condition that stands on one line."""
+    """Yield the negation of every one-line condition in a Python file."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
@@ -99,7 +101,7 @@ def python_conditions(path: Path) -> Iterator[Fault]:
 
 
 def native_faults(path: Path) -> Iterator[Fault]:
-    """Yield every change of a C++ source."""
+    """Yield every possible one-line fault of a C++ file."""
     for number, old in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         code = old.partition("//")[0].rstrip()
         if not code or code.lstrip().startswith(("#", "*", "/*")) or '"' in code or "template" in code:
@@ -117,7 +119,7 @@ def native_faults(path: Path) -> Iterator[Fault]:
 
 
 def draw() -> list[Fault]:
-    """Return the faults, in a random order, so that the first n of them are a sample as well."""
+    """Return the faults in a random order, so any first n of them are a sample too."""
     python = sorted((ROOT / "src" / "multiring").rglob("*.py"))
     native = sorted((ROOT / "native" / "core").glob("*.cc"))
     lines = [sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) for paths in (python, native)]
@@ -125,7 +127,7 @@ def draw() -> list[Fault]:
     compiled = [fault for path in native for fault in native_faults(path)]
     chosen = random.Random(SEED)  # noqa: S311 -- a sample, no secret
     count = round(COUNT * lines[0] / sum(lines))
-    # Kinds are as many as lines have them: numbers would be most. So a kind is drawn first.
+    # Lines have different numbers of each kind, and constants would dominate. So the kind is drawn first.
     faults = [_one_of(some, chosen) for some, n in ((found, count), (compiled, COUNT - count)) for _ in range(n)]
     chosen.shuffle(faults)
     return faults
@@ -137,10 +139,10 @@ def _one_of(faults: list[Fault], chosen: random.Random) -> Fault:
 
 
 def is_caught(fault: Fault, checkout: Path, tests: list[str], timeout_s: float) -> dict[str, object]:
-    """Return what the tests say of the fault.
+    """Apply the fault, run the tests, and return their result.
 
     Raises:
-        SystemExit: the line is not there, as another commit has another.
+        SystemExit: The line differs from the fault's, because the checkout has another commit.
     """
     path = checkout / fault.file
     text = path.read_text(encoding="utf-8")
@@ -168,7 +170,7 @@ def is_caught(fault: Fault, checkout: Path, tests: list[str], timeout_s: float) 
 
 
 def main() -> None:
-    """Draw or run."""
+    """Draw faults, or run them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["draw", "run"])
     parser.add_argument("faults", nargs="?", type=Path, help="what `draw` printed")

@@ -1,8 +1,10 @@
-"""TensorFlow's eager allreduce by multiring and by Horovod 0.28.1, 2 ranks: `python benchmarks/tensorflow_horovod.py`.
+"""Compare TensorFlow's eager allreduce with multiring and with Horovod 0.28.1.
 
-Horovod runs in an environment of its own (`multiring bench --install horovod`: TensorFlow 2.12), with each of CYCLES,
-and has the best of them. Runs of both take turns; every run first checks each size's result; a size's figure is the
-median of the rounds' ratios.
+    python benchmarks/tensorflow_horovod.py
+
+Both run on 2 ranks. Horovod runs in its own environment (`multiring bench --install horovod`, with TensorFlow 2.12),
+once with each of CYCLES, and its best time counts. The runs of both libraries alternate. Every run first checks the
+result of each size. The figure for a size is the median of the rounds' ratios.
 """
 
 import argparse
@@ -17,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = ((64, 300), (1 << 20, 60), (8 << 20, 12), (64 << 20, 3))  # bytes, calls of a sample
+CASES = ((64, 300), (1 << 20, 60), (8 << 20, 12), (64 << 20, 3))  # bytes, and calls per sample
 SAMPLES = 9
 FLOORS = {64: 5.0, 1 << 20: 5.0, 8 << 20: 5.0, 64 << 20: 3.0}
-CYCLES = ("0.1", "1")  # milliseconds between two looks of Horovod's, HOROVOD_CYCLE_TIME; 1 is its default
+CYCLES = ("0.1", "1")  # values for HOROVOD_CYCLE_TIME: the milliseconds between Horovod's polls; the default is 1
 
 
 def worker(module: str) -> None:
@@ -45,7 +47,7 @@ def worker(module: str) -> None:
             start = time.perf_counter()
             for _ in range(calls):
                 hvd.allreduce(tensor, name=f"sized{size}")
-            if number:  # the first one allocates and plans
+            if number:  # the first sample allocates and plans
                 seconds.append((time.perf_counter() - start) / calls)
         found[size] = statistics.median(seconds)
     if hvd.rank() == 0:
@@ -54,7 +56,7 @@ def worker(module: str) -> None:
 
 
 def run(command: list[str], **variables: str) -> tuple[str, dict[int, float]]:
-    """Return TensorFlow's version and the seconds by size of one job."""
+    """Return TensorFlow's version and a job's seconds for each size."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **variables}  # noqa: TID251 -- for children
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 -- ours
     found = re.search(r"FOUND (\[.*\])", done.stdout)
@@ -65,14 +67,14 @@ def run(command: list[str], **variables: str) -> tuple[str, dict[int, float]]:
 
 
 def ours() -> tuple[str, dict[int, float]]:
-    """Time multiring, in this environment."""
+    """Time multiring in this environment."""
     python = sys.executable
     words = ("-m", "multiring", "run", "-n", "2", "--", python, __file__, "--worker", "multiring.tensorflow")
     return run([python, *words])
 
 
 def horovods(python: Path, cycle: str) -> tuple[str, dict[int, float]]:
-    """Time Horovod, in its own."""
+    """Time Horovod in its own environment."""
     start = [str(python.parent / "horovodrun"), "--gloo", "-np", "2", "-H", "localhost:2", str(python)]
     path = f"{python.parent}:{os.environ.get('PATH', '')}"  # noqa: TID251 -- for children
     words = [str(Path(__file__).resolve()), "--worker", "horovod.tensorflow"]
@@ -80,7 +82,7 @@ def horovods(python: Path, cycle: str) -> tuple[str, dict[int, float]]:
 
 
 def main() -> None:
-    """Time, and exit with 1 where a floor is missed."""
+    """Measure the ratios; exit with 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--worker")
     parser.add_argument("--rounds", type=int, default=3)

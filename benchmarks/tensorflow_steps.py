@@ -1,7 +1,9 @@
-"""What TensorFlow adds to a collective: `multiring run -n 2 -- python benchmarks/tensorflow_steps.py`.
+"""Measure the time that TensorFlow adds to a collective.
 
-Eager sums of one tensor, and a compiled step that combines 100 gradients of 1 MiB in all, each beside the collective
-itself on memory of its own, by turns; medians.
+    multiring run -n 2 -- python benchmarks/tensorflow_steps.py
+
+The program times eager sums of one tensor, and a compiled step that reduces 100 gradients of 1 MiB in total. Each
+alternates with the plain collective on its own memory. The figures are medians.
 """
 
 import statistics
@@ -16,13 +18,13 @@ import tensorflow as tf
 import multiring
 import multiring.tensorflow as mt
 
-MOST_MS = 1.0  # that a compiled step of 100 gradients may add
+MOST_MS = 1.0  # the most that a compiled step of 100 gradients may add
 ROUNDS = 15
 TENSORS, BYTES = 100, 1 << 20
 
 
 def main() -> None:
-    """Time, and exit with 1 where the floor is missed."""
+    """Measure the times; exit with 1 if the floor is missed."""
     mt.init()
     for size, repeats in ((64, 200), (1 << 20, 40), (8 << 20, 10), (64 << 20, 3)):
         tensor, array = tf.ones([size // 4]), np.ones(size // 4, np.float32)
@@ -49,12 +51,12 @@ def main() -> None:
 
 
 def summed(array: Any) -> None:
-    """Combine an array in place."""
+    """Reduce an array in place with the plain collective."""
     multiring.world().all_reduce(array, op="average")
 
 
 def by_turns(repeats: int, *functions: Callable[[], Any]) -> list[float]:
-    """Return the median milliseconds of each function, of ROUNDS rounds of so many calls."""
+    """Return the median milliseconds of each function over ROUNDS rounds of calls."""
     found: list[list[float]] = [[] for _ in functions]
     for number in range(ROUNDS + 1):
         for times, function in zip(found, functions, strict=True):
@@ -62,7 +64,7 @@ def by_turns(repeats: int, *functions: Callable[[], Any]) -> list[float]:
             start = time.perf_counter()
             for _ in range(repeats):
                 function()
-            if number:  # the first one traces, plans and allocates
+            if number:  # the first round traces, plans and allocates
                 times.append((time.perf_counter() - start) / repeats * 1e3)
     return [statistics.median(times) for times in found]
 

@@ -1,8 +1,11 @@
-"""Which versions of TensorFlow our operations work in: `python benchmarks/tensorflow_versions.py [--versions 2.17.1]`.
+"""Check which versions of TensorFlow multiring works with.
 
-Makes an environment for each below build/, with nothing but TensorFlow and what it brings, and has two ranks there try
-the operations and Keras from this checkout; takes a minute and 1.5 GB a version. Prints a line for each, and exits with
-1 where one that we promise (frontend/requirements.py, and newer) does not work.
+    python benchmarks/tensorflow_versions.py [--versions 2.17.1]
+
+For each version, the program creates an environment below build/ with only TensorFlow and its dependencies. Two ranks
+there try the operations and Keras from this checkout. A version takes a minute and 1.5 GB. The program prints a line
+for each version. The exit code is 1 if a promised version does not work; these are the oldest in
+frontend/requirements.py and newer ones.
 """
 
 import argparse
@@ -60,7 +63,7 @@ print(f"WORKS Keras {keras.__version__}, NumPy {np.__version__}", flush=True)
 
 
 def tried(version: str) -> str:
-    """Return what was found of a version: "works ...", or why not."""
+    """Try a version; return "works ..." or the reason for the failure."""
     folder = ROOT / "build" / f"tensorflow-{version}"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -92,7 +95,7 @@ def tried(version: str) -> str:
 
 
 def main() -> None:
-    """Try each, and exit with 1 where a promise is broken."""
+    """Try each version; exit with 1 if a promised version does not work."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--versions", default=",".join(VERSIONS))
     missed = False

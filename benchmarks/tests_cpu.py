@@ -1,10 +1,11 @@
-"""CPU-seconds of the tests, every process that they start included: in all, by file, and by test.
+"""Measure the CPU seconds of the tests, including all processes that they start.
 
     python benchmarks/tests_cpu.py [--by test] [--workers N] [PYTEST_ARGUMENT ...]
 
-runs pytest in this checkout. Each of its workers is a control group of its own, whose account holds all descendants,
-however they end; so this needs Linux and the right to make control groups (root). Between two commits run it in two
-checkouts, each set up and built, one after the other on a machine that does nothing else.
+The program runs pytest in this checkout and prints the total and the seconds by file or by test. Each pytest worker is
+in its own control group, which accounts for all descendants, however they end. So the program needs Linux and the right
+to create control groups (root). To compare two commits, run it in two checkouts that are set up and built, one after
+the other on a quiet machine.
 """
 
 import argparse
@@ -27,7 +28,7 @@ START = "(start, imports, collection)"
 
 
 class Account:
-    """A control group that this process is in from now on."""
+    """A control group that this process joins."""
 
     def __init__(self, name: str) -> None:
         self.folder = (V1 if V1.is_dir() else V2) / f"multiring-tests-{name}"
@@ -35,7 +36,7 @@ class Account:
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def cpu_s(self) -> float:
-        """Return the CPU-seconds that it and its children have used."""
+        """Return the CPU seconds that the process and its children have used."""
         if V1.is_dir():
             return int((self.folder / "cpuacct.usage").read_text()) / 1e9
         lines = (self.folder / "cpu.stat").read_text().splitlines()
@@ -43,7 +44,7 @@ class Account:
 
 
 class Meter:
-    """Pytest's plugin, in every process of pytest's."""
+    """A pytest plugin that records CPU seconds, one in every process of pytest."""
 
     def __init__(self, folder: Path) -> None:
         self._account = Account(f"{folder.name}-{os.getpid()}")
@@ -56,28 +57,28 @@ class Meter:
         self._last_s = now_s
 
     def pytest_collection_finish(self) -> None:
-        """Book what it took until here."""
+        """Record the time of start, imports and collection."""
         self._record(START)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Book a test, with the fixtures that it was the first or the last to need."""
+        """Record a test's time, including the fixtures that it sets up or tears down."""
         result = yield
         self._record(item.nodeid)
         return result
 
     def pytest_unconfigure(self) -> None:
-        """Book the rest."""
+        """Record the remaining time."""
         self._record("(end)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Called by pytest, which loads this file by `-p`."""
+    """Register the meter; pytest calls this because it loads this file with `-p`."""
     config.pluginmanager.register(Meter(Path(os.environ[RECORDS])))  # noqa: TID251 -- pytest's, not the library's
 
 
 def main() -> int:
-    """Run the tests and print the account."""
+    """Run the tests and print the CPU seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by", choices=["room", "file", "test"], default="file")
     parser.add_argument("--workers", type=int, default=3)
@@ -90,7 +91,7 @@ def main() -> int:
         with subprocess.Popen([*command, *arguments], env=environment) as process:  # noqa: S603 -- pytest
             try:
                 code = process.wait()
-            except KeyboardInterrupt:  # which pytest got as well; there is an account of what it did
+            except KeyboardInterrupt:  # pytest got the interrupt as well; the account up to now is still printed
                 code = process.wait()
         wall_s = time.monotonic() - begun
         spent = [json.loads(line) for path in Path(name).glob("*.jsonl") for line in path.read_text().splitlines()]

@@ -1,12 +1,15 @@
-"""What a timeline costs a training step: events a step x the cost of one, and steps with and without one beside it.
+"""Measure the cost of a timeline for a training step.
 
     python benchmarks/timeline.py [--network resnet50] [--steps 12] [--rounds 5]
 
-First the cost of one event, alone in this process: of the native core's by operations with and without a timeline by
-turns, of the recorder's thread by what it writes down a row, of a span in Python by empty ones, of the hooks on torch's
-modules by modules that do nothing. Then two ranks, one core each, train the network of `multiring bench step` (batch 4,
-224 px, bfloat16): the file says how many events a step has.
-Exit code 1 where they cost more than 1 % of a step.
+The cost of a step is its number of events times the cost of an event. For comparison, steps with and without a timeline
+are timed too.
+
+First, the program measures the cost of one event alone in this process. For the native core, it alternates operations
+with and without a timeline. For the recorder's thread, it divides the time by the written rows. For spans in Python, it
+times empty spans. For the hooks on torch's modules, it times modules that do nothing. Then two ranks with one core each
+train the network of `multiring bench step` (batch 4, 224 px, bfloat16). The timeline's file shows the number of events
+per step. The exit code is 1 if the events cost more than 1 % of a step.
 """
 
 import argparse
@@ -30,14 +33,14 @@ from multiring.bench.machine import commit
 from multiring.bench.workers.step_case import StepCase
 from multiring.bench.workers.step_task import Task
 
-MOST = 0.01  # of a step
+MOST = 0.01  # as a share of a step
 OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15
-COMBINED = 512 * 1024  # bytes that the executor combines between two looks at the clock, at most
+COMBINED = 512 * 1024  # the most bytes that the executor combines between two reads of the clock
 TASK = {"library": "multiring", "batch": 4, "image_size": 224, "dtype": "bfloat16", "threads": 1, "out_dir": ""}
 
 
 def main() -> int:
-    """Print the costs, and whether they hold."""
+    """Print the costs, and whether they are below the limit; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="resnet50")
     parser.add_argument("--steps", type=int, default=12, help="of a round, with and without a timeline each")
@@ -58,7 +61,7 @@ def main() -> int:
 
 
 def cost_of_one(folder: Path) -> dict[str, float]:
-    """Return the seconds of one event of each kind, in a job of one rank."""
+    """Return the seconds of one event of each kind, measured in a job of one rank."""
     group = multiring.init()
     group.barrier()
     modules, nothing = nn.Sequential(*(nn.Identity() for _ in range(MODULES))), torch.ones(1)
@@ -68,7 +71,8 @@ def cost_of_one(folder: Path) -> dict[str, float]:
         idle = timed(empty_span, SPANS)
         unhooked = timed(lambda: modules(nothing), MODULES) / MODULES
         multiring.start_timeline(folder / f"cost-{number}.json")
-        found["native"].append(max(0.0, timed(group.barrier, OPERATIONS) - without) / 2)  # an operation and a wait
+        # two events: an operation and a wait
+        found["native"].append(max(0.0, timed(group.barrier, OPERATIONS) - without) / 2)
         found["span"].append(max(0.0, timed(empty_span, SPANS) - idle))
         found["module"].append(max(0.0, timed(lambda: modules(nothing), MODULES) / MODULES - unhooked))
         start = time.thread_time()
@@ -87,7 +91,7 @@ def cost_of_one(folder: Path) -> dict[str, float]:
 
 
 def timed(call: Callable[[], object], times: int) -> float:
-    """Return the seconds of one call."""
+    """Return the seconds per call over `times` calls."""
     start = time.perf_counter()
     for _ in range(times):
         call()
@@ -104,7 +108,7 @@ def empty_span() -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Be a rank: train with a timeline and without by turns, and tell the seconds of each step."""
+    """Train as one rank, alternately with and without a timeline; write the times."""
     torch.set_num_threads(1)
     mt.init()
     group = multiring.world()
@@ -133,7 +137,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def judge(folder: Path, arguments: argparse.Namespace, costs: dict[str, float]) -> int:
-    """Have two ranks train, and print what the events of a step cost of it."""
+    """Train on two ranks and print the events' share of a step; return the exit code."""
     own = ["--network", arguments.network, "--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", "--"]
     subprocess.run([*command, sys.executable, __file__, *own, "--rank-in", str(folder)], check=True)  # noqa: S603 -- ours

@@ -1,21 +1,22 @@
-"""What multiring promises as a backend of torch.distributed, against Gloo in turns; options and records as floors.py.
+"""Check the floors of the torch.distributed backend relative to Gloo.
 
     python benchmarks/torch_backend.py [--only NAME,...] [--again | --keep] [--list]
 
-Two ranks on this host, and four virtual hosts at 1 Gbit/s (as root). Libraries take turns, each job in processes of its
-own; every job verifies its results before it is timed. `multiring-torch` is the backend as torch.distributed drives it,
-`multiring` the Group below it, which shows what the adapter costs.
+See floors.py for the options and records. The lines run two ranks on this host, and four virtual hosts at 1 Gbit/s (as
+root). The libraries alternate, each job in its own processes. Every job verifies its results before it is timed.
+`multiring-torch` is the backend as torch.distributed uses it. `multiring` is the Group below it; the difference is the
+adapter's cost.
 
-* `collectives`: reduce_scatter and all_gather of 8 MiB, of ordinary tensors.
-* `fsdp`: a step of a transformer of 97.7 million parameters with fully_shard. `fsdp-multiring` differs from Gloo's by
-  the backend's name; `fsdp-multiring-arena` has what is sent and received in the arena, by torch's own option
+* `collectives`: reduce_scatter and all_gather of 8 MiB of ordinary tensors.
+* `fsdp`: a step of a transformer of 97.7 million parameters with fully_shard. `fsdp-multiring` differs from Gloo's only
+  in the backend's name. `fsdp-multiring-arena` sends and receives in the arena, with torch's option
   set_allocate_memory_from_process_group_for_comm.
-* `lab-*`: not slower than Gloo: the interval of the ratio reaches 0.97, as both carry what the wire does and
-  medians lie on either side of 1 from run to run. Steps are emulated: with four hosts on few cores
-  they would take as long as four steps, and hide the wire. `ddp` and `ddp-multiring` are the same program but for the
-  backend's name; `ddp-multiring-hook` has its gradients in the arena by `share_bucket`.
+* `lab-*`: not slower than Gloo. The interval of the ratio must reach 0.97, because the wire limits both backends and
+  the medians vary around 1. The steps' computation is emulated; four hosts on few cores would compute four times as
+  long and hide the wire. `ddp` and `ddp-multiring` differ only in the backend's name. `ddp-multiring-hook` has its
+  gradients in the arena, through `share_bucket`.
 
-What a step of DistributedDataParallel exposes on one host is ddp_exposed.py's.
+ddp_exposed.py measures the exposed communication of DistributedDataParallel on one host.
 """
 
 import sys
@@ -32,7 +33,8 @@ from multiring.bench.statistics import Interval, ratio_interval
 Judge = Callable[[list[Record]], Iterable[Verdict]]
 TORCH = "multiring-torch"
 FOUR = "--hosts 4 --slots 1 --link 1gbit --alternations 6"
-# Most of a job is its start and the verified steps: few timed ones in each of many jobs, and only who is judged.
+# Most of a job's time is its start and the verified steps. So there are many jobs with few timed steps, and only for
+# the libraries that are judged.
 FEW = "--steps 4 --warmup 1 --leave-out multiring"
 DDP = ("ddp", "ddp-multiring", "ddp-multiring-hook")
 FSDP = ("fsdp", "fsdp-multiring", "fsdp-multiring-arena")
@@ -41,14 +43,19 @@ COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the ratio of Gloo's seconds to the backend's has to be, in words, and whether it is."""
+    """A floor for the ratio of Gloo's seconds to the backend's.
+
+    Attributes:
+        text: The floor in words.
+        holds: Returns whether a ratio's interval meets the floor.
+    """
 
     text: str
     holds: Callable[[Interval], bool]
 
 
 def faster(times: float) -> Floor:
-    """Return the floor of being so many times as fast."""
+    """Return the floor of being `times` times as fast as Gloo."""
     return Floor(f"{times:g} x", lambda found: found.middle >= times)
 
 
@@ -56,12 +63,12 @@ NOT_SLOWER = Floor("reaches 0.97 x", lambda found: found.high >= 0.97)
 
 
 def times_of(found: Interval) -> str:
-    """Return the ratio and its interval in words."""
+    """Return the ratio and its interval as a text."""
     return f"{found.middle:.2f} x gloo [{found.low:.2f}, {found.high:.2f}]"
 
 
 def collectives(floor: Floor, aim: str, *names: str) -> Judge:
-    """Return what judges how many times faster than Gloo collectives of 8 MiB are."""
+    """Return a judge of the speed of collectives of 8 MiB relative to Gloo."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         for name in names:
@@ -82,7 +89,7 @@ def step_of(records: list[Record], library: str) -> Record:
 
 
 def steps(floor: Floor, aim: str, over_gloo: str, *libraries: str) -> Judge:
-    """Return what judges how many times faster a training step is than the same over Gloo."""
+    """Return a judge of the speed of a training step relative to the step over Gloo."""
 
     def judge(records: list[Record]) -> Iterable[Verdict]:
         gloo = step_of(records, over_gloo)

@@ -1,9 +1,9 @@
-"""torch's own tests of its backends: run by conformance_torch.py, prints a line of JSON for each test.
+"""Run torch's own tests of its backends and print a line of JSON for each test.
 
     python benchmarks/torch_suite.py READING BACKEND [NAME ...]
 
-The tests choose by a backend's name what they ask of it: READING is the name whose tests are taken ("gloo", or "mpi",
-which alone gets to test all_to_all on CPU), BACKEND the one that they are run with.
+conformance_torch.py runs this program. The tests decide by a backend's name what to check. READING is the name that
+they see: "gloo", or "mpi", the only one that tests all_to_all on CPU. BACKEND is the backend that runs them.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 SUITE = "torch.testing._internal.distributed.distributed_test"
 RANKS, DEADLINE_S = 4, 60
-REFUSED = "monitored_barrier is only implemented for GLOO backend"  # what torch says before any backend is asked
+REFUSED = "monitored_barrier is only implemented for GLOO backend"  # torch raises this before it calls any backend
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ def main() -> None:
     suite = importlib.import_module(SUITE)
     vars(suite)["BACKEND"] = TwoNames(backend, reading)
     if backend == "multiring":
-        importlib.import_module("multiring.torch")  # once, and not in every rank that is forked
-    # Tests that say they need eight ranks do with three; torch runs them with fewer for this backend only.
+        importlib.import_module("multiring.torch")  # imported once here, not in every forked rank
+    # Tests that demand eight ranks also work with three. torch runs them with fewer ranks only for the backend "mpi".
     os.environ["BACKEND"] = "mpi"  # noqa: TID251
     case = case_of(suite)
     for name in names or unittest.TestLoader().getTestCaseNames(case):
@@ -43,14 +43,17 @@ def main() -> None:
 
 
 class TwoNames(str):
-    """A backend's name that is also equal to the one whose tests are run: they compare names in their bodies, too."""
+    """A backend's name that is also equal to the name whose tests run.
+
+    The tests also compare names in their bodies.
+    """
 
     __slots__ = ("_also",)
     _also: str
     __hash__ = str.__hash__
 
     def __new__(cls, name: str, also: str) -> "TwoNames":  # noqa: PYI034 -- typing has no Self before Python 3.11
-        """Return `name`, equal to `also` too."""
+        """Return `name` as a string that is also equal to `also`."""
         both = super().__new__(cls, name)
         both._also = also
         return both
@@ -63,7 +66,10 @@ class TwoNames(str):
 
 
 def case_of(suite: Any) -> type[unittest.TestCase]:
-    """Return the tests, whose ranks are forked: torch's are spawned, and each imports torch anew for seconds."""
+    """Return the test class with forked ranks.
+
+    torch spawns its ranks, and each of them would import torch for seconds.
+    """
     multiprocessing = importlib.import_module("torch.multiprocessing")
 
     class Forked(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc] # noqa: SLF001
@@ -76,7 +82,7 @@ def case_of(suite: Any) -> type[unittest.TestCase]:
 
 
 def told(outcome: unittest.TestResult) -> dict[str, str]:
-    """Return how the test ended, and why."""
+    """Return the result of a test, and the reason."""
     if wrong := outcome.errors + outcome.failures:
         if REFUSED in wrong[0][1]:
             return {"how": "not applicable", "why": "torch itself refuses: " + REFUSED}

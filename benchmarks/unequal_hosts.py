@@ -1,10 +1,11 @@
-"""All_reduce on hosts of unequal size: ranks that join a grid, against the flat line through all (as root).
+"""Compare all_reduce on unequal hosts: a grid with joined ranks, and a flat line.
 
     sudo .venv/bin/python benchmarks/unequal_hosts.py [--jobs 6] [--lab '--hosts 4 --slots 4,4,3,1 --link 1gbit']
 
-Each job is a lab of its own. There the cheapest plan of each kind, by the planner's price, takes turns of a quarter of
-a second for every size; what is judged is a job's ratio of medians. Exits with 1 where joining is slower, by the
-interval.
+In the first kind of plan, extra ranks join the ranks of a grid. In the second, a flat line runs through all ranks. Each
+job runs in its own lab (as root). For every size, the cheapest plan of each kind by the planner's price runs in
+alternating turns of a quarter of a second. The verdict uses each job's ratio of medians. The exit code is 1 if joining
+is slower by the interval.
 """
 
 import argparse
@@ -35,13 +36,19 @@ from multiring.settings import inherited_environment
 LABS = ("--hosts 4 --slots 4,4,3,1 --link 1gbit", "--hosts 4 --slots 4,4,3,1")
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 TURNS, TIMED_S = 4, 0.25
-SLOWER = 0.97  # an interval that ends below is slower
+SLOWER = 0.97  # a ratio whose interval ends below this is slower
 JOB_S = 300.0
 KINDS = ("flat", "joined")
 
 
 class Told(TypedDict):
-    """What a job tells of one size, by kind: the plan in words, the seconds a call of each turn, and the cheapest."""
+    """The report of a job on one size.
+
+    Attributes:
+        plans: The plan of each kind in words.
+        seconds: The seconds per call in each turn, by kind.
+        takes: The kind of the plan that the planner takes.
+    """
 
     plans: dict[str, str]
     seconds: dict[str, list[float]]
@@ -49,7 +56,7 @@ class Told(TypedDict):
 
 
 def main() -> int:
-    """Print a table for each lab; return 1 where joining was slower."""
+    """Print a table for each lab; return 1 if joining was slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=6, help="for each lab (6)")
     parser.add_argument("--lab", action="append", metavar="OPTIONS", help=f"instead of {' and '.join(LABS)}")
@@ -64,7 +71,7 @@ def main() -> int:
 
 
 def measured(lab: str, jobs: int) -> bool:
-    """Print the table of `lab`; return whether joining is nowhere slower."""
+    """Print the table of `lab`; return whether joining is slower for no size."""
     print(f"## {lab}\n\n| size | flat | joined | flat ms | joined ms | flat / joined | the planner takes |")
     print("|---|---|---|---|---|---|---|", flush=True)
     told = [job(lab) for _ in range(jobs)]
@@ -83,7 +90,7 @@ def measured(lab: str, jobs: int) -> bool:
 
 
 def job(lab: str) -> dict[str, Told]:
-    """Run one job in a lab of its own, and return what its rank 0 tells."""
+    """Run one job in its own lab and return the report of its rank 0."""
     starter = [sys.executable, "-m", "multiring", "lab", *lab.split(), "--"]
     done = subprocess.run(  # noqa: S603 -- our own
         [*starter, sys.executable, __file__, "--rank"],
@@ -100,7 +107,7 @@ def job(lab: str) -> dict[str, Told]:
 
 
 def as_rank() -> int:
-    """Measure both kinds for each size, by turns; rank 0 tells."""
+    """Measure both kinds alternately for each size; rank 0 prints the report."""
     group = multiring.init()
     told: dict[str, Told] = {}
     for size in SIZES:
@@ -132,12 +139,12 @@ def as_rank() -> int:
 
 
 def joins(plan: Plan) -> bool:
-    """Whether ranks join others in it."""
+    """Return whether ranks join other ranks in the plan."""
     return bool(plan.schedule.frame.joined)
 
 
 def text_of(plan: Plan) -> str:
-    """Return a plan in few words."""
+    """Return a short description of a plan."""
     schedule = plan.schedule
     cut = "" if plan.segment_bytes is None else f", {size_text(plan.segment_bytes)}"
     return f"{schedule.algorithm} {' x '.join(map(str, schedule.grid))}{cut}"
