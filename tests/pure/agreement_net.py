@@ -1,6 +1,6 @@
-"""A group of members, messages between them that take any time, and programs that announce and wait: the oracle.
+"""An oracle for the agreement: members, messages with any delay, and programs that announce operations and wait.
 
-It knows what every rank has announced at every moment, and checks at each decision that it is right.
+The oracle tracks what every rank has announced, and checks each decision against it.
 """
 
 from collections import Counter, defaultdict, deque
@@ -26,7 +26,7 @@ Program = Iterator[None]
 
 
 class Net:
-    """The answers to a rank's first, second, ... announcement of a name are the first, second, ... decision of it."""
+    """A simulated group. The n-th decision of a name answers each rank's n-th announcement of the name."""
 
     def __init__(self, size: int, radix: int, random: Random) -> None:
         self.size, self.radix, self.random = size, radix, random
@@ -35,17 +35,17 @@ class Net:
         self.events = 0
         self.decisions: list[list[Decision]] = [[] for _ in range(size)]
         self.notes: list[list[Note]] = [[] for _ in range(size)]
-        self.said: list[dict[str, list[str]]] = [defaultdict(list) for _ in range(size)]  # terms by name
+        self.said: list[dict[str, list[str]]] = [defaultdict(list) for _ in range(size)]  # signatures by name
         self.open: list[set[str]] = [set() for _ in range(size)]
-        self.decided: Counter[str] = Counter()  # by the root
+        self.decided: Counter[str] = Counter()  # number of decisions of the root by name
         self.joined: set[int] = set()
-        self.joining: set[int] = set()  # as far as each rank itself knows
+        self.joining: set[int] = set()  # joined ranks, as each rank itself knows
         self.blocked: dict[int, str] = {}
         self.stopped: set[int] = set()
         self.gone: set[int] = set()
         self.running: dict[int, Program] = {}
 
-    # What ranks do.
+    # Actions of ranks.
 
     def announce(self, rank: int, *operations: tuple[str, str]) -> None:
         for name, terms in operations:
@@ -72,12 +72,12 @@ class Net:
         self._take(rank, self.members[rank].conclude())
 
     def lose(self, rank: int, lost: int) -> None:
-        """Let a rank hear, where it still lives, that another one is gone."""
+        """Tell a living rank that rank `lost` is gone."""
         if rank not in self.gone:
             self._take(rank, self.members[rank].lost(lost))
 
     def kill(self, rank: int) -> None:
-        """Let a rank die: of what it has sent a part arrives."""
+        """Kill a rank; only a part of its messages in flight arrives."""
         self.gone.add(rank)
         for (sender, to), messages in list(self.under_way.items()):
             if sender == rank:
@@ -91,17 +91,17 @@ class Net:
         children = [child.start for child in place.children]
         return children if place.parent is None else [place.parent, *children]
 
-    # Running.
+    # Execution.
 
     def deliver(self) -> bool:
-        """Deliver any message; False where there is none."""
+        """Deliver a random message in flight; return False if there is none."""
         pairs = [(sender, to) for sender, to in self.under_way if to not in self.stopped]
         if pairs:
             self.pass_on(*self.random.choice(pairs))
         return bool(pairs)
 
     def pass_on(self, sender: int, to: int) -> None:
-        """Deliver the next message from one rank to another."""
+        """Deliver the next message from `sender` to `to`."""
         messages = self.under_way[sender, to]
         message = messages.popleft()
         if not messages:
@@ -116,9 +116,9 @@ class Net:
         self.running = dict(enumerate(programs))
 
     def run(self, inquiries: float = 0.0) -> bool:
-        """Run the programs until nothing goes on any more; return whether all have ended.
+        """Run the programs until nothing changes any more; return whether all have ended.
 
-        `inquiries`: how likely a rank asks who is missing whenever another one does something.
+        `inquiries` is the probability that a rank asks for missing ranks after another rank's step.
         """
         while True:
             before = self.events
@@ -134,7 +134,7 @@ class Net:
             self.deliver()
 
     def program(self, rank: int, operations: Iterable[tuple[str, str]], waits: float = 0.0) -> Program:
-        """A rank that announces operations one after the other, and is blocked on some of them."""
+        """Run as a rank that announces operations one after the other and waits for some of them."""
         for name, terms in operations:
             yield from self._until_decided(rank, name)
             self.announce(rank, (name, terms))
@@ -149,19 +149,19 @@ class Net:
                 yield
             self.wait_for(rank, None)
 
-    # What has to hold.
+    # Invariants.
 
     def check_all_alike(self) -> None:
         for rank, decisions in enumerate(self.decisions):
             assert decisions == self.decisions[0], f"rank {rank}"
 
     def missing(self) -> dict[str, tuple[int, ...]]:
-        """Whom every name waits for that is announced and not decided."""
+        """Return the ranks that each announced, undecided name still waits for."""
         names = sorted({name for said in self.said for name in said if self._has_come_again(name)})
         return {name: tuple(rank for rank in range(self.size) if self._is_missing(rank, name)) for name in names}
 
     def stuck(self) -> set[str]:
-        """The names that can never complete: what is left when all are taken away that can, one after the other."""
+        """Return the names that can never complete, by removing the names that can, one after the other."""
         missing = self.missing()
         waits = {rank: name for rank, name in self.blocked.items() if name in missing and rank not in missing[name]}
         left = set(missing)
@@ -209,7 +209,7 @@ class Net:
                 self.open[rank].clear()
 
     def _judge(self, decision: Decision) -> None:
-        """Hold a decision of the root's against what every rank has done."""
+        """Check a decision of the root against the announcements of every rank."""
         match decision:
             case Ready(name, terms, joined):
                 self.decided[name] += 1
@@ -224,7 +224,8 @@ class Net:
             case Deadlock(blocked, names):
                 stuck, missing = self.stuck(), self.missing()
                 assert names.keys() <= stuck
-                # Who is not blocked may have come since it was asked; of whom is below a silent rank nothing is known.
+                # A rank that was not blocked may have announced since the inquiry. Ranks below a silent rank are
+                # unknown.
                 assert self.stopped or all(set(missing[name]) <= set(ranks) for name, ranks in names.items())
                 assert all(self.blocked[rank] == name for rank, name in blocked.items())
                 self.decided.update(names.keys())

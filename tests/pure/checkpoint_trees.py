@@ -1,4 +1,4 @@
-"""Checkpoints of NumPy's arrays, without ranks: written, read, and compared by type and bit."""
+"""Checkpoints of NumPy arrays without ranks: write, read, and compare by type and bit."""
 
 import secrets
 import struct
@@ -20,7 +20,7 @@ NAME = "all"
 
 
 def saved(path: Path, value: Any) -> Path:
-    """Return the folder of a checkpoint of `value`, which stands in one part."""
+    """Write a checkpoint of `value` as a single part; return its folder."""
     made = Flattener(Framework.arrays)
     tree = {"value": made.tree(value, NAME)}
     require_ours(path)
@@ -33,7 +33,7 @@ def saved(path: Path, value: Any) -> Path:
 
 
 def loaded(path: Path) -> Any:
-    """Return what `saved` was given."""
+    """Return the value of a checkpoint written by `saved`."""
     place, manifest = find(path)
     with closing(open_part(place, NAME, manifest["token"])) as part:
         reading = Reading(Framework(), part, part.tree, {})
@@ -42,8 +42,8 @@ def loaded(path: Path) -> Any:
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Return whether two values are of one type and have the same bits, at every depth."""
-    if isinstance(found, np.generic) and isinstance(wanted, np.generic):  # int64 is one type by two names
+    """Return whether two values have the same types and bits at every depth."""
+    if isinstance(found, np.generic) and isinstance(wanted, np.generic):  # int64 has two scalar types
         return bool(found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes())
     if type(found) is not type(wanted):
         return False
@@ -59,5 +59,5 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 def vars_of(value: Any) -> tuple[Any, Any]:
-    """Return what a defaultdict or a deque knows besides."""
+    """Return the default factory of a defaultdict and the maximal length of a deque, if any."""
     return getattr(value, "default_factory", None), getattr(value, "maxlen", None)

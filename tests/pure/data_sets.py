@@ -1,4 +1,4 @@
-"""Small data sets in every format, with the same samples."""
+"""Small data sets with the same samples in every format."""
 
 import io
 import json
@@ -177,7 +177,7 @@ MAKERS: dict[str, Callable[[Path], str]] = {
 
 
 def opened(kind: str, url: str, **options: Any) -> Dataset:
-    """Return a data set of these; one that can only be read by the shard in the order of its shards."""
+    """Return one of these data sets. Formats without random access are read in the order of their shards."""
     shuffle = "windowed" if kind in {"parquet", "mds-zstd"} else "exact"
     wanted = "npy-files" if kind == "npy-files" else None
     return Dataset(url, **{"format": wanted, "shuffle": shuffle, **options})

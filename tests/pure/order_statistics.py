@@ -1,4 +1,4 @@
-"""What tells an order from one of Fisher and Yates': p-values of a few statistics, over many keys."""
+"""Statistics that distinguish an order from a Fisher-Yates shuffle, as p-values over many keys."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Numbers = NDArray[Any]
-Order = Callable[[int, Numbers], Numbers]  # key and places to samples
+Order = Callable[[int, Numbers], Numbers]  # maps a key and places to samples
 
 KEYS = 1000
 _BINS = 64
-_LOOKED_AT = 48  # places a key, each with neighbours near and far
+_LOOKED_AT = 48  # places per key, each with near and far neighbours
 
 
 def p_values(length: int, order: Order, batch: int) -> dict[str, float]:
-    """Return by statistic how likely one at least so odd is, were every order equally likely."""
+    """Return the p-value of each statistic, under the hypothesis that all orders are equally likely."""
     places = np.unique(np.linspace(0, length - 1, min(length, _LOOKED_AT)).astype(np.int64))
     lags = np.array([1 << bit for bit in range(length.bit_length() - 1)])
     differences: dict[int, list[Numbers]] = {lag: [] for lag in lags}
@@ -25,7 +25,7 @@ def p_values(length: int, order: Order, batch: int) -> dict[str, float]:
         begins = np.array([key * 7919 % (length - lag) for lag in lags])
         near = np.arange(min(batch, length)) + batch * (key % max(1, length // batch))
         three = (key % max(1, length - 2) + np.arange(3)) % length
-        # All in one call: it is what takes long.
+        # A single call for all places, because the call is the slow part.
         asked = (places, three, begins, begins + lags, near)
         drawn, line, first, last, batched = np.split(
             order(key, np.concatenate(asked)), np.cumsum([len(each) for each in asked])[:-1]
@@ -38,7 +38,7 @@ def p_values(length: int, order: Order, batch: int) -> dict[str, float]:
         correlations.append(float(np.corrcoef(drawn, order(key + KEYS, places))[0, 1]))
     values = {"position": _uniform(position, length, 0)}
     values |= {f"difference at {lag}": _uniform(each, length, 1) for lag, each in differences.items()}
-    if length > 64:  # below, second differences are not uniform, as no two samples are equal
+    if length > 64:  # in shorter orders, second differences are not uniform because samples never repeat
         values["second differences"] = _uniform(second, length, 0)
     expected = batch * (batch - 1) / (length - 1)
     values["in one batch"] = _total(together, expected)
@@ -58,15 +58,15 @@ def _uniform(drawn: list[Numbers], length: int, least: int) -> float:
 
 
 def _total(counts: list[int], expected: float) -> float:
-    """Return the p-value of how many samples had their successor in the batch, summed over keys."""
-    if expected >= 1:  # their spread is then what was seen
+    """Return the p-value for the counts of samples whose successor was in the same batch, summed over keys."""
+    if expected >= 1:  # use the observed spread
         return float(stats.ttest_1samp(counts, expected).pvalue)
     total, mean = sum(counts), expected * len(counts)
     return float(min(1.0, 2 * min(stats.poisson.cdf(total, mean), stats.poisson.sf(total - 1, mean))))
 
 
 def fisher_yates(length: int) -> Order:
-    """Return NumPy's own shuffle."""
+    """Return NumPy's shuffle as an order."""
 
     def order(key: int, places: Numbers) -> Numbers:
         return np.random.default_rng(key).permutation(length)[places]
@@ -75,7 +75,7 @@ def fisher_yates(length: int) -> Order:
 
 
 def affine(length: int) -> Order:
-    """Return a x + b mod length, a prime to it."""
+    """Return the order a x + b mod length, with `a` coprime to `length`."""
 
     def order(key: int, places: Numbers) -> Numbers:
         generator = np.random.default_rng(key)

@@ -1,4 +1,4 @@
-"""Schedules for the pure tests: every entry of the table on small grids, in laid-out and shuffled order."""
+"""Schedules for the pure tests: every entry of the table on small grids, in rank order and shuffled."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ GRIDS = [
 def frame_on(
     collective: Collective, grid: tuple[int, ...], *, shuffled: bool = False, shares: tuple[int, ...] = (1,)
 ) -> Frame:
-    """Return a frame on `grid`; a broadcast's root is neither the first nor the last rank, where there are three."""
+    """Return a frame on `grid`. With three or more ranks, a broadcast's root is neither the first nor the last."""
     ranks = math.prod(grid)
     order = np.random.default_rng(ranks).permutation(ranks).tolist() if shuffled else range(ranks)
     root = ranks // 2 if collective is Collective.BROADCAST else 0
@@ -27,9 +27,9 @@ def frame_on(
 
 
 def every_schedule(grid: tuple[int, ...]) -> Iterator[Schedule]:
-    """Yield every entry of the table on `grid`: laid out and shuffled, on one channel and on three uneven ones.
+    """Yield every entry of the table on `grid`: in rank order and shuffled, on one channel and on three uneven ones.
 
-    Beyond 12 ranks, shuffled on one channel only: it is the hardest, and the proof of all moves takes its time.
+    Beyond 12 ranks, only the hardest case is used (shuffled, one channel), because the proof of all moves is slow.
     """
     for collective, algorithm in TABLE:
         yield build(algorithm, frame_on(collective, grid, shuffled=True))
@@ -41,7 +41,7 @@ def every_schedule(grid: tuple[int, ...]) -> Iterator[Schedule]:
 
 
 def build_wide(algorithm: str, frame: Frame) -> Schedule:
-    """Return the schedule with wide accumulation if the algorithm can, else with the arrays' own."""
+    """Return the schedule with wide accumulation if the algorithm supports it, else with the arrays' own type."""
     is_ring = "ring" in algorithm and frame.collective in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER}
     return build(algorithm, frame, Accumulation.SAME if is_ring else Accumulation.WIDE)
 
@@ -52,7 +52,7 @@ def all_moves(schedule: Schedule) -> dict[int, Moves]:
 
 
 def counts_for(schedule: Schedule, block: int = 5) -> list[Counts]:
-    """Return every rank's counts for blocks that differ: rank r's, or from i to r, has about `block` elements."""
+    """Return every rank's counts for blocks of different sizes: each block has about `block` elements."""
     p = schedule.ranks
     sizes = [block + (3 * rank) % 4 for rank in range(p)]
     if schedule.collective in {Collective.ALL_REDUCE, Collective.BROADCAST}:

@@ -1,4 +1,4 @@
-"""Adasum of vectors: the formula, and the tree of more than two."""
+"""Adasum of vectors: the formula for two, and the tree for more."""
 
 import math
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ TYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for 
 
 
 def of_two(a: Vector, b: Vector) -> Vector:
-    """The formula as the paper has it."""
+    """Return Adasum of two vectors by the paper's formula."""
     ab = float((a * b).sum())
     return (1 - ab / (2 * float((a * a).sum()))) * a + (1 - ab / (2 * float((b * b).sum()))) * b
 
 
 def of_all(vectors: Sequence[Vector]) -> Vector:
-    """The tree from its root, where `rounds` has it from the leaves."""
+    """Return Adasum of many vectors, computed from the tree's root; `rounds` starts at its leaves."""
     power = 2 ** int(math.log2(len(vectors)))
     leaves = [
         of_two(vector, vectors[power + i]) if power + i < len(vectors) else vector
@@ -85,8 +85,8 @@ def test_orthogonal_vectors_are_added_and_parallel_ones_averaged(name: str, coun
     basis = np.linalg.qr(generator.normal(size=(count + 50, count)))[0]
     vectors = [column.astype(TYPES[name]) for column in basis.T]
     exact = [vector.astype(np.float64) for vector in vectors]
-    assert near(adasum(vectors), np.sum(exact, 0), 4 * BOUNDS[name])  # rounded, they are a little oblique
-    # Of unlike lengths, and some the other way: pairs are averaged, and so are all where all are in pairs.
+    assert near(adasum(vectors), np.sum(exact, 0), 4 * BOUNDS[name])  # rounding makes the vectors slightly oblique
+    # Parallel vectors of different lengths and signs: each pair is averaged. Without a vector left over, so are all.
     parallel = [(exact[0] * factor).astype(TYPES[name]) for factor in (1.0, -3.0, 0.25, 10.0, 2.0)[: 2 * (count // 2)]]
     wanted = np.mean([vector.astype(np.float64) for vector in parallel], 0)
     assert near(adasum(parallel), wanted, 8 * BOUNDS[name])

@@ -1,7 +1,6 @@
-"""What messages advise is there: commands with their options, settings, names, pages, and keywords.
+"""Messages give valid advice: the commands, options, settings, names, pages and keywords in them exist.
 
-A rule over every text in the package's source. A message that sends its reader to something that does not exist is
-worse than none, and nobody notices when what it names is renamed.
+The rule covers every text in the package's source. A rename could otherwise leave advice that points to nothing.
 """
 
 import argparse
@@ -21,15 +20,15 @@ from multiring.settings import Settings
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "multiring"
 
-# What other programs take, which messages speak of or which they are started with.
+# Options of other programs that messages mention or that multiring passes on.
 OTHERS_OPTIONS = {
     *("--bind-to", "--map-by", "--mca", "--tag-output", "--wdir", "--requeue"),  # mpiexec, srun, Slurm's batch files
     *("--abbrev", "--always", "--dirty", "--error-unmatch", "--no-build-isolation"),  # git, pip
     *("--master", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--no-python"),  # torchrun
-    *("--nproc-per-node", "--num", "--main", "--log"),  # also in part what other launchers call ours
-    "--lab",  # which `multiring lab fault` reads by itself
+    *("--nproc-per-node", "--num", "--main", "--log"),  # some are other launchers' names for our options
+    "--lab",  # parsed by `multiring lab fault` itself
 }
-# What the package sets for itself, and no user does.
+# Variables that the package sets for itself, never the user.
 OWN_VARIABLES = frozenset({"MULTIRING_ENTRY_NAME", "MULTIRING_X"})
 OTHERS_KEYWORDS = {
     *("weights_only", "fullgraph", "gradient_as_bucket_view", "num_workers", "prefetch_factor", "in_order"),  # torch
@@ -38,13 +37,13 @@ OTHERS_KEYWORDS = {
     *("fill", "stroke", "points", "rx", "cx", "cy", "xmlns"),  # SVG
 }
 NO_COMMAND = frozenset({"multiring pack 1"})  # the first words of a file
-KEYS = frozenset({"multiring.part", "multiring.data"})  # in a batch of Keras'
+KEYS = frozenset({"multiring.part", "multiring.data"})  # keys in a Keras batch
 MODULES = {"mt": ("torch", "tensorflow"), "hvd": ("horovod", "torch", "tensorflow")}
 
 
 @dataclass(frozen=True)
 class Text:
-    """A literal, with {} for what is put in."""
+    """A string literal, with {} in place of expressions."""
 
     place: str
     text: str
@@ -82,14 +81,14 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser | None]:
-    """Return what may follow a command: its own commands, or the words it takes."""
+    """Return the words that may follow a command: its subcommands, or the choices of its argument."""
     found: dict[str, argparse.ArgumentParser | None] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             found |= action.choices
         elif not action.option_strings and action.choices:
             found |= dict.fromkeys(map(str, action.choices))
-    return found | dict.fromkeys(["all"] if parser.prog.endswith(" bench") else [])  # its first word may be `all`
+    return found | dict.fromkeys(["all"] if parser.prog.endswith(" bench") else [])  # `multiring bench all`
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -101,7 +100,7 @@ COMMAND = re.compile(r"\bmultiring ([a-z]+)((?: (?:--?[a-z][\w-]*|[a-z]+|[A-Z]+|
 
 
 def faults_of_commands(text: str) -> list[str]:
-    """Return what a text calls a command of multiring's and is none."""
+    """Return the invalid commands of multiring that a text mentions."""
     found = []
     nested = {word for parser in parsers().values() for word, inner in below(parser).items() if inner is not None}
     for command, rest in COMMAND.findall(text):
@@ -110,7 +109,7 @@ def faults_of_commands(text: str) -> list[str]:
         if command in nested - set(COMMANDS):
             found.append(f"multiring {command}: that is a part of another command")
         elif command not in COMMANDS:
-            # With an option it is no sentence about multiring.
+            # Without an option, the words are a sentence about multiring.
             found += [f"multiring {command}: no such command"] * bool(words[:1] and words[0].startswith("-"))
         else:
             inner = below(parsers()[command])
@@ -161,7 +160,7 @@ def test_pages_that_messages_name_are_there() -> None:
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
-    """Return what a module has: what it defines or imports at any level, and the modules beside it."""
+    """Return the names that a module defines or imports at any level, and the modules beside it."""
     found = {each.stem for each in path.parent.iterdir()} if path.name == "__init__.py" else set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -174,7 +173,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 def is_there(dotted: str) -> bool:
-    """Return whether `multiring.a.b` is there, as far as names without values tell: what a class has is not asked."""
+    """Return whether `multiring.a.b` exists in the source. Attributes of classes are not checked."""
     at = SOURCE
     for name in dotted.split(".")[1:]:
         module = at / "__init__.py" if at.is_dir() else at

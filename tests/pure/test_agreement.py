@@ -1,4 +1,4 @@
-"""The agreement on an order: whatever the ranks' own orders and the messages' delays, all ranks decide the same."""
+"""The agreement on an order: all ranks decide the same, for any order of announcements and any delays."""
 
 import subprocess
 import sys
@@ -112,7 +112,7 @@ def test_who_differs_is_refused_everywhere_and_the_rest_goes_on(net: Net, rounds
         programs.append(net.program(rank, zip(order, terms, strict=True)))
     net.start(programs)
     assert net.run(inquiries=0.01)
-    # Two rounds on which all agree: whatever is left of the refusals would be in their way.
+    # Two rounds without disagreement: anything left over from the refusals would disturb them.
     net.start(net.program(rank, [(name, TERMS) for name in NAMES * 2]) for rank in range(net.size))
     assert net.run()
     net.check_all_alike()
@@ -128,7 +128,7 @@ def test_a_refusal_says_who_said_what_and_does_not_wait_for_all() -> None:
     net.settle()
     refused = Refused("loss", {0: "float32", 1: "float64"}, {"float32": 1, "float64": 1})
     assert net.decisions == [[refused]] * 4
-    net.announce(3, ("loss", "float32"))  # they come when all is over
+    net.announce(3, ("loss", "float32"))  # these ranks announce after the decision
     net.announce(2, ("loss", "float32"))
     assert net.notes == [[], [], [refused], [refused]]
     assert not net.under_way
@@ -216,7 +216,7 @@ def test_the_last_to_join_is_the_same_everywhere() -> None:
 
 
 def test_the_last_to_join_is_who_waited_least() -> None:
-    """Ranks that joined before the agreement began announce it in any order."""
+    """Ranks that joined before the agreement began announce their joins in any order."""
     for order in ((3, 0, 6, 2, 1, 4, 5), (5, 4, 3, 2, 1, 0, 6)):
         net = group_of(7)
         for rank in order:
@@ -226,7 +226,7 @@ def test_the_last_to_join_is_who_waited_least() -> None:
 
 
 def halted(net: Net, joins: float) -> None:
-    """Bring the group to any state in which nothing goes on; `joins`: how likely a rank has joined."""
+    """Bring the group into a random state without progress. `joins` is the probability that a rank has joined."""
     for rank in range(net.size):
         for name in shuffled(net.random, NAMES):
             if net.random.random() < 0.8:
@@ -293,7 +293,7 @@ def test_all_that_wait_for_each_other_are_named() -> None:
     found, blocked = {"x": (2,), "y": (0, 1)}, {0: "x", 1: "x", 2: "y"}
     deadlock = Deadlock(blocked, found)
     assert net.decisions == [[Missing(found, blocked, (), ()), deadlock]] * 3
-    net.announce(2, ("x", TERMS))  # what was decided against does not come back
+    net.announce(2, ("x", TERMS))  # a rejected announcement stays rejected
     assert net.notes[2] == [Deadlock(blocked, {"x": (2,)})]
     assert not net.under_way
 
@@ -319,7 +319,7 @@ def test_what_was_answered_before_all_had_joined_is_asked_again() -> None:
     net.pass_on(1, 0)
     net.inquire(0)
     net.pass_on(0, 1)
-    net.pass_on(1, 0)  # it has joined
+    net.pass_on(1, 0)  # rank 1 has joined
     net.join(2)
     net.settle()
     assert net.decisions == [[Joined(2), Missing({}, {}, (), ())]] * 3
@@ -335,7 +335,7 @@ def test_an_answer_to_an_earlier_question_is_none_to_this_one() -> None:
     net.conclude(0)
     net.announce(2, ("x", TERMS))
     net.inquire(0)
-    net.pass_on(2, 0)  # the answer that was not waited for
+    net.pass_on(2, 0)  # the answer that rank 0 did not wait for
     net.stopped = {0}
     net.settle()
     net.stopped.clear()
@@ -384,7 +384,7 @@ def test_a_rank_that_says_nothing_is_named_on_all_others(net: Net, data: st.Data
         answers = {decision.silent for decision in net.decisions[rank] if isinstance(decision, Missing)}
         notes = {(note.rank,) for note in net.notes[rank] if isinstance(note, Silent)}
         assert answers | notes == {(stopped,)}
-    # It goes on, and everything is as if nothing had been.
+    # The stopped rank resumes, and everything works as before.
     net.stopped.clear()
     net.settle()
     known, missing = len(net.decisions[0]), net.missing()

@@ -1,4 +1,4 @@
-"""Bytes that no member of the group has sent: each is told from those that one has, and changes nothing."""
+"""Bytes that no member has sent are rejected and change nothing."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from multiring.agreement import Member, Outcome
 
-# Of seven ranks with two children each: 0 above 1 and 4, 1 above 2 and 3, 4 above 5 and 6.
+# A tree of seven ranks with two children each: 0 is the parent of 1 and 4, 1 of 2 and 3, and 4 of 5 and 6.
 SIZE, RADIX, RANK, PARENT, CHILD = 7, 2, 1, 0, 2
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.sampled_from(["r", "o", "x", "m", "d", "a", ""]),
@@ -90,7 +90,7 @@ def test_what_cannot_follow_is_refused(first: bytes, second: bytes, text: str) -
 
 
 def take(member: Member, sender: int, message: bytes) -> None:
-    """Nothing but a ValueError may come of it."""
+    """Give a message to a member; only a ValueError is allowed."""
     with contextlib.suppress(ValueError):
         member.receive(sender, message)
 

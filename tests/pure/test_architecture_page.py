@@ -1,4 +1,4 @@
-"""docs/architecture.md names what there is: rooms, files and symbols."""
+"""docs/architecture.md names only existing packages, files and symbols."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_there_are_answers() -> None:
 @pytest.mark.parametrize(("question", "file", "name"), TABLE, ids=[question for question, *_ in TABLE])
 def test_an_answer_is_there(question: str, file: str, name: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
-    if file.endswith(".py"):  # it is made there, or raised
+    if file.endswith(".py"):  # the file defines or raises the name
         assert re.search(rf"^ *(def|class) {name}\b|^ *{name}\b[^=\n]* = |^    {name},$", text, re.MULTILINE), question
     assert re.search(rf"\b{name}\b", text), (question, file, name)
 

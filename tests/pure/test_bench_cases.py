@@ -1,4 +1,4 @@
-"""What the bench times and how sure it says it is: sizes, data, expected results, intervals."""
+"""What the bench measures, and with what confidence: sizes, data, expected results and intervals."""
 
 import itertools
 import json
@@ -106,7 +106,7 @@ def test_the_interval_is_that_of_the_order_statistics(n: int, ends: tuple[int, i
 
 @pytest.mark.parametrize("n", range(1, 14))
 def test_the_level_counts_the_outcomes(n: int) -> None:
-    """Each of n values lies below the true median or above it, equally likely: count the ways that are enclosed."""
+    """Each of n values is equally likely below or above the true median. Count the outcomes inside the interval."""
     interval = median_interval(list(range(n)))
     low, high = round(interval.low), round(interval.high)
     enclosed = sum(low < sum(sides) <= high for sides in itertools.product((0, 1), repeat=n))
@@ -213,7 +213,7 @@ def test_calls_rotate_and_are_warmed_up_on_every_buffer() -> None:
     marks: list[int] = []
     case = case_of(pool_bytes=9600 * 5, calls=7, warmup=3)
     seconds = contract.time_calls(made.append, lambda: marks.append(len(made)), case)
-    assert marks == [5]  # one barrier, between warm-up and clock
+    assert marks == [5]  # one barrier, between warm-up and timing
     assert made == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
     assert len(seconds) == 7
     assert min(seconds) >= 0
@@ -229,7 +229,7 @@ def test_every_buffer_is_verified_before_it_is_timed(tmp_path: Path) -> None:
             buffers[index][0][:] += contract.inputs(case, 1, 2) if buffers[index][0].any() else 0
 
     assert len(contract.verify_and_time(case, (0, 2), buffers, call, lambda: None)) == 4
-    assert not any(array.any() for array, _ in buffers)  # at rest while it was timed
+    assert not any(array.any() for array, _ in buffers)  # no operation changed the buffers during timing
     broken.append(2)
     with pytest.raises(SystemExit, match="wrong result"):
         contract.verify_and_time(case, (0, 2), buffers, call, lambda: None)

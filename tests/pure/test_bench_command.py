@@ -1,4 +1,4 @@
-"""`multiring bench`: how it says no, what it writes, and what a lab's wires allow."""
+"""`multiring bench`: rejected input, written records, and the limits of a lab's wires."""
 
 import builtins
 import json
@@ -111,7 +111,7 @@ def test_installing_asks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["mpich", "horovod"]
 
 
-# ---- what is written ----
+# ---- output ----
 
 QUESTION = Question(collective="all_reduce", ranks=4, size_bytes=1 << 20)
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench", ping_pong_us=5.0)

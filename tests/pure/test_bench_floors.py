@@ -1,4 +1,4 @@
-"""benchmarks/floors.py: which records it believes, and how it judges two commands' figures."""
+"""benchmarks/floors.py: the records it accepts, and its verdicts on two commands' figures."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks import floors
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Benches that were run; each leaves a record of commit "now" with its number."""
+    """Record the benches that run; each one prints a numbered record of commit "now"."""
     started: list[list[str]] = []
 
     def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""benchmarks/floors_hosts.py: commands that the bench takes, and verdicts from records."""
+"""benchmarks/floors_hosts.py: its commands are valid for the bench, and its verdicts follow from records."""
 
 import argparse
 import shlex

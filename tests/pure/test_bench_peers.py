@@ -1,4 +1,4 @@
-"""Which libraries the bench knows, where it looks for them, and what it starts them with."""
+"""The bench's libraries: their names, their environments and their start commands."""
 
 import sys
 from pathlib import Path
@@ -14,13 +14,13 @@ from multiring.settings import cache_folder
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder in which environments are looked for."""
+    """Return an empty folder for the libraries' environments."""
     monkeypatch.setenv("MULTIRING_BENCH_PEERS", str(tmp_path / "peers"))
     return tmp_path / "peers"
 
 
 def pretend(folder: Path, name: str) -> Path:
-    """Make what an installed environment is known by."""
+    """Create the stamp file of an installed environment; return the environment's bin folder."""
     (folder / name).mkdir(parents=True)
     (folder / name / "multiring-recipe").write_text(install._stamp_of(install.RECIPES[name]))
     return folder / name / "bin"
@@ -98,7 +98,7 @@ def test_an_mpi_is_started_with_its_own_python_and_settings(folder: Path, tmp_pa
     start = command_of(PEERS["openmpi"], 4, Path("worker.py"), file)
     assert start.command[:3] == (str(binaries / "mpiexec"), "-n", "4")
     assert start.command[-6:-1] == (str(binaries / "python"), "-m", "mpi4py", "worker.py", str(file))
-    # More ranks than cores: set for the library, and handed to the worker to be written into the result.
+    # With more ranks than cores, the library gets this setting, and the worker writes it into the result.
     assert start.command[-1] == "mpi_yield_when_idle=1"
     place = start.command.index("mpi_yield_when_idle")
     assert start.command[place - 1 : place + 2] == ("--mca", "mpi_yield_when_idle", "1")

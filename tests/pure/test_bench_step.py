@@ -1,4 +1,4 @@
-"""What `multiring bench step` makes of its figures, and what it refuses; no torch, no processes."""
+"""`multiring bench step`: its evaluation of figures and its refusals, without torch or processes."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from multiring.bench.step_records import step_lines, step_records, step_settings
 from multiring.bench.workers.step_case import NETWORKS, Pace, Rendezvous
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
-# Six alternations, and of each library the median is 1.02, 1.5 and 1.0.
+# Six alternations. The libraries' medians are 1.02, 1.5 and 1.0.
 SLOWER = [0.01, 0.02, 0.02, 0.02, 0.02, 0.05]
 OTHER_QUIET, OTHER_BUSY = 0.01, 0.4
 

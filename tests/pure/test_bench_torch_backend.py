@@ -1,4 +1,4 @@
-"""benchmarks/torch_backend.py and ddp_exposed.py: commands that the bench takes, and verdicts from records."""
+"""benchmarks/torch_backend.py and ddp_exposed.py: valid commands for the bench, and verdicts from records."""
 
 import argparse
 import shlex
@@ -62,7 +62,7 @@ def test_collectives_are_four_times_as_fast(gloo_s: float, *, holds: bool) -> No
 
 @pytest.mark.parametrize(("exposed_s", "holds"), [(0.029, True), (0.031, False), (-0.01, True)])
 def test_a_third_of_what_gloo_exposes(exposed_s: float, capsys: pytest.CaptureFixture[str], *, holds: bool) -> None:
-    # A machine that slows down from round to round.
+    # The machine slows down from round to round.
     rounds = [
         dict(
             zip(

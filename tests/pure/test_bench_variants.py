@@ -1,4 +1,4 @@
-"""Multiring's own variants in a comparison: how they are started, and how wrong a lossy wire's results may be."""
+"""Variants of multiring in a comparison: their start commands, and the allowed error of a lossy wire."""
 
 from pathlib import Path
 

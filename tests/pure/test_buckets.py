@@ -1,4 +1,4 @@
-"""Which gradients share a bucket; no ranks needed."""
+"""The assignment of gradients to buckets, without ranks."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[str, int]], bu
 
 @given(st.lists(SHAPES, max_size=30), st.sampled_from([1, 4096]))
 def test_buckets_complete_in_the_order_they_start(shapes: list[tuple[str, int]], bucket_bytes: int) -> None:
-    """When gradients come in reverse order of the parameters."""
+    """Gradients arrive in reverse order of the parameters."""
     buckets = lay_out([spec(*shape) for shape in shapes], bucket_bytes)
     assert all(list(bucket.members) == sorted(bucket.members, reverse=True) for bucket in buckets)
     assert all(one.members[-1] > other.members[-1] for one, other in pairwise(buckets))

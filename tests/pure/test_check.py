@@ -1,4 +1,4 @@
-"""`check`, by its rule of composition, and the proof of all moves accept what is right and refuse what is wrong."""
+"""`check` (the rule of composition) and the proof of all moves accept correct schedules and reject wrong ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_thousand_ranks_take_a_moment(algorithm: str) -> None:
     schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, (32, 32)))
     check(schedule)
     schedule.moves_of(1023)
-    # Ten times the 2 s that are promised: tests assert no speed, only that nothing is quadratic in all ranks.
+    # Ten times the promised 2 s. The test asserts no speed, only that the time is not quadratic in the number of ranks.
     assert perf_counter() - started < 20
 
 
@@ -52,7 +52,7 @@ def test_nothing_grows_with_all_moves_of_a_large_schedule() -> None:
     assert len(check_free) == (5 + 1 + 1 + 5) + 4 * 23 + 4 * 189
 
 
-# --- composition: what the rule refuses, the proof of all moves refuses too ---
+# --- composition: the proof of all moves rejects everything that the rule rejects ---
 
 
 def _both_refuse(schedule: Schedule, match: str) -> None:
@@ -93,8 +93,8 @@ def _shifted(program: Callable[[int, int], Moves], by: int, p: int, i: int) -> M
 
 
 def test_a_scatter_and_a_gather_that_only_fit_each_other_are_refused_on_a_grid() -> None:
-    # The sum of part i lands at coordinate i - 1, and is gathered from there: an all-reduce on one axis, but what a
-    # second axis would reduce in between is not complete.
+    # The sum of part i ends at coordinate i - 1 and is gathered from there. On one axis this is an all-reduce. With a
+    # second axis, the part reduced in between is not complete.
     scatter = Pattern("scatter", Effect.REDUCE_SCATTER, partial(_shifted, ring.REDUCE_SCATTER.program, 1))
     gather = Pattern("gather", Effect.ALL_GATHER, partial(_shifted, ring.ALL_GATHER.program, 1))
     alone = Schedule(
@@ -120,7 +120,7 @@ def test_a_pattern_that_names_a_coordinate_beyond_its_line_is_refused() -> None:
 
 
 def _eager_scatter(p: int, i: int) -> Moves:
-    """As direct, but the finished part is offered to the next coordinate, which takes it when it is done itself."""
+    """Return `direct`'s moves plus an exchange of finished parts, each offered to the next coordinate."""
     moves = direct.REDUCE_SCATTER.program(p, i)
     offer = Move(Kind.SEND, 0, i, -1, 1, False, ((i + 1) % p,))
     take = Move(Kind.COPY, 0, -1, (i - 1) % p, 1, False, ((i - 1) % p,))
@@ -200,7 +200,7 @@ def test_overlapping_src_and_dst_are_refused() -> None:
 
 
 def test_spans_across_a_gap_in_memory_are_refused() -> None:
-    # Shuffled, neighbouring blocks are not neighbours in the user's buffer; INPUT and OUTPUT never are.
+    # In shuffled order, neighbouring blocks are not adjacent in the user's buffer. INPUT and OUTPUT are never adjacent.
     schedule = build("direct", frame_on(Collective.ALL_GATHER, (5,), shuffled=True))
     programs = all_moves(schedule)
     programs[0] = Moves.of([*programs[0].rows(), Move(Kind.SEND, 0, 0, -1, 2, False, (1,))])
@@ -214,7 +214,7 @@ def test_every_rank_needs_a_program() -> None:
         check_moves(schedule, {0: schedule.moves_of(0)})
 
 
-# --- what programs do wrong together ---
+# --- programs that are wrong only together ---
 
 
 def _refused(frame: Frame, programs: list[list[Move]], match: str) -> None:
@@ -254,7 +254,7 @@ def test_writing_the_input_is_named() -> None:
 
 
 def test_overwriting_what_a_slow_reader_may_still_read_is_named() -> None:
-    # Rank 0 offers chunk 0 and at once receives into it: rank 1 may take the new bytes for the old ones.
+    # Rank 0 offers chunk 0 and at once receives into it, so rank 1 may read the new bytes.
     frame = frame_on(Collective.ALL_REDUCE, (2,))
     first = [SEND_0_TO_1, Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1))]
     second = [Move(Kind.SEND, 0, 0, -1, 1, False, (0,)), Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1))]
@@ -262,7 +262,8 @@ def test_overwriting_what_a_slow_reader_may_still_read_is_named() -> None:
 
 
 def test_a_reduce_may_begin_to_write_before_its_last_operand_is_in() -> None:
-    # Rank 2's message proves that rank 1 has read chunk 0; but rank 0 may add rank 1's operand before it comes.
+    # Rank 2's message proves that rank 1 has read chunk 0. But rank 0 may add rank 1's operand before that message
+    # comes.
     frame = frame_on(Collective.ALL_REDUCE, (3,))
     first = [SEND_0_TO_1, Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1, 2))]
     second = [
@@ -274,11 +275,11 @@ def test_a_reduce_may_begin_to_write_before_its_last_operand_is_in() -> None:
     _refused(frame, [first, second, third], "overwrites chunk 0")
 
 
-# --- mutations: every single one of every move is caught ---
+# --- mutations: every single change of every move is detected ---
 
 
 def mutants_of(moves: list[Move], ranks: int, chunks: int) -> list[tuple[str, list[Move]]]:
-    """Return every program that differs from `moves` in one move: dropped, doubled, or wrong in one field."""
+    """Return every program that differs from `moves` in one move: dropped, doubled, or with one wrong field."""
     found = []
     for index, move in enumerate(moves):
         head, tail = moves[:index], moves[index + 1 :]
@@ -303,11 +304,11 @@ def _wrong(move: Move, ranks: int, chunks: int) -> list[Move]:
 
 
 def _is_the_same_read(collective: Collective, program: list[Move], mutant: list[Move]) -> bool:
-    """Whether the mutant only reads what was copied at the place it was copied from.
+    """Return whether the mutant only reads copied data from another place with the same bytes.
 
-    An all_gather may send its own block from INPUT; an exchange may combine its own operand out of OUTPUT, but must not
-    send it from there; between two axes it may do both with the sum so far. The bytes are the same and nobody has
-    written either place: the only other right programs.
+    An all_gather may send its own block from INPUT. An exchange may combine its own operand from OUTPUT, but must not
+    send it from there. Between two axes it may do both with the partial sum. No move has written either place since
+    the copy, so these are the only other correct programs.
     """
     pairs = [(before, after) for before, after in zip(program, mutant, strict=False) if before != after]
     kinds = {Kind.SEND} if collective is Collective.ALL_GATHER else {Kind.REDUCE, Kind.SEND}
@@ -343,7 +344,8 @@ def test_every_single_mutation_of_a_small_schedule_is_caught(
 ) -> None:
     schedule = build(algorithm, frame_on(collective, grid))
     chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
-    # The first rank's moves, maybe the root's, and the last one's: enough by symmetry. Of six ranks every second one.
+    # By symmetry, the first and the last rank suffice; one of them may be the root. Of six ranks, test every second
+    # mutant.
     for rank in (0, schedule.ranks - 1):
         mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
         assert _survivors(schedule, rank, mutants[:: 1 if schedule.ranks <= 4 else 2]) == []
@@ -381,13 +383,13 @@ def test_the_rule_catches_every_single_mutation_of_every_pattern(collective: Col
                     pytest.fail(name)
 
 
-# --- moves out of order: what is accepted is right however the ranks race ---
+# --- moves out of order: an accepted program is right however the ranks race ---
 
 
 def _race(programs: dict[int, list[Move]], chunks: int, generator: np.random.Generator) -> list[list[int]] | None:
-    """Execute an all_reduce in a random order, reading offered memory as late as can be; None on a deadlock.
+    """Execute an all_reduce in a random order that reads offered memory as late as possible; None on a deadlock.
 
-    An oracle that shares nothing with the proof. Rank r's contribution to chunk c is (c + 1) 64^r.
+    This oracle shares no code with the proof. Rank r's contribution to chunk c is (c + 1) 64^r.
     """
     memory = {rank: [(chunk + 1) * 64**rank for chunk in range(chunks)] for rank in programs}
     offers: dict[tuple[int, int], list[tuple[int, int]]] = {}

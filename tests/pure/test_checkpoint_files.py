@@ -1,4 +1,4 @@
-"""What a checkpoint's files say is loaded, or told by the file's name; whatever befell them, and whoever wrote them."""
+"""Checkpoint files load correctly or raise an error that names the file, for damaged and foreign files too."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def test_values_come_back(tmp_path: Path) -> None:
 
 
 def replaced(data: bytes, chosen: random.Random) -> bytes:
-    """Return the bytes with some of them others, left out or there twice."""
+    """Return `data` with some bytes changed, dropped or duplicated."""
     changed = bytearray(data)
     for _ in range(chosen.randint(1, 3)):
         at = chosen.randrange(len(changed))
@@ -56,7 +56,7 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
         good = file.read_bytes()
         file.write_bytes(replaced(good, chosen))
         try:
-            assert same(loaded(root), VALUE)  # a blank more or less is no damage
+            assert same(loaded(root), VALUE)  # an added or missing blank is no damage
         except ArgumentError as error:
             assert "checkpoint" in str(error)  # noqa: PT017 -- others pass
             told += 1
@@ -156,7 +156,7 @@ def test_what_others_put_into_a_checkpoint_stays(tmp_path: Path) -> None:
     root = saved(tmp_path / "c", 1)
     (data,) = root.glob("data-*")
     kept = [root / "metrics.csv", root / "epoch0" / "manifest.json", data / "notes.txt", root / "data-" / "x"]
-    kept.append(root / "data-00000000000000aa" / "rank-00000.json")  # whose mark is not there
+    kept.append(root / "data-00000000000000aa" / "rank-00000.json")  # without the mark file of its save
     for each in kept:
         each.parent.mkdir(exist_ok=True)
         each.write_text("a week of it")
@@ -205,7 +205,7 @@ def data_of(root: Path) -> list[str]:
     return [find(root)[0].name[:6]]
 
 
-# ---- what multiring 0.2 wrote ----
+# ---- checkpoints of multiring 0.2 ----
 
 
 def saved_by_02(path: Path, token: str = "0123456789abcdef") -> Path:  # noqa: S107 -- of one save
@@ -226,7 +226,7 @@ BY_02 = {"x": np.arange(3, dtype=np.float32), "y": np.arange(4), "z": (1, float(
 def test_a_checkpoint_of_02_is_loaded_and_replaced(place: str, tmp_path: Path) -> None:
     kept = saved_by_02(tmp_path / place)
     assert same(loaded(tmp_path / "c"), BY_02)
-    for name in ("all.json", "all.safetensors"):  # as that version called them
+    for name in ("all.json", "all.safetensors"):  # the name in that version
         (kept / name).rename(kept / name.replace("all", "shared"))
     with pytest.raises(ArgumentError, match=r"all\.x is a set"):
         saved(tmp_path / "c", {"x": {1}})

@@ -1,4 +1,4 @@
-"""What is saved comes back with its types and bits, or is refused by name when it is saved."""
+"""Saved values come back with their types and bits; values that cannot be saved are rejected by name."""
 
 import enum
 import math
@@ -31,7 +31,7 @@ NUMPY_TYPES: list[Any] = [
 
 
 def each_layout(dtype: "np.dtype[Any]") -> Iterator[Any]:
-    """Yield arrays of a type and of random bits, of several shapes and layouts, and a scalar."""
+    """Yield arrays of a type with random bits, in several shapes and layouts, and a scalar."""
     generator = np.random.default_rng(1)
     for shape in ((), (0,), (3,), (2, 0, 3), (4, 5)):
         array = np.zeros(shape, dtype)
@@ -158,7 +158,7 @@ def container_of(chosen: random.Random, depth: int) -> Any:
 
 
 def values(chosen: random.Random, depth: int) -> Any:
-    """Return a random value, made of everything that can be saved."""
+    """Return a random value composed of everything that can be saved."""
     if depth and chosen.random() < 0.5:
         return container_of(chosen, depth)
     made: list[Callable[[], Any]] = [

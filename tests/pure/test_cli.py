@@ -1,4 +1,4 @@
-"""The command line: what it accepts, and how it says no."""
+"""The command line: accepted arguments and error messages."""
 
 import argparse
 import re

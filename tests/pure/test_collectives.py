@@ -1,4 +1,4 @@
-"""The table of algorithms, and the shape of what each builds: steps, messages and blocks sent, as its page says."""
+"""The table of algorithms, and the steps, messages and blocks of each, as docs/algorithms.md states them."""
 
 import math
 
@@ -11,7 +11,7 @@ from multiring.schedule import SUMS, Accumulation, Collective, Kind, Moves
 
 
 def _sent(moves: Moves) -> tuple[int, int]:
-    """Return how many messages, and how many chunks in them, a rank sends."""
+    """Return the numbers of messages and of chunks that a rank sends."""
     sends = [move for move in moves.rows() if move.kind is Kind.SEND]
     return sum(len(move.peers) for move in sends), sum(move.span * len(move.peers) for move in sends)
 
@@ -74,7 +74,7 @@ def test_a_tree_reaches_everyone_in_the_logarithm_of_p_hops(p: int) -> None:
     schedule = build("tree", frame_on(Collective.BROADCAST, (p,)))
     programs = {rank: list(moves.rows()) for rank, moves in all_moves(schedule).items()}
     rounds, have = 0, {schedule.root}
-    # In each round a rank that has the data sends to the next child it has not served.
+    # In each round, a rank with the data sends to its next unserved child.
     served = dict.fromkeys(programs, 0)
     while len(have) < p:
         rounds += 1

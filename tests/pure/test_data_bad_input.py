@@ -1,4 +1,4 @@
-"""What a data set's files may not say: each is told by the file's name and what is wrong, and nothing else happens."""
+"""Invalid files of data sets raise an error that names the file and the fault, and have no other effect."""
 
 import json
 import struct
@@ -27,7 +27,7 @@ from multiring.errors import ArgumentError, DataError, MultiringError, Unsupport
 
 
 def none_of(*names: str) -> Callable[[Path], None]:
-    """Return what makes a folder with these files, which are empty."""
+    """Return a function that creates these files, empty, in a folder."""
 
     def make(place: Path) -> None:
         for name in names:
@@ -104,7 +104,7 @@ def test_lists_with_missing_values_in_parquet(tmp_path: Path) -> None:
     assert data[1]["words"] == ["b"]
 
 
-# ---- MDS: what its index says ----
+# ---- MDS: invalid indexes ----
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_shard_of_mds_whose_header_claims_another_size(tmp_path: Path) -> None
         opened("mds-zstd", str(root))[0]
 
 
-# ---- TFRecord: what an Example says ----
+# ---- TFRecord: invalid Examples ----
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_record_that_is_no_example(data: bytes, text: str, tmp_path: Path) -> 
 
 
 def with_pack(place: Path, change: Callable[[dict[str, Any]], None]) -> str:
-    """Return a pack whose manifest was changed."""
+    """Return the path of a pack with a changed manifest."""
     root = Path(data_sets.packed(place / "d"))
     (file,) = root.glob("*.json")
     told = json.loads(file.read_text())
@@ -220,7 +220,7 @@ def test_check_sums_that_are_no_list_of_them(tmp_path: Path) -> None:
         Dataset(str(root), cache=tmp_path / "cache")
 
 
-# ---- what cannot be packed ----
+# ---- samples that cannot be packed ----
 
 
 class Samples:
@@ -272,7 +272,7 @@ def test_a_value_beyond_float16() -> None:
         HalfPrecision(statistics, 0).cast("sample 1: a", np.array([[1.0, 0.0]]))
 
 
-# ---- what is asked of a data set ----
+# ---- invalid requests to a data set ----
 
 
 def test_what_a_data_set_is_asked(tmp_path: Path) -> None:

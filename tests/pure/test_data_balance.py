@@ -1,4 +1,4 @@
-"""The balance line: each stage found by its counters, and spans of time put together rightly."""
+"""The balance line finds the limiting stage from counters, and merges spans of time correctly."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from multiring.runtime.tracing.event_log import EventLog
 
 
 def counted(**changes: Any) -> Counted:
-    """Return 100 steps of 10 ms, of which the workers' stages, computation and the wire take 2 ms each."""
+    """Return counters of 100 steps of 10 ms, in which worker stages, computation and wire take 2 ms each."""
     spent = {
         "source": 0.2,
         "source alone": 0.15,
@@ -48,7 +48,7 @@ def counted(**changes: Any) -> Counted:
 
 
 LIMITED: dict[str, dict[str, Any]] = {
-    # Requests beside others take twice as long as those alone: they are served in turn.
+    # Concurrent requests take twice as long as single ones, so the source serves them one by one.
     "source": {
         "spent": {
             "source": 1.8,
@@ -58,7 +58,7 @@ LIMITED: dict[str, dict[str, Any]] = {
             "source beside requests": 95,
         }
     },
-    # There is always a request under way, so that none is alone.
+    # A request is always in progress, so that no request is alone.
     "disk": {
         "spent": {
             "disk": 1.9,
@@ -77,7 +77,7 @@ LIMITED: dict[str, dict[str, Any]] = {
             "network beside requests": 95,
         }
     },
-    # Both cores are busy: more workers would find none.
+    # Both cores are busy, so more workers would not help.
     "decode": {"cpu_s": 1.98, "spent": {"decode": 1.6, "cpu": 1.7}},
     "copy": {
         "cpu_s": 1.0,
@@ -87,7 +87,7 @@ LIMITED: dict[str, dict[str, Any]] = {
     },
     "compute": {"waited_s": 0.0, "exposed_s": 0.1, "wire_s": 0.1},
     "wire": {"waited_s": 0.0, "exposed_s": 0.8, "wire_s": 0.9},
-    # One worker is always busy, with several things, and a core has nothing to do.
+    # The only worker is always busy with several stages, and a core is idle.
     "workers": {"workers": 1, "spent": {"source": 0.3, "disk": 0.3, "decode": 0.3}},
 }
 
@@ -118,7 +118,7 @@ def test_requests_that_are_served_at_once_are_no_bound_of_more_workers() -> None
 
 
 def test_workers_that_wait_for_a_core_gain_nothing_by_more_workers() -> None:
-    # Two workers decode all the time, each by 0.8 of a core: other processes have the rest.
+    # Two workers decode all the time with 0.8 of a core each; other processes use the rest.
     shared: dict[str, Any] = {
         "spent": {"decode": 1.8, "cpu": 1.6},
         "cpu_s": 1.65,
@@ -126,7 +126,7 @@ def test_workers_that_wait_for_a_core_gain_nothing_by_more_workers() -> None:
         "exposed_s": 0.1,
         "wire_s": 0.1,
     }
-    assert balance_of([counted(**shared)]).gains["workers"] > 1.3  # as if cores were left
+    assert balance_of([counted(**shared)]).gains["workers"] > 1.3  # computed as if cores were free
     shared["spent"] |= {"queued": 0.4}
     balance = balance_of([counted(**shared)])
     assert balance.bound == "decode"
@@ -182,7 +182,7 @@ def test_waiting_for_a_core_is_counted_by_each_thread_and_leaves_no_file_open() 
     assert len(ended) == 20
     assert all(0 <= each < 60 for each in ended)
     assert len(list(descriptors.iterdir())) <= before
-    # A forked process asks of itself, and closes nothing that is not its own.
+    # A forked process reads its own counters and closes only its own descriptors.
     file = os.open(os.devnull, os.O_RDONLY)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Caches of blocks: what is kept is verified, room is kept, and nothing that goes wrong is a wrong byte."""
+"""Caches of blocks verify their content, respect their quota, and never return wrong bytes after a failure."""
 
 import errno
 import multiprocessing
@@ -46,7 +46,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Counted(LocalStorage):
-    """Files whose bytes that are read are counted."""
+    """Storage that counts the bytes it reads."""
 
     read_bytes = 0
 
@@ -69,7 +69,7 @@ def test_what_is_kept_is_not_read_again(large: str, share: float, shuffle: str, 
         names = [name for batch in loader for name in batch["name"]]
         assert len(set(names)) == 64
         read = source.read_bytes - before
-        # Less than half a block and the head of each of what is kept is not used.
+        # Unused: less than half a block, and the header of each kept block.
         kept = 1.0 if share == 1 else (quota - BLOCK_BYTES) / whole
         if epoch:
             assert read <= (1 - kept) * whole
@@ -91,7 +91,7 @@ def test_flipped_bits_are_found_wherever_they_are(large: str, tmp_path: Path) ->
         else:
             content[int(generator.integers(len(content) if number % 3 else 24))] ^= 1 << int(generator.integers(8))
         file.write_bytes(content)
-    # A bit of the head that nobody reads may be flipped without harm.
+    # A flipped bit in an unread part of the header does no harm.
     assert [data[number]["array"].tobytes() for number in range(64)] == right
     assert cache.counts.damaged >= len(files) - 3
     assert len(list((tmp_path / "quarantine").iterdir())) == cache.counts.damaged
@@ -254,7 +254,7 @@ def test_clean_keeps_the_newest(tmp_path: Path) -> None:
 
 
 class Pairs:
-    """A map-style data set that counts how often it is read."""
+    """A map-style data set that counts its reads."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -306,7 +306,7 @@ def test_cached_refuses_what_differs_each_time_and_what_only_a_pickle_holds(tmp_
 
 def test_fsspec_reads_through_the_cache(large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_DATA_CACHE", str(tmp_path / "c"))
-    monkeypatch.setattr("multiring.data.caching.filesystem._FRESH_S", 0)  # the files were made just now
+    monkeypatch.setattr("multiring.data.caching.filesystem._FRESH_S", 0)  # allow caching of files that were just made
     fsspec.register_implementation("multiring", CachingFileSystem, clobber=True)
     content = Path(large, "shard-00000.tar").read_bytes()
     url = f"multiring::file://{large}/shard-00000.tar"
@@ -337,7 +337,7 @@ def test_the_command_packs_verifies_stages_and_cleans(
     monkeypatch.setenv("MULTIRING_DATA_CACHE", str(tmp_path / "cache"))
     url, made = npy_files(tmp_path / "d"), str(tmp_path / "p")
     assert main(["data", "pack", url, made, "--format", "npy-files", "--to", "float16", "--shuffle", "1"]) == 0
-    # What is lost, counted anew.
+    # The error of the conversion, computed independently.
     arrays = np.stack([np.load(each) for each in sorted(Path(url).iterdir())]).astype(np.float64)
     over = (0, *range(2, arrays.ndim))
     exact = (arrays - arrays.mean(axis=over, keepdims=True)) / arrays.std(axis=over, keepdims=True)
@@ -381,7 +381,7 @@ def test_a_pack_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
         try:
             pack(source, COUNT, target, PackOptions(shard_bytes=3000), lambda *_: None)
         except OSError:
-            # The folder it is in may fail after it was put there: then it is whole.
+            # The folder may fail after the pack was moved into it; the pack is then complete.
             assert not target.exists() or len(Dataset(str(target))) == COUNT
         else:
             break

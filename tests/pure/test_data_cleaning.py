@@ -1,4 +1,4 @@
-"""Caches are cleaned, looked at and served without harm to what is not theirs, or to those who wait."""
+"""Cleaning, listing and serving caches neither harms foreign files nor blocks readers."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path, options: dict[str,
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_cache_wrote_goes_and_what_others_wrote_stays(tmp_path: Path, seed: int) -> None:
-    """Foreign files under names and in folders that a cache uses, with content that is another's."""
+    """Foreign files lie under the cache's names and in its folders, with content that is not the cache's."""
     random = np.random.default_rng(seed)
     cache = BlockCache(tmp_path)
     key = "0" * 32
@@ -50,7 +50,7 @@ def test_what_a_cache_wrote_goes_and_what_others_wrote_stays(tmp_path: Path, see
     damaged = next(iter(cache.numbers(key)))
     place = cache._place(key, damaged)
     place.write_bytes(place.read_bytes()[:-1] + b"x" * 2)
-    cache.read(key, damaged)  # puts it into quarantine
+    cache.read(key, damaged)  # moves the block into quarantine
     unfinished = place.parent / ".new-0123456789abcdef"
     unfinished.write_bytes(b"MRB1 and")
     ours = snapshot(tmp_path)
@@ -74,7 +74,7 @@ def test_what_a_cache_wrote_goes_and_what_others_wrote_stays(tmp_path: Path, see
 
 
 def test_readers_do_not_wait_for_a_look_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the disk is."""
+    """Readers do not wait even if the disk is slow."""
     cache = BlockCache(tmp_path)
     keeping = Keeping(cache, "k", [10] * 8, 100)
     order = np.arange(8)
@@ -154,14 +154,14 @@ def test_small_answers_go_at_once() -> None:
         began = time.monotonic()
         peer.block(Request("0" * 32, 0, 0))
         took.append(time.monotonic() - began)
-    assert np.median(took) < 0.03  # 44 ms by Nagle's algorithm and delayed acknowledgements
+    assert np.median(took) < 0.03  # 44 ms with Nagle's algorithm and delayed acknowledgements
     peer.close()
     server.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_plan_is_faster_than_uplinks_allow(seed: int) -> None:
-    """For two racks, by trying how much of the data each of them reads itself."""
+    """The oracle tries every split of the reads between two racks."""
     random = np.random.default_rng(seed)
     hosts, rates = random.integers(1, 9, 2), random.uniform(1, 10, 2)
     racks = tuple(RackOfHosts(hosts=int(count), rate=float(rate)) for count, rate in zip(hosts, rates, strict=True))

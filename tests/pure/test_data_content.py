@@ -1,4 +1,4 @@
-"""What is handed on equals what is stored: types of batches, readers, packs and cached samples."""
+"""Batches, readers, packs and caches return exactly the stored values and types."""
 
 import bz2
 import gzip
@@ -40,7 +40,7 @@ TYPES = st.sampled_from(NUMBERS)
 
 
 def extremes(dtype: np.dtype[Any]) -> Any:
-    """Return values at the ends of a type, as it has them."""
+    """Return the extreme values of a type."""
     if dtype.kind in "iu":
         ends = np.iinfo(dtype)
         return np.array([ends.min, ends.max, ends.max - 1, 0, 1, ends.max // 3], dtype)
@@ -50,7 +50,7 @@ def extremes(dtype: np.dtype[Any]) -> Any:
     return np.array([part.max, part.tiny, -0.1, np.nan, np.inf, 1 / 3], dtype)
 
 
-# ---- a batch's types ----
+# ---- types of batches ----
 
 
 @given(first=TYPES, other=TYPES)
@@ -192,7 +192,7 @@ print(next(iter(loader))["x"].shape)
 
 
 def test_a_program_that_fed_hdf5_ends_well(tmp_path: Path) -> None:
-    for number in range(20):  # more than are kept open
+    for number in range(20):  # more files than the reader keeps open
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.arange(5)
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_compressed_shards_and_what_their_files_say(tmp_path: Path) -> None:
     long = "9" * 40
     plain = shard(("0.cls", long.encode()), ("0.text", b"t"), ("0.jsn", b"[1]"), ("README", b"no"), ("1.cls2", b"-3"))
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain))
-    (tmp_path / "b.tar").write_bytes(gzip.compress(plain))  # and its name does not say so
+    (tmp_path / "b.tar").write_bytes(gzip.compress(plain))  # compressed, although its name does not show it
     data = Dataset(tmp_path, shuffle="none")
     wanted = [{"key": "0", "cls": int(long), "text": "t", "jsn": [1]}, {"key": "1", "cls2": -3}]
     assert [data[number] for number in range(4)] == wanted * 2
@@ -307,7 +307,7 @@ def numbers_example(*numbers: int) -> bytes:
 @pytest.mark.parametrize("name", ["a.tfrecord", "train-00000-of-00001"])
 def test_tfrecords_are_found_and_unpacked(packed: Any, name: str, tmp_path: Path) -> None:
     numbers = [0, -1, 2**63 - 1, -(2**63), 127, 128]
-    # A plain file may begin as a compressed one does: its first record has 120 bytes.
+    # A plain file may begin like a compressed one: its first record has 120 bytes.
     first = numbers_example(*range(107))
     assert len(first) == 120
     (tmp_path / name).write_bytes(packed(tfrecord(first, numbers_example(*numbers))))

@@ -1,4 +1,4 @@
-"""What tiers keep: what is needed soonest, as near the optimum as it can be; and what each job says of its needs."""
+"""Cache tiers keep the units that are needed soonest, close to the optimum; jobs publish their future needs."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def uses_of(sequence: Numbers, units: int, horizon: int = 1 << 12) -> Uses:
 
 
 def least(sequence: Numbers, sizes: Numbers, capacity: int) -> float:
-    """Return the fewest bytes that any choice of what to keep fetches: each set of units, each step."""
+    """Return the fewest bytes to fetch, over all choices of units to keep at each step."""
     costs: dict[frozenset[int], int] = {frozenset(): 0}
     for unit in sequence.tolist():
         found: dict[frozenset[int], int] = {}
@@ -126,14 +126,14 @@ def test_a_job_lets_go_of_nothing_that_another_needs_soon(tmp_path: Path) -> Non
     for number in range(3):
         assert first.takes(number, 0)
         first.keep(number, bytes(1000), on_disk=False)
-    # The first needs 0 to 2 never again; the second needs 2 at once, 0 and 1 late.
+    # The first job never needs units 0 to 2 again. The second job needs unit 2 next, and 0 and 1 later.
     first.expect(uses_of(np.array([3, 4, 3, 4]), 6))
     second.expect(uses_of(np.array([2, 5, 0, 1, 2]), 6))
     first.advance(0)
     first._look()
-    first.keep(5, bytes(1000), on_disk=False)  # which the first never needs
+    first.keep(5, bytes(1000), on_disk=False)  # the first job never needs this unit
     first.keep(3, bytes(1000), on_disk=False)
-    assert sorted(caches[0].numbers("key")) == [0, 2, 3], "the one that is needed last is gone"
+    assert sorted(caches[0].numbers("key")) == [0, 2, 3], "the unit needed last was not evicted"
     for each in (first, second):
         each.close()
     assert not list((tmp_path / "readers").iterdir())

@@ -1,4 +1,4 @@
-"""The short form of benchmarks/evidence_data_faults.py: killed and failing processes leave nothing that is wrong."""
+"""A short run of benchmarks/evidence_data_faults.py: killed and failing processes leave no wrong data."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Keys and digests change with everything that the content depends on."""
+"""Keys and digests change with everything on which the content depends."""
 
 import gc
 import inspect
@@ -47,7 +47,7 @@ class Values:
 
 
 class Others(Values):
-    """The same, by another name."""
+    """The same data set under another class name."""
 
 
 def key_of(data: Any, folder: Path, key: str | None = "k") -> str:
@@ -161,7 +161,7 @@ def test_a_cached_sample_has_its_type_and_its_bits(value: Any) -> None:
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_a_cached_image_says_what_its_file_does(form: str) -> None:
     exif = Pillow.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     file = io.BytesIO()
     Pillow.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3)).save(file, form, exif=exif)
     image = Pillow.open(file)
@@ -202,7 +202,7 @@ def test_what_would_come_back_as_something_else_is_refused_when_it_is_kept(value
 
 
 class Told(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A file system that says of its files what it is told to say."""
+    """A file system that reports given properties of its files."""
 
     protocol = "told"
     cachable = False
@@ -214,7 +214,7 @@ class Told(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class Elsewhere(Told):
-    """Another type of file system."""
+    """A file system of another type."""
 
 
 def key_in(system: Any, path: str, says: dict[str, Any], folder: Path) -> str | None:
@@ -283,14 +283,14 @@ def test_a_file_that_changes_while_it_is_read_is_never_half_old(
     opened = CachingFileSystem(fs=fsspec.filesystem("file"), cache=str(tmp_path / "c"))
     with opened.open(str(path), "rb", block_size=1000) as file:
         assert file.read(100) == old[:100]
-        time.sleep(0.02)  # a tick of the file system's time
+        time.sleep(0.02)  # a tick of the file system's clock
         path.write_bytes(new)
         file.seek(2 << 20)
         with pytest.raises(FileChangedError, match="open it again"):
             file.read()
     with fsspec.open(f"multiring::file://{path}", "rb", multiring={"cache": str(tmp_path / "c")}) as file:
         assert file.read() == new
-    # While one block is fetched.
+    # The file changes while a block is fetched.
     system = CachingFileSystem(fs=fsspec.filesystem("file"), cache=str(tmp_path / "d"))
     fetch = system.fs.cat_file
 

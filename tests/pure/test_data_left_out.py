@@ -1,4 +1,4 @@
-"""skip_bad: samples that cannot be read are left out and counted, and what is left counts for what it is."""
+"""`skip_bad`: unreadable samples are skipped and counted, and the remaining samples have the right weight."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Orders of an epoch, and the steps that are cut from them: the same whoever asks, each sample once."""
+"""The order of an epoch and its steps: equal for all ranks, and each sample occurs once."""
 
 import inspect
 import json
@@ -227,7 +227,7 @@ def test_fifty_times_stopped_and_resumed_on_other_ranks_each_sample_comes_once()
                 if shares[0] is None:
                     break
                 seen += [number for each in shares if each for number in each.samples.tolist()]
-                # What was prefetched beyond it is in no checkpoint.
+                # The checkpoint does not include prefetched samples.
                 state = json.loads(json.dumps(Progress(seed=9, samples=shares[0].end, digest="d").state_dict()))
                 assert len(json.dumps(state)) < 120
                 progress = Progress(seed=9, digest="d").resumed(state, order.length)

@@ -1,4 +1,4 @@
-"""Rows of a file, read by one native call: what comes, what is short, and what is refused."""
+"""Rows of a file, read by one native call: complete rows, short rows and rejected calls."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_rows_and_what_follows_them(tmp_path: Path) -> None:
     storage.read_rows(["0", "1"], numbers(0, 1, 0), numbers(10, 50, 90), rows, tails)
     assert rows.reshape(3, 4).tolist() == [[*range(10, 14)], [*range(51, 55)], [*range(90, 94)]]
     assert tails.memory.tolist() == [14, 15, 94, 95, 96]
-    # Of more files than are open at a time.
+    # More files than the storage keeps open at a time.
     rows, tails, files = np.zeros(300, np.uint8), Tails.of_sizes(np.ones(100, np.int64)), np.arange(100)[::-1]
     storage.read_rows(names, files, np.arange(100) % 90, rows, tails)
     firsts = files + np.arange(100) % 90

@@ -1,4 +1,4 @@
-"""Sources that fail for a moment are asked again, within bounds; their errors show nothing that is secret."""
+"""Sources that fail briefly are retried within bounds; error messages contain no secrets."""
 
 import errno
 import time
@@ -89,7 +89,7 @@ def test_a_source_is_asked_again_later_and_later_but_not_for_ever() -> None:
 
 
 PLAIN = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=6, max_size=12)
-# Of a password that was not quoted, too.
+# Passwords may contain unquoted special characters.
 PASSWORDS = st.tuples(PLAIN, st.sampled_from(["", ":", "@", "/", "?", "#", "%40", "&"]), PLAIN).map("".join)
 SCHEMES = st.sampled_from(["http", "s3", "HTTPS", "sftp", "multiring::http", "zip://a.csv::https", "simplecache::s3"])
 
@@ -182,10 +182,10 @@ def test_a_source_that_tells_no_size_is_named(tmp_path: Path) -> None:
 
 
 class Sizeless(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
-    """Files of which nobody knows the size, as a server's that sends them in chunks."""
+    """Files of unknown size, as from a server that sends in chunks."""
 
     def info(self, path: str, **options: Any) -> Any:
-        """Describe a file."""
+        """Return the file's description without its size."""
         return {**super().info(path, **options), "size": None}
 
 

@@ -1,4 +1,4 @@
-"""docs/decisions/README.md has a row for each decision: its number, and what was decided in one sentence."""
+"""docs/decisions/README.md has a row for each decision, with its number and a sentence."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_index_has_each_decision_once_and_in_order() -> None:
 
 
 def test_every_row_of_the_table_is_such_a_row() -> None:
-    assert len(ROWS) == len([line for line in LINES if line.startswith("|")]) - 2  # its heading
+    assert len(ROWS) == len([line for line in LINES if line.startswith("|")]) - 2  # minus the two heading lines
 
 
 @pytest.mark.parametrize(("number", "sentence"), [(number, sentence) for number, _, sentence in ROWS])

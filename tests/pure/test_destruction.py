@@ -1,4 +1,4 @@
-"""Nothing of others is replaced or removed: each call that could is listed with what it knows its files by."""
+"""The package replaces or removes no foreign files: every call that could is listed with its reason."""
 
 import ast
 import subprocess
@@ -21,12 +21,12 @@ from multiring.topology import TCP, Topology
 SOURCE = Path(__file__).parents[2] / "src" / "multiring"
 ACTS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "write_text", "write_bytes", "truncate", "ftruncate"}
 ACTS |= {"savefig", "symlink_to", "hardlink_to", "copyfile", "copytree", "copy2"}
-OF_MODULES = {("os", "remove"), ("shutil", "move")}  # else these are methods of lists and arrays
-WORDS = (*ACTS, "os.remove(", "shutil.move(", ".replace(", "open(")  # one of them is in each file that has such a call
+OF_MODULES = {("os", "remove"), ("shutil", "move")}  # other owners' `remove` and `move` are methods of lists and arrays
+WORDS = (*ACTS, "os.remove(", "shutil.move(", ".replace(", "open(")  # a file with such a call contains one of them
 MAKING = {"O_CREAT", "O_TRUNC", "O_WRONLY", "O_RDWR"}
 OWN_FOLDER = "in a folder that this process made"
 RANDOM = "its name has a random number of this process's"
-# By file and function: why what is replaced or removed there is multiring's own.
+# For each function: why the files that it replaces or removes belong to multiring.
 KNOWN_BY = {
     "bench/compare.py::Bench._run_job": OWN_FOLDER,
     "bench/install.py::_make": "its stamp, without which it refuses",
@@ -90,7 +90,7 @@ def acts(call: ast.Call) -> bool:
     owner = getattr(getattr(call.func, "value", None), "id", "")
     if name in ACTS or (owner, name) in OF_MODULES:
         return True
-    if name == "replace":  # of strings it takes two, of records none that has no name
+    if name == "replace":  # `str.replace` takes two arguments, and `dataclasses.replace` takes keywords
         return isinstance(call.func, ast.Attribute) and len(call.args) == 1 and not call.keywords
     return name in {"open", "fdopen"} and any(map(_makes, call.args + [each.value for each in call.keywords]))
 
@@ -107,7 +107,7 @@ def _makes(argument: ast.expr) -> bool:
 
 
 def calls_in(node: ast.AST, where: str = "") -> Iterator[str]:
-    """Yield the functions of a module that have such calls."""
+    """Yield the functions of a module that contain such calls."""
     for each in ast.iter_child_nodes(node):
         named = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         inner = f"{where}.{each.name}".strip(".") if named else where  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ def test_an_environment_of_somebody_else_stays(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "env"
     install._make(recipe, folder, print)
     (folder / "bin").mkdir()
-    install._make(recipe, folder, print)  # its own
+    install._make(recipe, folder, print)  # replaces its own environment
     assert sorted(each.name for each in folder.iterdir()) == [install._STAMP]
     (folder / install._STAMP).rename(folder / "notes.txt")
     with pytest.raises(LaunchError, match="exists, and has no multiring-recipe, the mark of multiring's installations"):

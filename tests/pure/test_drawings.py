@@ -1,4 +1,4 @@
-"""Figures of plans and timelines."""
+"""Drawings of plans and timelines."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def test_a_plan_is_drawn_with_an_arrow_for_each_pair(tmp_path: Path) -> None:
     root = drawn(path)
     circles = root.findall(f"{SVG}circle")
     assert len(circles) == 8
-    # Of 2 x 4: within each of 4 hosts both ways, and two rings of 4 across them.
+    # A grid of 2 x 4: arrows both ways within each of 4 hosts, and two rings of 4 across the hosts.
     arrows = root.findall(f"{SVG}path")
     assert sorted(each.get("stroke") for each in arrows) == ["#1f77b4"] * 8 + ["#d62728"] * 8
     texts = [each.text for each in root.findall(f"{SVG}text")]
@@ -62,7 +62,7 @@ def test_the_last_steps_of_a_timeline_are_drawn(tmp_path: Path, ending: str) -> 
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     assert main(["trace", "draw", str(path), str(figure)]) == 0
     titles = [each.text for each in drawn(figure).iter(f"{SVG}title")]
-    # Two steps of two ranks; what is within an operation is no box of its own.
+    # Two steps of two ranks. Phases inside an operation have no box of their own.
     assert sorted(titles) == sorted(
         ["forward Net, 400 us", "backward, 500 us", "optimizer SGD, 90 us", "all_reduce, 350 us"] * 4
     )

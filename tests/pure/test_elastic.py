@@ -1,4 +1,4 @@
-"""Going on after a failure: what is kept, what is taken back, and in what order things happen."""
+"""Recovery after a failure: what is kept, what is rolled back, and the order of the steps."""
 
 import copy
 import threading
@@ -20,7 +20,7 @@ from multiring.frontend.errors import HorovodInternalError
 
 
 class Noted(State):
-    """Writes down what is done with it."""
+    """A state that records the calls it gets."""
 
     def __init__(self) -> None:
         super().__init__(lambda value: value, lambda: 0)
@@ -40,7 +40,7 @@ class Noted(State):
 
 
 def steps(state: Noted, *outcomes: Exception | str) -> Callable[..., str]:
-    """Return what raises or returns one outcome after the other, each time it is called."""
+    """Return a wrapped function that raises or returns the next outcome at each call."""
     left = list(outcomes)
 
     def train(found: State, word: str, *, end: str) -> str:
@@ -68,7 +68,7 @@ def test_what_happens_when() -> None:
     assert train(state, "train", end=".") == "done."
     again = ["fit", "first", "second"]
     assert state.notes == [
-        *("sync", "train", "reset", "restore", *again),  # ranks that have met anew write into no memory of what failed
+        *("sync", "train", "reset", "restore", *again),  # after the reset, no failed operation still writes
         *("sync", "train", "reset", *again),
         *("sync", "train", "reset", *again),
         "train",
@@ -92,7 +92,7 @@ def test_errors_of_multiring_itself() -> None:
     state = Noted()
     assert steps(state, PeerLostError("gone"), "done")(state, "train", end="") == "done"
     assert state.notes.count("restore") == 1
-    with pytest.raises(MismatchError):  # the Group is usable: it is not for a reset to mend
+    with pytest.raises(MismatchError):  # the Group is still usable, so a reset would not help
         steps(state, MismatchError("differ"))(state, "train", end="")
     with pytest.raises(ZeroDivisionError):
         steps(state, ZeroDivisionError())(state, "train", end="")
@@ -129,7 +129,7 @@ def test_any_object_can_be_a_state() -> None:
 
 
 class Job:
-    """Ranks as threads, which exchange objects."""
+    """Ranks, played by threads, that exchange objects."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -139,7 +139,7 @@ class Job:
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._told[rank] = value
         self._barrier.wait()
-        found = copy.deepcopy(self._told)  # as what travels is
+        found = copy.deepcopy(self._told)  # a copy, as for objects sent between processes
         self._barrier.wait()
         return found
 
@@ -163,7 +163,7 @@ class Job:
 
 
 def interrupt_of(state: State) -> bool | None:
-    """Return `skip_sync` where the hosts changed, else None."""
+    """Return `skip_sync` of the interrupt if the hosts changed, else None."""
     try:
         state.check_host_updates()
     except HostsUpdatedInterrupt as interrupt:
@@ -180,12 +180,12 @@ def test_what_one_rank_hears_all_do() -> None:
         if rank == 2:
             state.on_hosts_updated(5.0, HostUpdateResult.removed)
         found += [interrupt_of(state), interrupt_of(state)]
-        # Rank 0 hears that one was removed, another that one was added: somebody is new.
+        # Rank 0 learns of a removed host and another rank of an added host, so a new rank may need a sync.
         if rank < 2:
             state.on_hosts_updated(6.0 + rank, HostUpdateResult.removed if rank == 0 else HostUpdateResult.added)
         found += [interrupt_of(state)]
         if rank == 1:
-            state.on_hosts_updated(5.0, HostUpdateResult.added)  # old news
+            state.on_hosts_updated(5.0, HostUpdateResult.added)  # an older event
         return [*found, interrupt_of(state)]
 
     assert job.run(check) == [[None, True, None, False, None]] * 3
@@ -204,7 +204,7 @@ def test_without_a_gather_rank_0_is_believed() -> None:
     assert interrupt_of(state) is False
     assert interrupt_of(state) is None
     state.on_hosts_updated(2.0, HostUpdateResult.mixed)
-    state.on_reset()  # they met anew since
+    state.on_reset()  # a new rendezvous has happened since
     assert interrupt_of(state) is None
 
 
@@ -252,7 +252,7 @@ def test_a_plain_state_says_nothing_of_itself() -> None:
 
 
 class NetState(ValuesState):
-    """A net of one weight; its ranks fail to share it where `other` is None."""
+    """A net with one weight. Its broadcast fails if `other` is None."""
 
     def __init__(self, weight: int, other: int | None, **kwargs: Any) -> None:
         self.net = {"weight": weight}
@@ -274,7 +274,7 @@ class NetState(ValuesState):
 
 def test_a_commit_that_fails_half_way_keeps_neither_half() -> None:
     state: Any = NetState(1, None, epoch=0)
-    state.net["weight"], state.epoch = 2, threading.Lock()  # no lock can be copied
+    state.net["weight"], state.epoch = 2, threading.Lock()  # locks cannot be copied
     with pytest.raises(TypeError, match="lock"):
         state.commit()
     state.restore()
@@ -288,7 +288,7 @@ def test_a_synchronisation_that_fails_leaves_the_commit_before(monkeypatch: pyte
     def lost(_: object) -> object:
         raise PeerLostError("rank 1 left the job")
 
-    monkeypatch.setattr(state, "_bcast_object", lost)  # the values are shared by then
+    monkeypatch.setattr(state, "_bcast_object", lost)  # at this point the values have been broadcast
     with pytest.raises(PeerLostError):
         state.sync()
     state.restore()

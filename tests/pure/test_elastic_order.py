@@ -1,4 +1,4 @@
-"""The samples of an epoch over resets: none is lost, and none taken twice but to fill up the last batches."""
+"""The samples of an epoch over resets: none is lost, and repeats only fill up the last batches."""
 
 import random
 from collections import Counter
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from multiring.data import ElasticOrder
 from multiring.errors import ArgumentError
 
-# How many ranks there are until the next reset, how many batches each takes, and whether that is committed.
+# The number of ranks until the next reset, the number of batches that each rank takes, and whether it commits.
 Phase = tuple[int, int, bool]
 PHASES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.booleans()), max_size=6)
 
@@ -27,12 +27,12 @@ def deal(count: int, ranks: int, state: dict[str, object] | None = None, *, shuf
 
 
 def done_in(order: ElasticOrder) -> dict[str, object]:
-    """What a state says is done, without the digest of its order."""
+    """Return a state without the digest of its order."""
     return {name: value for name, value in order.state_dict().items() if name != "order"}
 
 
 def together(orders: Sequence[ElasticOrder]) -> dict[str, object]:
-    """What a state keeps of all ranks' orders."""
+    """Return the merged state of all ranks' orders."""
     states = [order.state_dict() for order in orders]
     recorded = [state["processed_indices"] for state in states if "processed_indices" in state]
     if not recorded:
@@ -64,7 +64,7 @@ def test_batches_of_all_ranks(count: int, phases: list[Phase], batch: int) -> No
                 order.record_batch(number, len(samples))
         assert len({order.processed_num for order in orders}) == 1
         if is_committed:
-            # What was taken twice to fill up is at the end, and there is an end only once.
+            # Samples that were repeated to fill up come last, and only once.
             done += taken
             state = orders[0].state_dict()
     expect_each_once(done, count, 5)
@@ -72,7 +72,7 @@ def test_batches_of_all_ranks(count: int, phases: list[Phase], batch: int) -> No
 
 @given(st.integers(0, 40), PHASES, st.integers(1, 3), st.integers(0, 99))
 def test_samples_one_by_one(count: int, phases: list[Phase], batch: int, seed: int) -> None:
-    """Each rank takes a number of batches of its own."""
+    """Each rank takes its own number of batches."""
     generator = random.Random(seed)  # noqa: S311 -- no secret
     done: set[int] = set()
     state = deal(count, 1)[0].state_dict()
@@ -115,7 +115,7 @@ def test_order_of_an_epoch() -> None:
     order = deal(10, 1)[0]
     wanted = list(range(10))
     random.Random(3).shuffle(wanted)  # noqa: S311 -- no secret
-    assert list(order) == wanted  # Horovod's
+    assert list(order) == wanted  # Horovod's order
     order.set_epoch(1)
     assert list(order) != wanted
     assert sorted(order) == list(range(10))
@@ -163,4 +163,4 @@ def test_a_state_of_another_order_is_refused(count: int, shuffle: bool, seed: in
     other = ElasticOrder(range(count), shuffle, seed, lambda: (0, 1))
     with pytest.raises(ArgumentError, match="the state has the order"):
         other.load_state_dict(state)
-    other.load_state_dict({name: value for name, value in state.items() if name != "order"})  # as Horovod's are
+    other.load_state_dict({name: value for name, value in state.items() if name != "order"})  # like Horovod's

@@ -1,4 +1,4 @@
-"""Every kind of error says whether the Group is still usable, and can be caught as what Python calls it."""
+"""Every error class states whether the Group is still usable, and has the fitting Python base class."""
 
 import pytest
 

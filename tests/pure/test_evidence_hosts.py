@@ -1,4 +1,4 @@
-"""The evidence between hosts: what it makes of figures and words, without any lab."""
+"""The evidence between hosts: its evaluation of figures and texts, without a lab."""
 
 import argparse
 from typing import Any
@@ -111,7 +111,7 @@ def test_several_jobs_tell_together_which_plan_is_best() -> None:
     ring, direct = tried("ring", (8,), 1.0, 1.0, 1.0, 1.0), tried("direct", (8,), 1.0, 1.1, 1.1, 0.5)
     slow_ring, fast_direct = tried("ring", (8,), 1.0, 1.3, 1.3, 1.3), tried("direct", (8,), 1.0, 1.0, 1.0, 1.0)
     one_job_only = tried("exchange", (8,), 1.0, 0.1, 0.1, 0.1)
-    # The ring was chosen twice and lost one job clearly; where direct was chosen it is level with itself.
+    # The ring was chosen twice and clearly lost one job. When direct was chosen, it was level with itself.
     level = Configuration("lab", 4, ((ring, direct), (slow_ring, fast_direct), (fast_direct, slow_ring, one_job_only)))
     assert level.behind(direct.plan) == 1.0
     assert assessed_plan(level).holds

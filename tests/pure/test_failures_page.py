@@ -1,4 +1,4 @@
-"""docs/failures.md: every row of its tables names a test that there is."""
+"""docs/failures.md: every row of its tables names an existing test."""
 
 import ast
 import re

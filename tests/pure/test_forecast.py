@@ -1,4 +1,4 @@
-"""What a bench says of how long it will take."""
+"""The bench's forecast of its own run time."""
 
 import pytest
 

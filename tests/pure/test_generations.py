@@ -1,4 +1,4 @@
-"""Who is in the job is a value; the next generation of its ranks is made of it."""
+"""The membership of a job is a value, from which the next generation's membership is derived."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_rank_fewer() -> None:
     third = second.without({0, 3})
     assert (third.number, third.rank, third.ids, third.topology.names) == (2, 1, (1, 3), ("a", "b"))
     assert len({_membership(3).key, second.key, third.key}) == 3
-    # The same on all that are left, but for who they are.
+    # All survivors derive the same membership, except for their own rank.
     others = [_membership(rank).without({2}).without({0, 3}) for rank in (1, 3)]
     assert [each.rank for each in others] == [0, 1]
     assert others[0].endpoints == others[1].endpoints == third.endpoints

@@ -1,4 +1,4 @@
-"""What ranks are told under Horovod's names, and what Horovod's variables mean here."""
+"""Horovod's environment variables: those that ranks get, and those that multiring reads."""
 
 import os
 import stat
@@ -83,7 +83,7 @@ def test_a_placed_command_that_cannot_be_run(
     assert f"cannot execute '{program}'" in capsys.readouterr().err
 
 
-# mpiexec as far as it matters here: every rank gets the same environment and its number.
+# A minimal mpiexec: every rank gets the same environment and its own number.
 MPIEXEC = """#!/bin/sh
 [ "$1" = --version ] && exec echo HYDRA
 while [ "$1" != -wdir ]; do shift; done; shift 2
@@ -96,7 +96,7 @@ def test_several_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
     program.write_text(MPIEXEC)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOROVOD_RANK", "7")  # of an outer job
+    monkeypatch.setenv("HOROVOD_RANK", "7")  # left over from an outer job
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "9")
     script = (
         "echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK $HOROVOD_CROSS_RANK $HOROVOD_HOSTNAME ${PYTHONPATH%%:*}"
@@ -110,7 +110,7 @@ def test_several_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
     assert horovod_exec_command("a:2", ["x"])[0] == sys.executable
 
 
-# -- what the user sets
+# -- variables that the user sets
 
 
 def test_horovods_variables_are_read_when_asked_for() -> None:

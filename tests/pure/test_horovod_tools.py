@@ -113,7 +113,7 @@ def test_a_thread_runs_the_function() -> None:
     def fail() -> None:
         raise KeyError
 
-    in_thread(fail, silent=True).join(10)  # an error that is told would fail this test
+    in_thread(fail, silent=True).join(10)  # a printed error would fail this test
 
 
 def test_many_calls_a_few_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""Horovod's command line: every option of 0.28.1 does the same, or is answered."""
+"""Horovod's command line: every option of 0.28.1 works or gets a clear answer."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from multiring.cli import run as run_command
 from multiring.launch import JobOptions
 
 Call = tuple[list[str], int | None, str | None, JobOptions]
-# Of horovodrun 0.28.1, read from its source distribution: horovod/runner/launch.py, by ast.
+# Options of horovodrun 0.28.1, extracted by ast from horovod/runner/launch.py of its source distribution.
 OPTIONS = """
     -v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
     --network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file

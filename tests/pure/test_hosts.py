@@ -1,4 +1,4 @@
-"""Ranks on several hosts: what mpiexec is told, and what it is not."""
+"""Ranks on several hosts: the arguments and variables that mpiexec gets, and those it does not get."""
 
 import os
 import stat
@@ -78,7 +78,7 @@ def test_what_the_user_says_stands() -> None:
 
 
 def be_mpiexec(folder: Path, script: str) -> None:
-    """Put a program called mpiexec there."""
+    """Create a program called mpiexec in the folder."""
     program = folder / "mpiexec"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -141,7 +141,7 @@ def test_mpiexec_gets_the_secret_in_its_environment_only(
 ) -> None:
     be_mpiexec(tmp_path, '[ "$1" = --version ] && exec echo HYDRA; echo "$@"; env | grep ^MULTIRING_; exit 7')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("MULTIRING_RANK", "0")  # of an outer job
+    monkeypatch.setenv("MULTIRING_RANK", "0")  # left over from an outer job
     monkeypatch.setenv("MULTIRING_SIZE", "1")
     monkeypatch.setenv("MULTIRING_STALL_WARN_S", "9")
     assert main(["run", "--hosts", "a:2", "--", "prog", "x y"]) == 7

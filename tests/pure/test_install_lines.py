@@ -1,4 +1,4 @@
-"""The pages' lines for CPUs download no CUDA: run against an index of the same shape on this disk."""
+"""The install commands of the pages for CPUs download no CUDA; they run against a local index of the same shape."""
 
 import os
 import re
@@ -20,7 +20,7 @@ CPU = "https://download.pytorch.org/whl/cpu"
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
-    """Put an empty package into an index."""
+    """Add an empty package to an index."""
     place = folder / "simple" / name
     place.mkdir(parents=True, exist_ok=True)
     info = f"{name.replace('-', '_')}-{version}.dist-info"
@@ -41,7 +41,7 @@ def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return PyPI, and PyTorch's index of CPU builds, which may lag behind."""
+    """Return a stand-in for PyPI, and one for PyTorch's index of CPU builds, which may lag behind."""
     folder = tmp_path_factory.mktemp("indexes")
     pypi, cpu = folder / "pypi", folder / "cpu"
     for version in ("2.8.0", "2.9.0"):
@@ -53,7 +53,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def installed(lines: list[str], indexes: tuple[Path, Path], folder: Path) -> set[str]:
-    """Run the lines in an environment of their own, and return what is there then."""
+    """Run the commands in a new environment; return the installed packages."""
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
     pypi, cpu = (f"file://{each}/simple" for each in indexes)
@@ -84,5 +84,5 @@ def test_the_lines_for_cpus_download_no_cuda(page: str, tool: str, indexes: tupl
 
 
 def test_without_the_first_line_cuda_comes(indexes: tuple[Path, Path], tmp_path: Path) -> None:
-    """The indexes are such that the lines make a difference."""
+    """The test indexes are realistic: without the first command, pip installs CUDA."""
     assert installed(["pip install '.[torch]'"], indexes, tmp_path) == {"torch", "multiring", "nvidia_cuda_runtime"}

@@ -1,4 +1,4 @@
-"""Averages and products of integers against Python's own, which have no limits."""
+"""Averages and products of integers, compared with Python's unbounded integers."""
 
 import random
 from fractions import Fraction
@@ -26,7 +26,7 @@ def drawn(rng: random.Random, dtype: str, count: int) -> list[int]:
 def test_averages_are_exact_and_truncated(dtype: str, ranks: int) -> None:
     conversion = dtype_conversion(dtype, Average, 1.0, ranks)
     if conversion.op == "average":
-        assert dtype in {"uint8", "uint16", "uint32"}  # the Group's own, whose sums have 64 bits
+        assert dtype in {"uint8", "uint16", "uint32"}  # the Group averages these types itself, in 64 bits
         return
     rng = random.Random(f"{dtype} {ranks}")  # noqa: S311 -- reproducible
     every = [drawn(rng, dtype, 60) for _ in range(ranks)]

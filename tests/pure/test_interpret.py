@@ -1,4 +1,4 @@
-"""Every schedule computes what numpy says it should: for all collectives, types, operations and uneven sizes."""
+"""Every schedule computes NumPy's result, for all collectives, types, operations and uneven sizes."""
 
 import itertools
 from typing import Any
@@ -50,7 +50,7 @@ def _inputs(schedule: Schedule, dtype: np.dtype[Any], block: int = 5) -> list[Ar
 
 
 def _wanted(schedule: Schedule, arrays: list[Array], block: int = 5) -> list[Array]:
-    """The oracle: numpy on the whole arrays; it knows no schedule."""
+    """Return NumPy's results on the whole arrays, as an oracle independent of the schedule."""
     p, counts = schedule.ranks, counts_for(schedule, block)
     if schedule.collective is Collective.ALL_REDUCE:
         return [np.sum(arrays, axis=0)] * p
@@ -133,7 +133,7 @@ def test_integer_sums_and_products_wrap_and_averages_do_not(dtype: np.dtype[Any]
     assert _all_reduced([[top], [top], [3]], dtype, "product").tolist() == [wrapped(top * top * 3)]
     assert _all_reduced([[top], [top], [top]], dtype, "average").tolist() == [top]
     if dtype.kind == "i":
-        assert _all_reduced([[-1], [-1], [-2]], dtype, "average").tolist() == [-1]  # truncates
+        assert _all_reduced([[-1], [-1], [-2]], dtype, "average").tolist() == [-1]  # truncates toward zero
 
 
 def test_bools_are_any_and_all() -> None:
@@ -171,7 +171,7 @@ def test_special_floats_have_one_meaning(dtype: np.dtype[Any]) -> None:
         arrays = [np.array([1.0], dtype), negative_nan, np.array([2.0], dtype)]
         schedule = build("direct", frame_on(Collective.ALL_REDUCE, (3,)), accumulation_of(dtype, op))
         assert interpret(schedule, arrays, op).outputs[2].tobytes() == quiet
-    # Equal operands: the later one.
+    # If operands are equal, the later one wins.
     assert np.signbit(_all_reduced([[0.0], [-0.0]], dtype, "min").astype(np.float64))
     assert not np.signbit(_all_reduced([[-0.0], [0.0]], dtype, "min").astype(np.float64))
     assert np.signbit(_all_reduced([[0.0], [-0.0]], dtype, "max").astype(np.float64))
@@ -179,10 +179,10 @@ def test_special_floats_have_one_meaning(dtype: np.dtype[Any]) -> None:
 
 
 def test_sixteen_bits_are_summed_in_float32_and_rounded_once() -> None:
-    # One at a time, 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16.
+    # Rounded one at a time, 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16.
     assert _all_reduced([[2048], *[[1]] * 8], np.float16, "sum").tolist() == [2056]
     assert _all_reduced([[256], *[[1]] * 8], BFLOAT16, "sum").astype(float).tolist() == [264]
-    # The sum is beyond float16's largest, 65504; the average is not.
+    # The sum exceeds float16's maximum of 65504, but the average does not.
     assert _all_reduced([[60000], [60000]], np.float16, "average").tolist() == [60000]
 
 
@@ -202,7 +202,7 @@ def test_an_accumulation_that_would_lose_bits_is_refused() -> None:
     assert interpret(schedule, [np.ones(9, np.float16)] * 4, "max").outputs[0].tolist() == [1.0] * 9
 
 
-# --- the error bound that docs/algorithms.md states ---
+# --- the error bound of docs/algorithms.md ---
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -224,7 +224,7 @@ def test_float_sums_are_within_the_documented_bound(
     axes = sum(length > 1 for length in grid)
     wide = accumulation_of(dtype, "sum") is Accumulation.WIDE
     unit = ROUNDOFF[dtype.name]
-    # Every addition rounds once at most; wide sums round in float32, and once more on each axis.
+    # Each addition rounds at most once. Wide sums round in float32, and once more on each axis.
     bound = ((p - 1) * ROUNDOFF["float32"] + axes * unit if wide else (p - 1) * unit) * size * 1.01
     for algorithm in ["direct"] if wide else ["direct", "ring", "direct_ring"]:
         schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, grid), accumulation_of(dtype, "sum"))
@@ -233,7 +233,7 @@ def test_float_sums_are_within_the_documented_bound(
         assert {output.tobytes() for output in outputs} == {outputs[0].tobytes()}
 
 
-# --- what does not fit ---
+# --- arguments that do not fit ---
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Hosts of unequal size: as many ranks of each as all have stand on the grid, and the others join these."""
+"""Hosts of unequal size: each host puts the same number of ranks on the grid, and its other ranks join these."""
 
 import re
 from collections.abc import Iterator
@@ -106,7 +106,7 @@ def test_every_single_mutation_is_caught(sizes: tuple[int, ...], algorithm: str)
 
 
 def _reads_the_copy(original: list[Move], mutant: list[Move]) -> bool:
-    """Whether an exchange's mutant combines its own operand out of the buffer it was copied from: the same bytes."""
+    """Return whether the mutant only combines its own operand from the original buffer: the bytes are the same."""
     pairs = [(before, after) for before, after in zip(original, mutant, strict=False) if before != after]
     return (
         len(original) == len(mutant) and len(pairs) == 1 and pairs[0][0]._replace(src=0) == pairs[0][1]._replace(src=0)
@@ -195,7 +195,7 @@ def test_schedules_that_are_joined_differently_have_different_digests_and_words(
 
 
 def test_what_joins_costs_what_its_messages_do() -> None:
-    """A rank whom k join takes k whole buffers by its own port, adds them, and hands out k; the ring is as before."""
+    """A rank with k joined ranks receives, adds and returns k whole buffers on its own port; the ring is unchanged."""
     n, plain = 1 << 20, Link(latency_s=1e-6, overhead_s=1e-7, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=4e9)
     wire = Link(latency_s=1e-4, overhead_s=1e-6, bandwidth_bytes_per_s=1e8, reduce_bytes_per_s=1e9)
     frame = Frame(collective=ALL_REDUCE, grid=(2,), order=(0, 1), joined=((2, 0), (3, 0), (4, 0)))
@@ -203,7 +203,7 @@ def test_what_joins_costs_what_its_messages_do() -> None:
     alone = price(build("direct", replace(frame, joined=())), n, ways[:1])
     found = price(build("direct", frame), n, ways)
     carried = 3 * n / plain.bandwidth_bytes_per_s
-    # Those who join send at once and side by side; what they get is sent one after the other.
+    # Joined ranks send concurrently, but their results are sent one after the other.
     handled = 2 * plain.overhead_s + 2 * plain.latency_s
     joins = 2 * carried + n / plain.reduce_bytes_per_s + handled
     assert found - alone == pytest.approx(joins, rel=0.01)

@@ -1,4 +1,4 @@
-"""Keys, sums and words of equal things are equal whoever came first, and differ where the things differ."""
+"""Keys, sums and words of equal things are equal in any order of arrival, and differ for different things."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def test_words_of_equal_calls_are_equal_whoever_was_first(words: Any, equals: li
 
 
 def summed(data: bytes, chosen: random.Random) -> str:
-    """Return the sum of bytes that come in pieces of any size."""
+    """Return the sum of bytes that arrive in pieces of any size."""
     total, at = WordSum(), 0
     while at < len(data):
         size = chosen.choice((1, 3, 8, 100, 4096, 5000, 100_000))

@@ -1,4 +1,4 @@
-"""A link of the lab that gets another speed: the bucket that was there goes, with what waits in it."""
+"""A link of the lab gets another speed: the old bucket is removed with the packets that wait in it."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ from multiring.lab.network import _shape
 
 
 class Qdisc:
-    """What pyroute2 tells of a queueing discipline."""
+    """A queueing discipline as pyroute2 returns it."""
 
     def __init__(self, burst: int) -> None:
         self.burst = burst
@@ -19,7 +19,7 @@ class Qdisc:
 
 
 class Kernel:
-    """A token bucket as the kernel has it: a packet that waits, and is larger than the bucket, waits for good."""
+    """The kernel's token bucket, in which a waiting packet larger than the bucket waits forever."""
 
     def __init__(self) -> None:
         self.bucket: Qdisc | None = None

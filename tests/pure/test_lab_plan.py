@@ -291,7 +291,7 @@ def test_an_mpiexec_that_does_not_say_what_it_is(monkeypatch: pytest.MonkeyPatch
         run_lab(Plan(hosts=1), ["true"], Options(launcher=Launcher.MPIEXEC))
 
 
-# -- what the ranks are told of it
+# -- what the ranks learn about the lab
 
 
 def test_racks_rails_and_rates_are_told() -> None:
@@ -300,7 +300,7 @@ def test_racks_rails_and_rates_are_told() -> None:
     assert told.names == ("host0", "host1", "host2", "host3", "host4")
     assert told.interfaces == ("rail0", "rail1")
     assert [rack.hosts for rack in told.racks] == [(0, 1, 2), (3, 4)]
-    # What Ethernet's and TCP's headers leave of 125 MB/s; half of it on the uplinks.
+    # 125 MB/s minus the headers of Ethernet and TCP; half of that on the uplinks.
     assert told.rails[0].bandwidth_bytes_per_s == pytest.approx(119.55e6, rel=1e-3)
     assert told.rails[1] == TCP
     for rack in told.racks:

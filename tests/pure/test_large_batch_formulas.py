@@ -1,4 +1,4 @@
-"""Formulas of large-batch training: against what they must be where that is known."""
+"""Formulas of large-batch training, compared with known results."""
 
 import math
 
@@ -50,13 +50,13 @@ def test_larc_clips_the_learning_rate() -> None:
 def gradients_of(
     generator: np.random.Generator, trials: int, steps: int, shares: list[int], size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return tr(Sigma), |G|^2 of steps whose gradients are Gaussian, and the true noise scale.
+    """Return tr(Sigma) and |G|^2 of each step for Gaussian gradients, and the true noise scale.
 
-    Norms of a Gaussian vector are drawn from their own distribution: a component along G, and a chi-square.
+    `size` is the number of components of a gradient.
     """
-    square, variance = 1.0, 40.0 / size  # of each component of one sample's gradient
+    square, variance = 1.0, 40.0 / size  # for each component of one sample's gradient
     total = sum(shares)
-    # Rank i's gradient, less G, is sqrt(variance / b_i) z_i: all `size` components of it, trial by trial.
+    # Rank i's gradient minus G is sqrt(variance / b_i) z_i. Draw all `size` components of it, trial by trial.
     noises, signals = np.empty((trials, steps)), np.empty((trials, steps))
     for trial in range(trials):
         parts = generator.standard_normal((len(shares), steps, size)) * np.sqrt(variance)
@@ -86,14 +86,14 @@ def test_noise_sample_is_that_of_the_formulas() -> None:
     parts = generator.standard_normal((3, 7))
     whole = np.average(parts, axis=0, weights=shares)
     found = noise_sample([float(each @ each) for each in parts], shares, float(whole @ whole))
-    # Of equal parts it is McCandlish's.
+    # With equal parts, the estimate is McCandlish's.
     own = np.mean([each @ each for each in parts])
     mean = parts.mean(axis=0)
     equal = noise_sample([float(each @ each) for each in parts], [4, 4, 4], float(mean @ mean))
     assert equal.noise == pytest.approx((own - mean @ mean) / (1 / 4 - 1 / 12))
     assert equal.signal == pytest.approx((12 * (mean @ mean) - 4 * own) / (12 - 4))
     assert found.signal + found.noise / 12 == pytest.approx(float(whole @ whole))
-    # A part without samples does not count.
+    # A part without samples is ignored.
     assert noise_sample([1.0, 2.0, 9.0], [2, 2, 0], 1.0) == noise_sample([1.0, 2.0], [2, 2], 1.0)
 
 
@@ -115,7 +115,8 @@ def test_noise_scale_over_a_run() -> None:
     again.load_state_dict(known.state_dict())
     assert (len(again), again.value) == (10, 50.0)
     assert NoiseScale().steps_needed() == -1
-    # Half of the steps at a noise scale of 10, half at 1,000: at a small batch steps say little of the latter.
+    # Half of the steps have a noise scale of 10, half of 1,000. With a small batch, steps reveal little of the larger
+    # one.
     run = NoiseScale()
     for noise in [10.0] * 50 + [1000.0] * 50:
         run.add(NoiseSample(1.0, noise))
@@ -149,7 +150,7 @@ def test_fit_finds_the_law_and_prefers_its_exponent() -> None:
 
 
 def test_fit_of_published_epochs() -> None:
-    """MLPerf's reference convergence points of DeepCAM with LAMB: batch and epochs."""
+    """MLPerf's reference convergence points of DeepCAM with LAMB: batch sizes and epochs."""
     batches, epochs = [128, 256, 512, 1024, 2048], [6.95, 9.0, 11.15, 13.0, 22.9]
     law = fit_law(batches, epochs)
     assert 600 < law.critical < 1100
@@ -214,7 +215,7 @@ def test_adascale_is_between_one_and_scale() -> None:
 
 
 def test_adascale_recovers_the_gain_of_a_gaussian_quadratic() -> None:
-    """The loss is |w - x|^2 / 2 with x of variance 9 in each of 20 dimensions, at |w|^2 = 5: all of it is known."""
+    """The loss is |w - x|^2 / 2 with x of variance 9 in each of 20 dimensions, at |w|^2 = 5, so the gain is known."""
     generator = np.random.default_rng(4)
     small, scale, size = 16, 4, 20
     at = np.full(size, 0.5)
@@ -243,8 +244,8 @@ def test_adascale_recovers_the_gain_of_a_gaussian_quadratic() -> None:
 
 
 def is_stable(rate: float, momentum: float, lag: int) -> bool:
-    """Return whether SGD on w^2 / 2 comes to rest from w = 1: by the spectral radius of its steps."""
-    # v' = m v + g(w or the w before), w' = w - rate v'; the state is (w, v, w before).
+    """Return whether SGD on w^2 / 2 converges from w = 1, from the spectral radius of its step."""
+    # v' = m v + g(w, or the previous w), w' = w - rate v'. The state is (w, v, previous w).
     g = [1.0, 0.0, 0.0] if lag == 0 else [0.0, 0.0, 1.0]
     v = np.array([0.0, momentum, 0.0]) + g
     matrix = np.array([np.array([1.0, 0.0, 0.0]) - rate * v, v, [1.0, 0.0, 0.0]])

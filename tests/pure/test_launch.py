@@ -1,4 +1,4 @@
-"""The parts of the launcher that start no process: shares of cores, tagged lines, what a guard has heard."""
+"""The parts of the launcher that start no process: shares of cores, tagged lines, the watchdog's state."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_cpus_are_shared_out_evenly_and_completely(cpus: int, ranks: int, thread
 
 
 def test_hardware_threads_of_one_core_stay_together() -> None:
-    # As Linux numbers two packages of two cores of two threads: siblings are 4 apart.
+    # Linux's numbering of two packages with two cores of two threads each: sibling threads are 4 apart.
     core_of = {cpu: (cpu % 4 // 2, cpu % 2) for cpu in range(8)}
     assert share_cpus(core_of, 4) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
     assert threads_per_rank(core_of, 4) == 1
@@ -62,7 +62,7 @@ def test_tagging_keeps_every_byte_and_adds_a_tag_a_line(pieces: list[bytes]) -> 
 
 
 def tagged(line: bytes) -> bytes:
-    """Return a line as it is to be given out: a carriage return begins another, but not the one of a newline."""
+    """Return a line as the launcher prints it. A carriage return begins a new tagged line, except before a newline."""
     end = b"\r" if line.endswith(b"\r") else b""
     *bars, last = line.removesuffix(b"\r").split(b"\r")
     return b"\r".join([*(b"[0] " + bar if bar else b"" for bar in bars), b"[0] " + last + end])

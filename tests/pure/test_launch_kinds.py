@@ -1,4 +1,4 @@
-"""Kinds of mistakes in launching, each over a wide range: streams of several ranks, settings, --env, closed streams."""
+"""Kinds of launch mistakes, each over a wide range: mixed streams of ranks, settings, --env, closed streams."""
 
 import math
 import random
@@ -30,7 +30,7 @@ def pieces_of(text: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("case", range(60))
 def test_what_ranks_wrote_is_put_together_however_it_was_cut(case: int) -> None:
-    """Hydra marks each piece and each line; the stream arrives in chunks that end anywhere, within marks too."""
+    """Hydra marks each piece and each line; chunks of the stream may end anywhere, even within a mark."""
     del case
     tagger = HostTagger("0a1b2c3d")
     ranks = DRAW.randint(1, 12)
@@ -91,7 +91,7 @@ def read(environment: dict[str, str]) -> tuple[Settings | None, str]:
 
 @pytest.mark.parametrize("name", [each.metadata["name"] for each in fields(Settings)])
 def test_a_number_is_in_its_range_or_an_error_names_it(name: str) -> None:
-    """What is taken fits what it is handed to: 64 bits, and times that the native core counts in nanoseconds."""
+    """An accepted number fits its use: 64 bits, and times that the native core counts in nanoseconds."""
     for text in TEXTS:
         settings, told = read({name: text})
         if settings is None:
@@ -108,7 +108,7 @@ def test_a_number_is_in_its_range_or_an_error_names_it(name: str) -> None:
             assert 0 <= value < 1 << 63
 
 
-# -- what --env cannot set
+# -- variables that --env cannot set
 
 LAUNCHERS = {
     **environment_of(rank=0, size=1, local_rank=0, local_size=1, rendezvous="@x", job="j"),
@@ -146,7 +146,7 @@ def test_closed_streams_lead_nowhere_and_no_file_takes_their_numbers(closed: tup
     assert subprocess.run([sys.executable, "-c", program], check=False, **pipes).returncode == 5  # type: ignore[call-overload]
 
 
-# -- addresses that hosts share
+# -- addresses shared by hosts
 
 
 @pytest.mark.parametrize("case", range(40))

@@ -1,4 +1,4 @@
-"""What control groups say of memory, in both versions."""
+"""Memory limits and kills from control groups, versions 1 and 2."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from multiring.launch.memory_limit import killed_for_memory, limit_bytes, memory
     ("told", "where", "files"),
     [
         ("0::/job\n", "job", {"memory.events": "low 0\noom 3\noom_kill 2\n", "memory.max": "1048576\n"}),
-        # In a container the path may be one of the host.
+        # Inside a container, the path may be the host's.
         ("0::/../elsewhere/job\n", "", {"memory.events": "oom_kill 2\n", "memory.max": "1048576\n"}),
         (
             "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n",

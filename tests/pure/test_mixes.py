@@ -1,4 +1,4 @@
-"""Mixes of axes are forecast from a profile and a topology alone, and the cheapest that fits is chosen."""
+"""Combinations of parallel axes are forecast from a profile and a topology; the cheapest that fits is chosen."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_lines_that_leave_a_host_share_its_rails() -> None:
     profile = _profile(WIDE, refused={"pipeline": "no"})
     near = seconds_of(Parallelism(((Axis.TENSOR, 2), (Axis.DATA, 2))), profile, TWO_BY_TWO)
     far = seconds_of(Parallelism(((Axis.DATA, 2), (Axis.TENSOR, 2))), profile, TWO_BY_TWO)
-    # 16 MiB of each of two lines over 12 MB/s, where both leave the host; over shared memory, where neither does.
+    # 16 MiB on each of two lines: over 12 MB/s if both leave the host, over shared memory if neither does.
     assert far.exchange > 2 * 16 * MIB / 12e6 > 10 * near.exchange
     racks = (Rack(hosts=(0,), uplinks=(SLOW,)), Rack(hosts=(1,), uplinks=(SLOW,)))
     uplinks = seconds_of(
@@ -155,7 +155,7 @@ def test_stages_that_wait_leave_their_cores_to_others() -> None:
     shared_cores = seconds_of(parallelism, _profile(crowding=2.0), ONE_HOST).compute
     turn = COMPUTE[0].seconds
     assert own_cores == pytest.approx((7 / 4 + 1) * turn)
-    # Four stages on two cores; while the pipeline fills and empties one of them waits: for a forward and a backward.
+    # Four stages on two cores. While the pipeline fills and drains, one core waits for a forward and a backward step.
     assert 8 * turn / 4 < shared_cores < 8 * turn / 4 + turn / 4
 
 
@@ -168,10 +168,10 @@ EVEN = Stage(1.0, 2.0)
         ([EVEN], 3, 1.0, [], 9.0),
         ([EVEN], 3, 0.5, [], 18.0),
         ([EVEN, EVEN], 1, 2.0, [0.0], 6.0),
-        ([EVEN, EVEN], 1, 2.0, [0.25], 6.5),  # there and back
-        ([EVEN, EVEN], 4, 2.0, [0.0], 15.0),  # three turns behind one way through
+        ([EVEN, EVEN], 1, 2.0, [0.25], 6.5),  # both directions
+        ([EVEN, EVEN], 4, 2.0, [0.0], 15.0),  # three turns follow one pass through both stages
         ([EVEN, EVEN], 4, 1.0, [0.0], 24.0),  # all the work on one core
-        ([Stage(2.0, 4.0), EVEN], 4, 2.0, [0.0], 25.0),  # all of the slower, which waits once for the other
+        ([Stage(2.0, 4.0), EVEN], 4, 2.0, [0.0], 25.0),  # the slower stage's work, plus one wait for the other stage
         ([EVEN] * 4, 8, 4.0, [0.0] * 3, 33.0),
     ],
 )

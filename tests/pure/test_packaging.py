@@ -1,4 +1,4 @@
-"""The recipe of the conda package says what pyproject.toml does; the scripts of .ci take what they say."""
+"""The conda recipe agrees with pyproject.toml, and the scripts of .ci accept the documented arguments."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ NAME = re.compile(r"^([\w-]+) ?(.*)$")
 
 
 def requirements(lines: list[str]) -> dict[str, str]:
-    """Return what versions are wanted, by name; of lines of either format, without markers and extras."""
+    """Return the required versions by name, from lines of either format, without markers and extras."""
     found = {}
     for line in lines:
         match = NAME.match(line.partition(";")[0].strip())
@@ -49,7 +49,7 @@ def test_the_conda_recipe_wants_what_the_project_wants(recipe: Any) -> None:
 
 
 def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> None:
-    # In a copy, whose folder of wheels has none that anything takes.
+    # In a copy of the tree, whose folder of wheels fits no interpreter.
     for name in (".ci/wheel-check", "constraints.txt", "examples/digits_torch.py", "examples/digits_horovod.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
@@ -65,7 +65,7 @@ def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> 
 
 
 def test_the_extension_reads_no_fields_that_the_stable_abi_has_not() -> None:
-    """From Python 3.12 on it is compiled for that ABI; an older Python's build would not notice."""
+    """From Python 3.12 on, builds use the stable ABI. Builds for older versions would not notice a hidden field."""
     hidden = re.compile(r"->(?:tp|ob|nb|sq|mp)_\w+|\bPy(?:List|Tuple|Bytes|Unicode|Float)_(?:GET|SET|AS)_[A-Z]+\b")
     found = [
         f"{path.name}: {match[0]}"

@@ -1,4 +1,4 @@
-"""A computed permutation: every number once, there and back, and no pattern that these statistics find."""
+"""A computed permutation: each number occurs once, the inverse works, and the statistics find no pattern."""
 
 import numpy as np
 import pytest

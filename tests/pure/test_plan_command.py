@@ -1,4 +1,4 @@
-"""`multiring plan` without a job: what it shows, saves and refuses; and what the probe says of what it measured."""
+"""`multiring plan` without a job: its output, its files and its errors; and the probe's report of its measurements."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_outside_a_job_it_says_what_it_assumes(
     assert "3" in (tmp_path / "p.toml").read_text()
 
 
-# -- what the probe makes of what it measured
+# -- the probe's report
 
 FAST = replace(TCP, bandwidth_bytes_per_s=1e8)
 SLOW = replace(TCP, bandwidth_bytes_per_s=1e7)
@@ -147,7 +147,7 @@ def test_an_interface_that_is_not_what_was_stated_is_named() -> None:
     topology = Topology(((0,), (1,)), rails=(FAST,), interfaces=("eth0",))
     assert far_from_stated(topology, (SLOW,)) == ["eth0 carries 80 Mbit/s, but the topology states 800 Mbit/s"]
     assert far_from_stated(topology, (FAST,)) == []
-    assert far_from_stated(Topology(((0,), (1,))), (SLOW,)) == []  # nobody has stated anything
+    assert far_from_stated(Topology(((0,), (1,))), (SLOW,)) == []  # this topology states no bandwidth
 
 
 def test_an_uplink_is_one_only_where_it_narrows() -> None:

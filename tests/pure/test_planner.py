@@ -1,4 +1,4 @@
-"""The planner takes the cheapest of what the table has, the same on every rank."""
+"""The planner chooses the cheapest algorithm of the table, and the same one on every rank."""
 
 import math
 from dataclasses import replace
@@ -75,12 +75,12 @@ def test_an_average_of_integers_stays_on_one_axis() -> None:
 
 
 def test_large_sums_between_hosts_leave_each_host_once_and_in_pieces() -> None:
-    # Wide sums are direct ones, in which several hosts send to one.
+    # Wide sums use direct algorithms, in which several hosts send to one host.
     for accumulation, left in ((Accumulation.SAME, 1.0), (Accumulation.WIDE, 0.94)):
         plan = _all_reduce(_topology(4, 4, 4, rails=(GIGABIT,)), 1 << 28, accumulation)
         assert plan.schedule.grid == (4, 3)
         assert plan.segment_bytes is not None
-        # 2 n (H - 1) / H bytes leave each host: the plan is within 4 % of what no plan can beat.
+        # 2 n (H - 1) / H bytes leave each host; the plan is within 4 % of this lower bound.
         assert plan.predicted_seconds < 1.04 * 2 * (1 << 28) * 2 / 3 / (left * 119e6)
 
 
@@ -92,9 +92,9 @@ def test_narrow_uplinks_are_passed_by_as_little_as_can_be() -> None:
     uplink = replace(GIGABIT, bandwidth_bytes_per_s=59.5e6)
     racked = _topology(*[1] * 8, rails=(GIGABIT,), racks=_racks([0, 2, 4, 6], [1, 3, 5, 7], uplink=uplink))
     plan = _all_reduce(racked, 32 << 20)
-    # Two racks exchange n bytes at least, each way.
+    # The two racks exchange at least n bytes in each direction.
     assert (32 << 20) / 59.5e6 <= plan.predicted_seconds < 1.04 * (32 << 20) / 59.5e6
-    # Whatever the grid, hosts of a rack follow each other.
+    # On any grid, the hosts of a rack follow each other.
     assert plan.schedule.order == (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -139,11 +139,11 @@ def test_ranks_of_a_host_share_its_way_out() -> None:
     topology = _topology(4, 4)
     found = _found(topology, Collective.ALL_REDUCE)
     local, shared = Way(link=SHM, port=0), Way(link=_part(TCP, 4), port=1)
-    # Every rank sends to the other host, and hears from several there.
+    # Every rank sends to the other host and receives from several ranks there.
     assert found["direct", (8,)] == [
         Way(link=replace(TCP, bandwidth_bytes_per_s=TCP.bandwidth_bytes_per_s / 4 * 0.94), port=1)
     ]
-    assert found["ring", (8,)] == [Way(link=TCP, port=1)]  # one rank does
+    assert found["ring", (8,)] == [Way(link=TCP, port=1)]  # only one rank does
     assert found["direct", (4, 2)] == found["ring", (4, 2)] == [local, shared]
     broadcasts = _found(topology, Collective.BROADCAST, root=5)
     assert broadcasts["direct", (4, 2)] == [local, Way(link=TCP, port=1)]  # only the root sends between hosts
@@ -162,10 +162,10 @@ def test_where_ranks_take_turns_nothing_is_cut_and_all_hops_count() -> None:
     assert _all_reduce(apart, 1 << 24).segment_bytes is not None
     assert _all_reduce(by_turns, 1 << 24).segment_bytes is None
     assert _all_reduce(by_turns, 1 << 24).schedule.grid == (2, 4)
-    # A flat ring leaves each host by one rank, while the other sends to that one.
+    # In a flat ring, one rank sends out of each host while the other host sends to that rank.
     (flat,) = {ways[0].link.bandwidth_bytes_per_s for ways in [_found(by_turns, Collective.ALL_REDUCE)["ring", (8,)]]}
     assert 1 / flat == pytest.approx(1 / 0.6e9 + 1 / 5e9)
-    # Several that send to one at a time get less than elsewhere.
+    # Several senders to one receiver get less bandwidth.
     direct, ring = (_found(by_turns, Collective.ALL_REDUCE)[name, (2, 4)][1].link for name in ("direct", "ring"))
     assert ring.bandwidth_bytes_per_s == pytest.approx(0.3e9)
     assert direct.bandwidth_bytes_per_s == pytest.approx(0.6 * 0.3e9)
@@ -199,8 +199,8 @@ def test_rails_carry_shares_as_they_can() -> None:
     (way,) = ways_of(plan.schedule, topology)
     assert way.link.bandwidth_bytes_per_s == pytest.approx(TCP.bandwidth_bytes_per_s / 8)
     assert way.link.overhead_s == 2 * TCP.overhead_s
-    assert _all_reduce(topology, 64).schedule.shares == (1,)  # a few bytes are not worth two messages
-    assert shares_of(_topology(3, rails=topology.rails)) == ((1,),)  # within a host there are no rails
+    assert _all_reduce(topology, 64).schedule.shares == (1,)  # a few bytes do not justify two messages
+    assert shares_of(_topology(3, rails=topology.rails)) == ((1,),)  # there are no rails within a host
     assert shares_of(replace(topology, own_rails=(OwnRails(host=2, rails=(TCP, TCP)),))) == ((1,), (4, 1))
 
 

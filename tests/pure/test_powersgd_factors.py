@@ -1,4 +1,4 @@
-"""The arithmetic every rank does for itself: exact enough, and the same bits whatever does it."""
+"""The arithmetic that every rank does on its own: accurate enough, and with the same bits on every machine."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ FLOAT32_ROUNDOFF = 2.0**-24
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 5), (64, 3), (1000, 8), (4097, 4)])
 def test_columns_become_orthonormal_and_span_the_same(rows: int, columns: int) -> None:
     matrix = np.random.default_rng(rows).standard_normal((rows, columns), np.float32)
-    # Columns that are nearly the same are where Gram-Schmidt in float32 would fail.
+    # Nearly equal columns, for which Gram-Schmidt in float32 would fail.
     matrix[:, -1] = matrix[:, 0] + matrix[:, -1] / 64
     scaled = matrix * np.float32(1e-18)
     for given in (matrix, scaled):
@@ -20,7 +20,7 @@ def test_columns_become_orthonormal_and_span_the_same(rows: int, columns: int) -
         wide = made.astype(np.float64)
         assert np.abs(wide.T @ wide - np.eye(columns)).max() < 8 * FLOAT32_ROUNDOFF
         wanted, _ = np.linalg.qr(given.astype(np.float64))
-        shared = wanted.T @ wide  # a rotation, where both span the same
+        shared = wanted.T @ wide  # a rotation if both span the same space
         assert np.abs(shared.T @ shared - np.eye(columns)).max() < 1e-5
 
 
@@ -49,14 +49,14 @@ def test_product_overflows_to_infinity() -> None:
 
 
 def test_bits_are_those_of_one_operation_at_a_time() -> None:
-    """Scalars of Python (float64, never fused) in the stated order, rounded where float32 rounds."""
+    """The oracle uses Python scalars (float64, never fused) in the stated order and rounds where float32 rounds."""
     generator = np.random.default_rng(5)
     left, right = generator.standard_normal((3, 2), np.float32), generator.standard_normal((7, 2), np.float32)
     out = np.empty((3, 7), np.float32)
     multiply(left, right, out)
     for i in range(3):
         for j in range(7):
-            # A product of two float32 is exact in float64, so that rounding it is what float32 does.
+            # The product of two float32 values is exact in float64, so rounding it equals float32 multiplication.
             first, second = (np.float32(float(left[i, k]) * float(right[j, k])) for k in range(2))
             assert out[i, j] == np.float32(float(first) + float(second))
     column = generator.standard_normal((6, 1), np.float32)

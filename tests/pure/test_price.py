@@ -1,4 +1,4 @@
-"""`price` equals the closed forms of docs/algorithms.md, and an evaluation of all ranks' moves."""
+"""`price` equals the closed forms of docs/algorithms.md, and a simulation of all ranks' moves."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def _ways(links: Sequence[Link]) -> list[Way]:
 
 
 def _price_of_all(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int = 1) -> float:
-    """The oracle: when the last rank is done, from all ranks' own moves and all segments; it knows no symmetry."""
+    """Return when the last rank ends, from all ranks' moves and all segments, without using symmetry."""
 
     def routing(rank: int, peer: int) -> tuple[int, int, int]:
         here, there = schedule.frame.coordinates_of(rank), schedule.frame.coordinates_of(peer)
@@ -101,7 +101,7 @@ def test_an_uplink_narrows_what_passes_it() -> None:
     schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2, 2)))
     link = Link(latency_s=0, overhead_s=0, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=math.inf)
     ways = [Way(link=link, port=0), Way(link=link, port=0, uplink_bytes_per_s=1e8)]
-    assert price(schedule, 1e9, ways) == pytest.approx(1.0 + 0.5 * 10)  # store nothing: the uplink has it all the time
+    assert price(schedule, 1e9, ways) == pytest.approx(1.0 + 0.5 * 10)  # store nothing: the uplink is busy all the time
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "tree"])
@@ -115,7 +115,7 @@ def test_broadcasts_in_segments_are_faster_and_right_on_a_line(algorithm: str) -
 
 
 def _sent(messages: int, n: float, link: Link) -> float:
-    """The closed form of messages of n bytes, one after the other: while one has the wire, the next is handled."""
+    """Return the closed form for `messages` messages of n bytes; one is on the wire while the next is prepared."""
     wire_s = n / link.bandwidth_bytes_per_s
     if not messages:
         return 0
@@ -123,7 +123,7 @@ def _sent(messages: int, n: float, link: Link) -> float:
 
 
 def _scatter(algorithm: str, p: int, n: float, link: Link) -> float:
-    """The closed form of a reduce-scatter of n bytes along an axis of p."""
+    """Return the closed form of a reduce-scatter of n bytes along an axis of p ranks."""
     if p == 1:
         return 0
     reduce_s = n / p / link.reduce_bytes_per_s
@@ -167,13 +167,13 @@ def test_broadcasts_and_exchanges_cost_their_closed_forms(p: int) -> None:
         link = LINKS[1]
         direct = build("direct", frame_on(Collective.BROADCAST, (p,)))
         assert price(direct, n, [link]) == pytest.approx(_sent(p - 1, n, link), rel=1e-12)
-        # Power of two: the longest path is every time the first child.
+        # For a power of two, the longest path follows the first child each time.
         if p & (p - 1) == 0:
             tree = build("tree", frame_on(Collective.BROADCAST, (p,)))
             assert price(tree, n, [link]) == pytest.approx((p.bit_length() - 1) * _sent(1, n, link), rel=1e-12)
         exchange = build("direct", frame_on(Collective.ALL_TO_ALL, (p,)))
         own = n / p / link.reduce_bytes_per_s
-        # The own block is copied while the messages are on their way.
+        # The rank copies its own block while the messages are in flight.
         assert price(exchange, n, [link]) == pytest.approx(max(own, _sent(p - 1, n / p, link)), rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Whether ranks take turns on the cores of their machine."""
+"""Detection of ranks that share the cores of their machine."""
 
 import pytest
 
@@ -12,7 +12,7 @@ MACHINES = [b"a", b"a", b"b", b"b"]
     [
         ([{0, 1}, {0, 1}, {0, 1}, {0, 1}], False),
         ([{0}, {1}, {0, 1}, {0, 1}], False),
-        ([{0}, {0}, {0, 1}, {0, 1}], True),  # two on one core of the first machine
+        ([{0}, {0}, {0, 1}, {0, 1}], True),  # two ranks on one core of the first machine
         ([{0, 1}, {0, 1}, {3}, {3}], True),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a probe of one host makes of its times, and whether it notices what runs beside it."""
+"""The probe within one host: the link from its times, and the detection of other work."""
 
 import random
 
@@ -23,7 +23,7 @@ def seconds(algorithm: str, ranks: int, size_bytes: int, link: Link) -> float:
 def test_the_link_has_the_prices_that_were_measured(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 -- a test's
     ranks, small_s, direct_s = draw.choice([2, 3, 4, 8]), draw.uniform(1e-6, 1e-4), draw.uniform(1e-3, 1e-1)
-    # What has a link: with no sending at all 2 ranks take four times as long, with no reducing as long.
+    # Times that some link can produce. For 2 ranks the ratio is 4 without sending cost and 1 without reducing cost.
     exchange_s = direct_s * draw.uniform(1.3, 3.5) * ranks / 2
     link = memory_link(ranks, small_s, direct_s, exchange_s, 8 * MIB)
     assert seconds("exchange", ranks, 8 * MIB, link) == pytest.approx(exchange_s, rel=0.1)
@@ -42,7 +42,7 @@ def table(*rows: tuple[float, ...]) -> "np.ndarray[tuple[int, int], np.dtype[np.
 
 
 def test_what_others_took_is_told_of_the_machine_where_it_was_most() -> None:
-    # (machine, cores, seconds, the cores' work, this rank's)
+    # (machine, cores, seconds, core seconds of all work, core seconds of this rank)
     mine = [(1, 2, 10, 18.0, 4.0), (1, 2, 10, 18.1, 5.0)]
     other = [(2, 4, 10, 11.0, 10.0)]
     found = most_taken(table(*mine), [0, 0], ("a",))

@@ -1,4 +1,4 @@
-"""Programs of benchmarks and examples, started as their heads say: `python benchmarks/NAME.py`, with nothing set."""
+"""The programs of benchmarks and examples start as their docstrings say: `python benchmarks/NAME.py`."""
 
 import ast
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HERE = {"benchmarks", "tests"}  # packages that nobody installs: a program finds them by the path that it sets
+HERE = {"benchmarks", "tests"}  # packages that are not installed; a program must add their folder to the path first
 
 
 def programs() -> list[Path]:
-    """Return what the Makefile runs, and what its own head says to run. A rank of a job has its path from the job."""
+    """Return the programs that the Makefile or their own docstring runs directly. Ranks get the path from their job."""
     makefile = (ROOT / "Makefile").read_text()
     files = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")])
     return [path for path in files if path.name in makefile.split() or f"python {path.relative_to(ROOT)}" in head(path)]
@@ -32,7 +32,7 @@ def test_a_program_that_sets_no_path_is_found() -> None:
 
 
 def imports_too_early(text: str) -> set[str]:
-    """Return the modules of HERE that a program imports, at its top, before it sets the path."""
+    """Return the modules of HERE that a program imports at top level before it sets the path."""
     early: set[str] = set()
     for statement in ast.parse(text).body:
         if "sys.path.insert" in ast.unparse(statement):

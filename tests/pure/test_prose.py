@@ -1,4 +1,4 @@
-"""`make prose` finds what it is for, and leaves code alone."""
+"""`make prose` finds bad prose and ignores code."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ The rank `rank` waits `for ever`, and [the page](the.md) page says so: 5 000 000
 x = [0 0]  # the the
 ```
 """
-# What is wrong, and how it is called.
+# A faulty text, and the name of the check that finds it.
 BAD = {
     "Ranks wait for the the last one.\n": "lexical_illusions",
     "They wait for ever.\n": "archaism",

@@ -1,4 +1,4 @@
-"""benchmarks/prose_samples.py finds the prose that people read, and counts only readers who notice what is hard."""
+"""benchmarks/prose_samples.py finds all prose, and counts only readers who notice the hard lines."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What ranks make of their rails before and beside the bytes: shares in the topology, and which one is slow."""
+"""Rails before and during transfers: their shares in the topology, and the detection of a slow one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An adapter whose framework is missing or too old says which to install."""
+"""An adapter whose framework is missing or too old names the package to install."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_a_framework_is_there_and_new_enough(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_missing_framework_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jax", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "jax", None)  # as if jax were not installed
     monkeypatch.delitem(sys.modules, "multiring.jax", raising=False)
     with pytest.raises(
         ImportError, match=r"JAX is not installed; want JAX [\d.]+ or newer: pip install 'multiring\[jax\]'"
@@ -34,7 +34,7 @@ def test_a_missing_framework_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("module", OLDEST)
 def test_each_adapter_names_what_to_install(module: str) -> None:
-    """In a process of its own, where the framework cannot be imported."""
+    """The import runs in its own process, in which the framework cannot be imported."""
     program = f"import sys; sys.modules[{module!r}] = None; import multiring.{module}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]

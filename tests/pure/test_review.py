@@ -1,4 +1,4 @@
-"""The review of measured against predicted: what it names, and with which constants it goes on."""
+"""The review of measured against predicted times: the links that it names, and the corrected constants."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_one_check_alone_changes_nothing() -> None:
     assert review.check(EVEN) is None
     assert review.check(table(1.4, [[0] * 3] * 3)) is None
     assert review.check(EVEN) is None
-    assert review.check(np.zeros((6, 5))) is None  # says nothing, either way
+    assert review.check(np.zeros((6, 5))) is None  # all zeros count neither way
     assert review.check(EVEN) is not None
 
 
@@ -68,13 +68,13 @@ def test_time_side_by_side_counts_once() -> None:
     assert busy_seconds([(5, 6), (1, 3), (2, 4)]) == 4
 
 
-# Of rings, 0 sends to 1, 1 to 2, 2 to 0; the rest are agreements.
+# In the rings, 0 sends to 1, 1 to 2, and 2 to 0. The other entries come from agreements.
 @pytest.mark.parametrize(
     ("rates", "named"),
     [
-        ([[0, 20, 1], [1, 0, 20], [100, 1, 0]], "b"),  # both ways
-        ([[0, 100, 1], [1, 0, 20], [100, 1, 0]], "b"),  # it sends slowly
-        ([[0, 20, 100], [100, 0, 100], [100, 20, 0]], "b"),  # it takes slowly, from all
+        ([[0, 20, 1], [1, 0, 20], [100, 1, 0]], "b"),  # slow in both directions
+        ([[0, 100, 1], [1, 0, 20], [100, 1, 0]], "b"),  # b sends slowly
+        ([[0, 20, 100], [100, 0, 100], [100, 20, 0]], "b"),  # b receives slowly from all
     ],
 )
 def test_who_is_slow_is_told_from_its_neighbours(rates: list[list[float]], named: str) -> None:

@@ -1,4 +1,4 @@
-"""What import-linter cannot say: pure rooms import nothing but arithmetic, and importing multiring does nothing."""
+"""Rules beyond import-linter: pure packages import only arithmetic, and importing multiring has no side effects."""
 
 import ast
 import importlib
@@ -12,7 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "multiring"
 PURE_ROOMS = ("agreement", "topology", "schedule", "collectives", "planner")
-# No file, clock, environment, thread or random number can be had from these.
+# These modules give no access to files, clocks, the environment, threads or random numbers.
 PURE_MODULES = {
     "__future__",
     "abc",
@@ -88,11 +88,11 @@ assert not foreign, foreign
 
 @pytest.mark.parametrize("package", ["multiring", "multiring.torch"])
 def test_no_module_has_the_name_of_an_exported_function(package: str) -> None:
-    """Whoever imports such a module first would replace the function."""
+    """Importing such a module would replace the function in its package."""
     found = pytest.importorskip(package) if package == "multiring.torch" else importlib.import_module(package)
     folder = Path(str(found.__file__)).parent
     modules = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
-    exported = set(found.__all__) - {"elastic"}  # a module, in Horovod as well
+    exported = set(found.__all__) - {"elastic"}  # a module, as in Horovod
     assert not modules & exported
     assert not [name for name in exported if isinstance(getattr(found, name), ModuleType)]
 

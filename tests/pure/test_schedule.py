@@ -1,4 +1,4 @@
-"""The values a schedule consists of: frames, moves, layouts, extents, digests."""
+"""The values of a schedule: frames, moves, layouts, extents, digests."""
 
 from dataclasses import FrozenInstanceError, replace
 from itertools import pairwise
@@ -56,7 +56,8 @@ def test_a_bad_frame_is_named(change: dict[str, object], match: str) -> None:
 
 def test_blocks_are_owned_along_the_axes() -> None:
     frame = Frame(collective=Collective.ALL_REDUCE, grid=(2, 3), order=(10 - 5, 1, 2, 3, 4, 0))
-    # Positions 0..5 are coordinates (0,0) (1,0) (0,1) (1,1) (0,2) (1,2); blocks go (0,0) (0,1) (0,2) (1,0) ...
+    # Positions 0..5 have coordinates (0,0) (1,0) (0,1) (1,1) (0,2) (1,2). The blocks' order is (0,0) (0,1) (0,2) (1,0)
+    # ...
     assert frame.owners().tolist() == [5, 2, 4, 1, 3, 0]
     assert frame.coordinates_of(3) == (1, 1)
     assert frame.line_of(3, axis=0).tolist() == [2, 3]
@@ -151,7 +152,7 @@ def test_shares_divide_the_buffer_among_channels() -> None:
     schedule = build("direct", frame_on(Collective.BROADCAST, (2,), shares=(3, 1)))
     assert _spans_of_space(schedule, 1, 1600, Space.OUTPUT) == [(0, 1200), (1200, 400)]
     schedule = build("direct", frame_on(Collective.ALL_GATHER, (2,), shares=(3, 1)))
-    # Every rank's block is cut for the channels, and a block's pieces lie side by side.
+    # Every rank's block is split among the channels, and the pieces of a block are adjacent.
     assert _spans_of_space(schedule, 1, [64, 640], Space.INPUT) == [(0, 480), (480, 160)]
     assert _spans_of_space(schedule, 1, [64, 640], Space.OUTPUT) == [(0, 48), (48, 16), (64, 480), (544, 160)]
 
@@ -172,9 +173,9 @@ def test_blocks_of_a_user_lie_by_rank_whatever_the_grid() -> None:
 def test_scratch_is_as_large_as_what_is_written_there() -> None:
     counts = [10, 20, 30, 40]
     for algorithm, grid, want in [
-        ("direct", (4,), 0),  # reduced straight to OUTPUT
-        ("ring", (4,), 30 + 40),  # partial sums: neither the own block nor the one that is sent on as it came
-        ("direct", (2, 2), 20 + 40),  # rank 1 is left with blocks 1 and 3 after the first axis
+        ("direct", (4,), 0),  # reduced straight into OUTPUT
+        ("ring", (4,), 30 + 40),  # partial sums, without the rank's own block and the block that it only forwards
+        ("direct", (2, 2), 20 + 40),  # rank 1 keeps blocks 1 and 3 after the first axis
     ]:
         schedule = build(algorithm, frame_on(Collective.REDUCE_SCATTER, grid))
         extents = schedule.extents_of(1, counts)
@@ -237,7 +238,7 @@ def test_digests_tell_schedules_apart() -> None:
 
 
 def test_digests_are_the_same_in_every_process_and_version() -> None:
-    # Fixed values: ranks compare digests across processes, checkpoints keep them.
+    # Fixed values, because ranks compare digests across processes and checkpoints store them.
     frame = Frame(collective=Collective.ALL_REDUCE, grid=(2, 3), order=(0, 1, 2, 3, 4, 5))
     assert build("direct", frame).digest().hex() == "522583e0eaa113de7fa258861462c177"
     assert build("ring", frame).digest().hex() == "fa554adc3c1926b12778f2f3ce00bd5b"

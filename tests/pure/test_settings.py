@@ -1,4 +1,4 @@
-"""Settings come from the environment, parsed strictly: a value that makes no sense is an error, never a default."""
+"""Settings come from the environment and are parsed strictly: an invalid value is an error, never a default."""
 
 from dataclasses import FrozenInstanceError, fields
 

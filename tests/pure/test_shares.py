@@ -1,4 +1,4 @@
-"""A global batch divided among ranks."""
+"""The division of a global batch among ranks."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The pages of docs: every setting and every public name stands in one, and links lead somewhere."""
+"""The pages of docs contain every setting and every public name, and their links have targets."""
 
 import ast
 import importlib.util
@@ -32,7 +32,7 @@ def test_every_setting_is_in_its_page(capsys: pytest.CaptureFixture[str]) -> Non
         assert value
         assert meaning
         assert default == (default_of(setting) or "none")
-        if setting.default is not None:  # the environment's way to say it leads to it
+        if setting.default is not None:  # the documented default parses to the default
             told = Settings.from_environment({setting.metadata["name"]: default})
             assert getattr(told, setting.name) == setting.default
     assert all(name in text for name in (*HOROVOD_READ, *FOREIGN_VARIABLES))
@@ -73,13 +73,13 @@ def parsed(path: Path) -> ast.Module:
 
 
 def documentation_of(module: str, name: str) -> str | None:
-    """Return the docstring of a public name, found by its text: a function's, a class's, or that below a constant."""
+    """Return the docstring of a public name from the source: of a function, a class or a constant."""
     body = parsed(module_file(module)).body
     made = [each for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name]
     if made:
-        return ast.get_docstring(made[-1])  # after overloads
+        return ast.get_docstring(made[-1])  # the last definition, after any overloads
     for at, node in enumerate(body):
-        inner = node.body if isinstance(node, ast.If) else [node]  # what is imported for type checkers
+        inner = node.body if isinstance(node, ast.If) else [node]  # imports for type checkers
         for each in inner:
             if isinstance(each, ast.ImportFrom) and str(each.module).startswith("multiring"):
                 for alias in each.names:

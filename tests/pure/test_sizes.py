@@ -1,4 +1,4 @@
-"""Files, classes and parameter lists stay small enough to be read at once (docs/decisions/0041)."""
+"""Files, classes and parameter lists stay small enough to read at once (docs/decisions/0041)."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MOST_LINES, MOST_OF_A_CLASS, MOST_PARAMETERS = 500, 300, 8
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
-# Horovod's own signatures, which programs are written for.
+# Horovod's own signatures, on which user programs depend.
 HOROVODS = {
     "horovod/onpath/horovod/keras/__init__.py::DistributedOptimizer",
     "horovod/running.py::run",
@@ -33,7 +33,7 @@ def long_classes(tree: ast.AST) -> Iterator[str]:
 
 
 def wide_functions(tree: ast.AST) -> Iterator[str]:
-    """Yield the functions that take too many parameters, but for `self` and `cls`; a record has fields, and no more."""
+    """Yield the functions with too many parameters, without `self` and `cls`. A record's fields do not count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

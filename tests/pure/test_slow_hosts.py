@@ -1,4 +1,4 @@
-"""Slow hosts at random places, by what their connections carry: who is named, in the whole sentence."""
+"""Slow hosts at random places, detected from their connections: the whole message names the right host."""
 
 import logging
 import random
@@ -17,7 +17,7 @@ OPERATIONS = 64
 
 @dataclass
 class Done:
-    """An operation that has ended, as the core has it."""
+    """A finished operation, as the core reports it."""
 
     ran_s: tuple[float, float]
     fault: Any = FaultKind.NONE
@@ -25,7 +25,7 @@ class Done:
 
 @dataclass
 class Connections:
-    """One rank's connections: what the kernel counts of them."""
+    """One rank's connections with the kernel's counters."""
 
     carried: dict[int, int] = field(default_factory=dict)
     busy_s: dict[int, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Connections:
 
 
 class Job:
-    """Ranks on hosts, a rank each, that run sums of `size_bytes` by one pattern; some hosts carry a part only."""
+    """A job with one rank per host that runs sums of `size_bytes` by one pattern. Some hosts have reduced bandwidth."""
 
     def __init__(self, hosts: int, size_bytes: int, pattern: str, parts: dict[int, float]) -> None:
         topology = Topology(tuple((rank,) for rank in range(hosts)), names=tuple(f"host{at}" for at in range(hosts)))
@@ -56,13 +56,13 @@ class Job:
         return self.usual * min(self.parts.get(sender, 1.0), self.parts.get(receiver, 1.0))
 
     def turn(self, draw: random.Random) -> None:
-        """Run as many operations as lie between two checks, and agreements on every connection."""
+        """Run the operations between two checks, and agreements on every connection."""
         slowest = min(self.parts.values(), default=1.0)
         predicted_s = self.size_bytes / self.usual
         for rank, own in enumerate(self.connections):
             others = [peer for peer in range(self.hosts) if peer != rank]
             to = [(rank + 1) % self.hosts] if self.pattern == "ring" else others
-            for peer in set(others) - set(to):  # agreements: a message's latency, not its bytes
+            for peer in set(others) - set(to):  # agreements are bound by latency, not by bandwidth
                 own.carry(peer, 200 * OPERATIONS, draw.uniform(1e4, 1e9))
             for peer in to:
                 own.carry(peer, OPERATIONS * self.size_bytes / len(to), self.rate(rank, peer) * draw.uniform(0.95, 1.0))
@@ -72,7 +72,7 @@ class Job:
                 self.watches[rank].add(took, predicted_s)  # type: ignore[arg-type] # as the core's
 
     def one(self, part: float) -> None:
-        """Run an operation of a ring that takes as long as hosts need that carry `part`."""
+        """Run one ring operation whose duration fits hosts at `part` of their bandwidth."""
         predicted_s = self.size_bytes / self.usual
         for rank, own in enumerate(self.connections):
             to = (rank + 1) % self.hosts
@@ -93,7 +93,7 @@ def test_a_host_that_becomes_slow_is_named(seed: int, caplog: pytest.LogCaptureF
     slow, part = draw.randrange(hosts), draw.uniform(0.1, 0.5)
     pattern, size_bytes = draw.choice(["ring", "direct"]), draw.choice([1, 2, 3, 8]) * LEAST_BYTES
     job = Job(hosts, size_bytes, draw.choice(["ring", "direct"]), {})
-    job.turn(draw)  # all are as fast, perhaps by another plan, whose connections carry nothing later
+    job.turn(draw)  # all hosts are fast; if the pattern changes below, some connections are idle later
     job.check()
     assert caplog.text == ""
     job.pattern, job.parts = pattern, {slow: part}
@@ -144,7 +144,7 @@ def test_who_sees_sums_crawl_says_at_once_which_connection_does(seed: int, caplo
         for _ in range(3):
             job.one(1 / times)
     before = (slow - 1) % hosts
-    ways = [(before, slow), (slow, (slow + 1) % hosts)]  # what a ring sends to the slow host, and what that sends
+    ways = [(before, slow), (slow, (slow + 1) % hosts)]  # the ring's connections to and from the slow host
     usual, now = f"{job.usual / 1e6:.3g}", f"{job.usual / times / 1e6:.3g}"
     assert sorted(each.getMessage() for each in caplog.records) == sorted(
         f"all_reduces of {LEAST_BYTES} bytes and more on {hosts} ranks take {times} times what they took before; from "

@@ -1,4 +1,4 @@
-"""Who a rank is, from each launcher's environment; MPI is played by a stand-in that records what is broadcast."""
+"""A rank's identity from each launcher's environment. A stand-in for MPI records what is broadcast."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ def identity_of(environment: dict[str, str]) -> Identity:
 
 
 class World:
-    """COMM_WORLD of a stand-in for mpi4py; its ranks run one after the other, rank 0 first."""
+    """COMM_WORLD of a stand-in for mpi4py. Its ranks run one after the other, starting with rank 0."""
 
     def __init__(self, rank: int, size: int, told: list[Any], *, is_one_host: bool = True) -> None:
         self.rank, self.size, self.told, self.is_one_host = rank, size, told, is_one_host
@@ -289,7 +289,7 @@ def test_mpi_keeps_to_the_ports_it_is_given(monkeypatch: pytest.MonkeyPatch, tol
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"no port of {port}-{port} is free at 127.0.0.1"):
             both_ranks(monkeypatch, told, is_one_host=False, MULTIRING_INTERFACE="127.0.0.1", MULTIRING_PORTS=f"{port}")
-    # Rank 1 is told as well, instead of waiting in the broadcast for ever.
+    # Rank 1 gets the error too, instead of waiting in the broadcast forever.
     install_mpi(monkeypatch, World(1, 2, told, is_one_host=False))
     with pytest.raises(LaunchError, match="rank 0 cannot listen"):
         identity_of(HYDRA)

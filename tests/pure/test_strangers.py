@@ -1,4 +1,4 @@
-"""What strangers meet agrees with the project: the forge's files, hooks, CONTRIBUTING's steps, the release script."""
+"""Files for outside contributors agree with the project: CI workflows, hooks, CONTRIBUTING, the release script."""
 
 import importlib.util
 import re
@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 FORGE = ROOT / ".github"
 ADDRESS = "https://github.com/multiring/multiring"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-# The program that a hook calls, and the package that has it.
+# The program of a hook, and the package that contains it.
 HOOK_PACKAGES = {"ruff": "ruff", "typos": "typos", "mypy": "mypy", "python": None}
 BLOCK = re.compile(r"^ *```\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 STEP = re.compile(r"^\d+\. \*\*", re.MULTILINE)
-SYSTEM = {"sudo", "git", "source", "make"}  # not of .venv
+SYSTEM = {"sudo", "git", "source", "make"}  # programs outside .venv
 
 
 def loaded(path: Path) -> Any:
@@ -49,7 +49,7 @@ def dev_packages() -> set[str]:
 
 
 def pythons() -> list[str]:
-    """Return the versions that .ci/setup takes."""
+    """Return the Python versions that .ci/setup accepts."""
     oldest, first_bad = re.findall(r"\(3, (\d+)\)", (ROOT / ".ci" / "setup").read_text(encoding="utf-8"))
     return [f"3.{minor}" for minor in range(int(oldest), int(first_bad))]
 
@@ -107,7 +107,7 @@ def test_the_workflow_calls_scripts_that_exist_with_every_python() -> None:
     assert jobs["change"]["strategy"]["matrix"]["python"] == pythons()
     assert set(jobs["packages"]["strategy"]["matrix"]["python"]) < set(pythons())
     assert all(job["timeout-minutes"] for job in jobs.values())
-    # What was not run is named in the workflow and on the page.
+    # The workflow and the page name the versions that were not tested.
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## What the forge runs\n")[2]
     for version in pythons():
         assert version in text.partition("name: ci")[0], version
@@ -214,7 +214,7 @@ def test_the_coverage_figure_has_its_command_date_and_file() -> None:
 
 @pytest.mark.parametrize("may", [True, False])
 def test_the_workflows_linter_says_where_it_was_not_run(tmp_path: Path, may: bool) -> None:  # noqa: FBT001
-    """In a copy, with no node on PATH."""
+    """Run the linter in a copy of the tree, without node on PATH."""
     (tmp_path / "packaging").mkdir()
     script = tmp_path / "packaging" / "workflow-lint"
     script.write_bytes((ROOT / "packaging" / "workflow-lint").read_bytes())
@@ -249,7 +249,7 @@ def git(root: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def ready(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository that may be released on TODAY."""
+    """Return a repository that can be released on TODAY."""
     root = tmp_path_factory.mktemp("ready")
     for name in (*script.VERSION_FILES, "CHANGELOG.md"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ def ready(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(script: ModuleType, ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that repository; nothing is built from it."""
+    """Return a copy of that repository; the script's build steps are replaced."""
     for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
         monkeypatch.setenv(name, "a")
     for name in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):

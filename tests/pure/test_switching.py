@@ -1,4 +1,4 @@
-"""How ranks find the place up to which all post: every rank the same, the most that any has posted."""
+"""Ranks agree on the operation at which to switch: the largest position that any rank has posted."""
 
 import random
 from collections import deque

@@ -1,4 +1,4 @@
-"""A timeline's clocks, parts and file, with made-up ranks."""
+"""A timeline's clocks, parts and file, with simulated ranks."""
 
 import errno
 import gzip
@@ -47,7 +47,7 @@ from multiring.trace.chrome import events_of
 from multiring.trace.lanes import lanes
 from multiring.trace.part import RAIL, REDUCE, RailSample
 
-MOST = 10**15  # ns: twelve days
+MOST = 10**15  # nanoseconds, about twelve days
 times = st.integers(0, MOST)
 
 
@@ -93,7 +93,7 @@ def test_a_drifting_clock_is_aligned_as_well_as_it_was_read(
     aligned = alignment.aligned(own)
     assert (np.diff(aligned) >= 0).all()
     rounding = 2 + length // 2**50
-    # Two readings that contradict each other by more than time has passed are taken for a standstill.
+    # If two readings contradict each other by more than the elapsed time, the clock counts as stopped between them.
     slack = max(errors) + rounding + max(0, sum(errors) - length)
     for time_ns, found in zip(own.tolist(), aligned.tolist(), strict=True):
         assert abs(found - (time_ns + true_offset(time_ns))) <= slack
@@ -147,7 +147,7 @@ kinds = st.sampled_from([OPERATION, WAIT, REDUCE, RAIL])
 
 @st.composite
 def made_up(draw: st.DrawFn, rank: int = 1) -> Part:
-    """Return a part as a rank could have recorded it: operations side by side, waits and spans one after the other."""
+    """Return a part that a rank could have recorded: concurrent operations, and sequential waits and spans."""
     each = []
     for number in range(draw(st.integers(0, 12))):
         start = draw(st.integers(0, 10_000))
@@ -198,7 +198,7 @@ def test_what_happened_is_in_the_events(made: Part, mark_cycles: bool) -> None: 
 
 
 def expect_nested(events: list[dict[str, Any]]) -> None:
-    """Check that the slices of a row are within each other or apart: viewers show nothing else right."""
+    """Check that slices of a row are nested or disjoint, because viewers show other slices wrong."""
     rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for event in events:
         if event["ph"] != "X":
@@ -374,7 +374,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(path: Path) -> Iterator[Path]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "iterdir", refuse)  # as of a folder with mode 0300, to anybody but root
+    monkeypatch.setattr(Path, "iterdir", refuse)  # as for a folder with mode 0300 and a user other than root
     with pytest.raises(ArgumentError, match="cannot be searched for an earlier timeline: Permission denied"):
         clear(tmp_path / "a.json")
 
@@ -498,7 +498,7 @@ def test_a_glossary_forgets_the_oldest() -> None:
     assert glossary.find(0) is None
 
 
-# ---- what is not ours, and what is in use
+# ---- foreign files and files in use ----
 
 
 def refused(path: Path, what: str) -> str:
@@ -508,7 +508,7 @@ def refused(path: Path, what: str) -> str:
 
 
 def test_nothing_that_is_no_timeline_is_removed_or_replaced(tmp_path: Path) -> None:
-    """Whatever stands at the names that a timeline uses, and whether it is found before, or at the end."""
+    """Foreign files lie at any name that a timeline uses, and are found at the start or at the end."""
     foreign = (b"weights", b"{}", b'{"traceEvents":[]}', b'{"traceEvents":[\n]}', b'{"block": "start"}')
     for number, content in enumerate(foreign):
         for name in ("trace.json", "trace.json.gz"):
@@ -541,7 +541,7 @@ def test_what_is_ours_is_removed_also_compressed_or_unfinished(tmp_path: Path) -
         unfinished._file.write(unfinished._separator)
         unfinished._file.flush()
         assert len(list(tmp_path.iterdir())) == 3
-        unfinished._file.close()  # as a process that is killed does
+        unfinished._file.close()  # as the kernel does for a killed process
         clear(path)
         assert not list(tmp_path.iterdir())
         path.touch()

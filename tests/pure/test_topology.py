@@ -1,4 +1,4 @@
-"""Hosts become grids: rectangles two axes, one crowded host a near-square, ragged hosts one axis."""
+"""Hosts become grids: equal hosts two axes, one large host a near-square grid, unequal hosts one axis."""
 
 import math
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_a_rack_is_together_wherever_its_hosts_are_listed() -> None:
     assert hosts_by_rack(topology) == (0, 2, 1, 3)
     assert topology.rack_of() == (0, 1, 0, 1)
     assert grid_of(topology) == ((2, 2, 2), (0, 4, 2, 6, 1, 5, 3, 7))
-    # Unequal racks, or hosts, still follow each other rack by rack.
+    # Hosts or racks of unequal size are still ordered rack by rack.
     ragged = Topology(((0,), (1,), (2,)), racks=(Rack(hosts=(0, 2)), Rack(hosts=(1,))))
     assert grid_of(ragged) == ((3,), (0, 2, 1))
 
@@ -134,14 +134,14 @@ def _cluster() -> Topology:
 
 
 def test_a_job_is_placed_on_the_hosts_it_has() -> None:
-    # Rank 0 started on y; the two hosts of another domain are known by their short names.
+    # Rank 0 started on y. The two hosts of another domain are known by their short names.
     placed = _cluster().placed(((0, 2), (1, 3)), ["y", "x.cluster"])
     assert placed.hosts == ((0, 2), (1, 3))
     assert placed.racks == (Rack(hosts=(1,), name="a"), Rack(hosts=(0,), name="b"))
     assert placed.own_rails == (OwnRails(host=0, rails=(replace(TCP, latency_s=1.0),)),)
     assert (placed.rails_of(0)[0].latency_s, placed.rails_of(1)) == (1.0, (TCP,))
     assert placed.names == ("y", "x")
-    # Ranks of one machine that play hosts share its name.
+    # Ranks that play several hosts on one machine share its name.
     assert _cluster().placed(((0,), (1,)), ["y", "y"]).racks == (Rack(hosts=(0, 1), name="b"),)
 
 
@@ -172,7 +172,7 @@ def test_digests_differ_where_topologies_do() -> None:
 
 
 def test_the_hosts_decide_the_order_not_the_launcher() -> None:
-    # Ranks dealt round to the hosts: the first axis still stays within a host.
+    # Although ranks are dealt round-robin to the hosts, the first axis stays within a host.
     grid, order = grid_of(Topology(((0, 2, 4), (1, 3, 5))))
     assert (grid, order) == ((3, 2), (0, 2, 4, 1, 3, 5))
     assert neighbours(grid, order, 0) == (1, 2, 4)

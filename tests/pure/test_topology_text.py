@@ -1,4 +1,4 @@
-"""Topology files: what they say is what the topology has, and what makes no sense is named."""
+"""Topology files are read into topologies, and invalid entries are named."""
 
 import math
 import random

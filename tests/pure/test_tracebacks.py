@@ -1,4 +1,4 @@
-"""One mistake of all ranks is printed once; whatever else they write is shown, byte for byte."""
+"""An error of all ranks is printed once; all other output is shown byte for byte."""
 
 import random
 
@@ -13,7 +13,7 @@ BODY = (
 
 
 def fed(folder: TracebackFolder, text: bytes) -> list[tuple[bytes, str]]:
-    """Return the pieces of a text that comes in parts, neighbours joined."""
+    """Feed a text in random parts; return the pieces, with adjacent ones joined."""
     pieces: list[tuple[bytes, str]] = []
     while text:
         end = DRAW.randint(1, 60)

@@ -1,4 +1,4 @@
-"""Lines whose ranks all do the same, turned, are proven by one rank, as the proof of all moves proves them."""
+"""Lines of ranks with rotated copies of one program: the proof by one rank agrees with the proof of all moves."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ def _turn_of(schedule: Schedule) -> Turn:
 
 
 def _turned(moves: Moves, by: int, turn: Turn, *, is_fixed: bool) -> Moves:
-    """Return what the rank `by` further does; REDUCEs take their operands in the order of ranks if `is_fixed`."""
+    """Return the moves rotated by `by` ranks. With `is_fixed`, REDUCEs take their operands in rank order."""
     peers = ((moves.peers + by) % turn.ranks).astype(np.int32)
     rows = []
     for row in replace(
@@ -42,7 +42,7 @@ def _turned(moves: Moves, by: int, turn: Turn, *, is_fixed: bool) -> Moves:
     return Moves.of(rows)
 
 
-# --- what the proof takes for granted of this library's own functions ---
+# --- assumptions of the proof about this library's own functions ---
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
@@ -57,7 +57,7 @@ def test_expanding_a_turned_program_turns_its_moves(collective: Collective, algo
 @pytest.mark.parametrize("p", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(5))
 def test_expanding_any_turned_program_turns_its_moves(p: int, seed: int) -> None:
-    # Programs that do nothing sensible: what `expand` renames does not depend on what they are for.
+    # The programs are meaningless: `expand` renames moves without regard to their purpose.
     generator = np.random.default_rng(seed)
     rows = []
     for kind in generator.choice(list(Kind), 12).tolist():
@@ -103,7 +103,7 @@ def test_promises_turn(p: int) -> None:
                 assert promise.want(rank, there) == turned_mask(promise.want(0, chunk), rank)
 
 
-# --- both proofs say the same of programs that turn, right or wrong ---
+# --- both proofs agree on rotated programs, right or wrong ---
 
 
 def _accepts(proof: Callable[[], None]) -> bool:
@@ -115,7 +115,7 @@ def _accepts(proof: Callable[[], None]) -> bool:
 
 
 def _both(promise: Promise, first: Moves, turn: Turn, *, is_fixed: bool) -> tuple[bool, bool]:
-    """Return what the proof by one rank, and that of all moves, say of the ranks that turn `first`."""
+    """Return the verdicts of the proof by one rank and of the proof of all moves, for ranks that rotate `first`."""
     programs = {rank: _turned(first, rank, turn, is_fixed=is_fixed) for rank in range(turn.ranks)}
     fixed = (first.kind == Kind.REDUCE) & is_fixed
     return (
@@ -139,7 +139,7 @@ def test_every_mutation_that_all_ranks_make_is_seen_by_one(collective: Collectiv
         for name, mutant in mutants_of(program, p, chunks):
             moves = Moves.of(mutant)
             if (moves.src >= chunks).any() or (moves.dst >= chunks).any() or (moves.span != program[0].span).any():
-                continue  # has no turn
+                continue  # cannot be rotated
             if not ((moves.peers >= 0) & (moves.peers < p)).all():
                 continue
             tried += 1
@@ -151,7 +151,7 @@ def test_every_mutation_that_all_ranks_make_is_seen_by_one(collective: Collectiv
 
 
 def test_moves_in_any_order_are_proven_alike() -> None:
-    # Orders in which something may be overwritten while it is read, or waited for that comes later.
+    # Orders with possible races (overwritten while read) or with waits for a later move.
     generator, verdicts = np.random.default_rng(7), []
     for collective, algorithm in TURNING:
         for p in (3, 4):
@@ -206,7 +206,7 @@ def _with(schedule: Schedule, phase: int, at: int, change: Callable[[list[Move]]
 def test_a_flat_line_of_a_thousand_ranks_takes_a_moment(collective: Collective, algorithm: str) -> None:
     started = perf_counter()
     check(build(algorithm, frame_on(collective, (1024,))))
-    # 2 s on one core are promised, and measured by benchmarks/evidence_scale.py.
+    # 2 s on one core are promised; benchmarks/evidence_scale.py measures it.
     assert perf_counter() - started < 20
 
 
@@ -225,7 +225,7 @@ def test_what_a_drawn_rank_does_is_compared_and_what_others_do_is_not() -> None:
     wrong = _with(schedule, 1, 1000, lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])
     with pytest.raises(ScheduleError, match=r"direct_all_gather, coordinate 1000 of 2048, move 1: COPY"):
         check(wrong, drawn)
-    check(wrong, (17, 999))  # nobody looked, as `check` says
+    check(wrong, (17, 999))  # `check` does not compare coordinate 1000
 
 
 def test_on_a_grid_the_coordinates_of_drawn_ranks_are_compared() -> None:
@@ -237,7 +237,7 @@ def test_on_a_grid_the_coordinates_of_drawn_ranks_are_compared() -> None:
 
 
 def test_a_short_line_whose_ranks_do_not_turn_alike_is_proven_move_by_move() -> None:
-    # Coordinate 1 gathers in another order: as good, but nobody's turn.
+    # Coordinate 1 gathers in another order, which is correct but no rotation.
     schedule = build("direct", frame_on(Collective.ALL_REDUCE, (5,)))
     other = _with(schedule, 1, 1, lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])
     check(other)

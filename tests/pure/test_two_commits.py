@@ -1,4 +1,4 @@
-"""benchmarks/two_commits.py: what it says of ratios, how it fits into its minutes, and what it keeps."""
+"""benchmarks/two_commits.py: its verdicts on ratios, its use of a time budget, and its stored results."""
 
 import json
 import subprocess
@@ -48,12 +48,12 @@ def interval(low: float, middle: float, high: float, level: float = 0.97) -> Int
         (interval(0.97, 1.0, 1.03), HOLDS, False),
         (interval(0.90, 0.93, 0.99), SLOWER, False),
         (interval(0.949, 0.9499, 0.9999), SLOWER, False),
-        (interval(0.94, 0.96, 0.99), HOLDS, False),  # slower, and by less than is asked
-        (interval(0.90, 0.94, 1.01), HOLDS, False),  # not sure to be slower at all, and narrow
+        (interval(0.94, 0.96, 0.99), HOLDS, False),  # slower, but by less than the threshold
+        (interval(0.90, 0.94, 1.01), HOLDS, False),  # not surely slower, and a narrow interval
         (interval(0.90, 1.0, 1.10), UNDECIDED, True),
-        (interval(0.60, 0.70, 0.80), SLOWER, True),  # wide, and no doubt
-        (interval(1.10, 1.50, 1.90), HOLDS, False),  # wide, and no doubt either
-        (interval(0.80, 0.90, 0.97, level=0.9375), UNDECIDED, True),  # five alternations decide nothing
+        (interval(0.60, 0.70, 0.80), SLOWER, True),  # wide but clear
+        (interval(1.10, 1.50, 1.90), HOLDS, False),  # wide but clear as well
+        (interval(0.80, 0.90, 0.97, level=0.9375), UNDECIDED, True),  # five alternations are not enough for a verdict
         (interval(1.0, 1.0, 1.0, level=0.9375), UNDECIDED, False),
     ],
 )
@@ -85,7 +85,7 @@ def again(name: str, job: str, middle: float, cost_s: float) -> Again:
 
 def test_likely_slower_cells_are_run_again_first_and_share_a_start() -> None:
     wide = [again("x", "one", 1.0, 2.0), again("y", "two", 0.9, 2.0), again("z", "one", 0.95, 2.0)]
-    assert run_again(wide, turns=20, budget_s=40 * 8.0) == ["y", "z", "x"]  # 3 + 3 + 2
+    assert run_again(wide, turns=20, budget_s=40 * 8.0) == ["y", "z", "x"]  # the costs are 3 + 3 + 2
     assert run_again(wide, turns=20, budget_s=40 * 7.9) == ["y", "z"]
     assert run_again(wide, turns=20, budget_s=40 * 3.0) == ["y"]
     assert run_again(wide, turns=20, budget_s=-1.0) == []
@@ -131,7 +131,7 @@ def test_every_cell_is_a_collective_or_a_task() -> None:
     assert all(job.adapter for job in JOBS for cell in job.cells if cell.manner in {"adapter", "named", "grouped"})
 
 
-# ---- what is kept ----
+# ---- stored results ----
 
 HEADING = {"kind": "run", "base": "b", "new": "n"}
 
@@ -242,7 +242,7 @@ def test_a_job_that_ends_is_the_failure_of_the_first_cell_without_all_answers(tm
 
 
 def test_a_commits_python_imports_that_commit_and_the_packages_of_this_one(tmp_path: Path) -> None:
-    """Also where multiring is installed in place: the import hook of that comes before PYTHONPATH."""
+    """Holds for in-place installs of multiring too, whose import hook precedes PYTHONPATH."""
     tree = Tree("0" * 40, tmp_path)
     package = tree.source / "src" / "multiring"
     package.mkdir(parents=True)
@@ -270,13 +270,13 @@ def test_the_processor_is_named_with_its_unit_for_matrices(lines: list[str], sai
     assert matrix_unit(lines) == said
 
 
-# ---- a run, by jobs that take what they are told ----
+# ---- a run with simulated jobs ----
 
 LEVEL = {"arena/64B": 1e-4, "arena/4KiB": 1e-4, "arena/64KiB": 1e-4}
 
 
 class Pretended:
-    """Stands for the bench's jobs: `seconds_of` says what a cell's calls take, by its name, side and number of job."""
+    """Simulated jobs of the bench. `seconds_of` returns the duration of calls by cell name, side and job number."""
 
     def __init__(self, folder: Path, seconds_of: Callable[[str, str, int], float | str]) -> None:
         self.folder = folder
@@ -317,7 +317,7 @@ def run_pretended(
 def test_commits_take_turns_and_cells_are_judged(tmp_path: Path) -> None:
     def seconds_of(name: str, side: str, number: int) -> float:
         slower = 1.25 if name == "arena/4KiB" and side == "new" else 1.0
-        # As likely fast as slow, in the first run only: wide, and then not any more.
+        # Fast and slow are equally likely in the first run only: the interval is wide at first, and then narrow.
         noise = 1.5 if name == "arena/64KiB" and number < 22 and (number // 2 + (side == "new")) % 2 else 1.0
         return LEVEL[name] * slower * noise
 
@@ -327,7 +327,7 @@ def test_commits_take_turns_and_cells_are_judged(tmp_path: Path) -> None:
     assert [len(cell.pairs[1]) for cell in cells] == [0, 0, 20]
     assert jobs.order == ["base", "new", *["base", "new", "new", "base"] * 15]
     assert two_commits.exit_code(cells, 10) == 1
-    again, more = run_pretended(tmp_path, seconds_of)  # everything is kept
+    again, more = run_pretended(tmp_path, seconds_of)  # all results are stored
     assert more.order == []
     assert [cell.pairs for cell in again] == [cell.pairs for cell in cells]
 
@@ -343,7 +343,7 @@ def test_what_stays_wide_is_undecided(tmp_path: Path) -> None:
 
 
 def test_a_wrong_cell_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    """Also one that is wrong only later, amid the alternations."""
+    """This includes a cell that becomes wrong later, during the alternations."""
 
     def seconds_of(name: str, side: str, number: int) -> float | str:
         if (name, side) == ("arena/64B", "base") or (name == "arena/4KiB" and side == "new" and number > 9):

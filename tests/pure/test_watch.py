@@ -1,4 +1,4 @@
-"""When operations that have become many times slower are worth a word, before the ranks have compared anything."""
+"""Detection of operations that became many times slower, before the ranks compare anything."""
 
 import pytest
 
@@ -15,11 +15,11 @@ def test_the_third_slow_operation_in_a_row_is_worth_a_word() -> None:
     crawls = SlowdownDetector()
     assert noted(crawls, *[0.02] * 8, 2.0, 2.0) == [None] * 10
     assert noted(crawls, 2.0) == [pytest.approx(100.0)]
-    assert noted(crawls, *[2.0] * 10) == [None] * 10  # it was said
+    assert noted(crawls, *[2.0] * 10) == [None] * 10  # the warning was given before
 
 
 def test_what_was_always_slow_is_usual() -> None:
-    # A topology that nobody measured may promise any speed.
+    # An unmeasured topology may promise any speed.
     assert noted(SlowdownDetector(), *[2.0] * 20) == [None] * 20
 
 

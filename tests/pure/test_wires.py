@@ -1,4 +1,4 @@
-"""Wire types: the reference codecs, what schedules with coded axes prove, compute and cost."""
+"""Wire types: the reference codecs, and the proofs, results and costs of schedules with coded axes."""
 
 import math
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_int8_is_off_by_half_a_step_of_its_block(array: Floats) -> None:
     for start in range(0, array.size, 256):
         block = array[start : start + 256].astype(np.float64)
         largest = np.abs(block).max()
-        # A step is the largest / 127, or 2^-16 of it less; far below the smallest scale everything is 0.
+        # A step is largest / 127, rounded down by at most 2^-16 of itself. Far below the smallest scale, all becomes 0.
         bound = largest / 254 * (1 + 2.0**-15) if largest >= 2.0**-119 else largest
         assert (np.abs(got[start : start + 256] - block) <= bound).all()
 
@@ -197,7 +197,7 @@ def test_a_schedule_says_what_is_coded() -> None:
     others = [_frame((2, 4), wires) for wires in ((), (Wire.NONE, Wire.BF16), (Wire.INT8, Wire.INT8))]
     digests = {build("direct", frame).digest() for frame in others} | {schedule.digest()}
     assert len(digests) == 4
-    # Naming axes that are not coded changes nothing.
+    # A list of axes without any coded axis changes nothing.
     assert build("direct", _frame((2, 4), (Wire.NONE,) * 2)).digest() == build("direct", _frame((2, 4), ())).digest()
 
 
@@ -226,7 +226,7 @@ def test_the_first_axis_may_be_coded_under_exact_rings_of_one() -> None:
 
 
 def _is_rounded_elsewhere(program: list[Move], mutant: list[Move], wires: tuple[Wire, ...]) -> bool:
-    """Whether the mutant leaves as it is what another gather rounds on the same wire type: the same bits."""
+    """Return whether the mutant only skips a rounding that another gather repeats: the bits are the same."""
     kept = [index for index, move in enumerate(program) if move.kind is Kind.SEND and move.dst != NOWHERE]
     if len(kept) < 2 or len(set(wires)) > 1:
         return False
@@ -261,7 +261,7 @@ def test_an_owner_that_keeps_its_exact_sum_is_refused() -> None:
 
 
 def test_a_rank_that_adds_in_another_order_is_refused() -> None:
-    # Without any wire: the sums are complete, but not the same bits.
+    # Without any wire, the sums are complete, but their bits differ.
     schedule = build("exchange", _frame((3,), ()))
     programs = all_moves(schedule)
     rows = list(programs[1].rows())
@@ -288,7 +288,7 @@ def test_a_message_of_another_wire_type_is_named() -> None:
 
 
 def test_a_coded_gather_over_what_exact_peers_may_still_read_is_refused() -> None:
-    # `Frame` refuses this grid; the proof finds the race behind that.
+    # `Frame` rejects this grid; the proof finds the underlying race.
     coded_first = build("direct", _frame((2, 2), (Wire.BF16, Wire.BF16)))
     plain = {rank: list(moves.rows()) for rank, moves in all_moves(build("direct", _frame((2, 2), ()))).items()}
     programs = {}
@@ -302,7 +302,7 @@ def test_a_coded_gather_over_what_exact_peers_may_still_read_is_refused() -> Non
         prove(promise, programs)
 
 
-# --- what is computed ---
+# --- results ---
 
 
 def _inputs(ranks: int, elements: int, seed: int = 0) -> list[Floats]:
@@ -314,7 +314,7 @@ def _inputs(ranks: int, elements: int, seed: int = 0) -> list[Floats]:
 @pytest.mark.parametrize(("p", "elements"), [(2, 5), (3, 1000), (4, 1025), (5, 256)])
 @pytest.mark.parametrize("op", ["sum", "average"])
 def test_one_axis_computes_what_the_page_says(wire: Wire, p: int, elements: int, op: str) -> None:
-    """By hand: the owner adds what the others' parts decode to, in order; all get what the sum decodes to."""
+    """The expected result: the owner adds the decoded parts of the others in order; all ranks get the decoded sum."""
     schedule = build("direct", _frame((p,), (wire,)))
     operands = _inputs(p, elements)
     grain = 256 if wire is Wire.INT8 else 16
@@ -348,7 +348,7 @@ def test_all_ranks_get_the_same_bits_near_the_sum(grid: tuple[int, ...], wires: 
 
 
 def test_what_is_coded_already_travels_unchanged() -> None:
-    # What `multiring.round_trip` is for: the sum misses nothing but the rounding of the sum itself.
+    # The use of `multiring.round_trip`: the result's only error is the rounding of the sum itself.
     for wire in LOSSY:
         operands = [decoded(wire, each) for each in _inputs(4, 3000)]
         total = operands[0] + operands[1] + operands[2] + operands[3]
@@ -376,7 +376,7 @@ def test_a_coded_message_that_is_too_short_is_named() -> None:
         interpret(schedule, [np.ones(600, np.float32), np.ones(1200, np.float32)])
 
 
-# --- what it costs ---
+# --- costs ---
 
 LINK = Link(latency_s=30e-6, overhead_s=4e-6, bandwidth_bytes_per_s=1e8, reduce_bytes_per_s=5e9)
 
@@ -390,7 +390,7 @@ def test_a_coded_axis_costs_its_closed_form(wire: Wire, share: float, p: int) ->
     handled_s, wire_s = LINK.overhead_s, share * n / p / LINK.bandwidth_bytes_per_s
     sent_s = LINK.latency_s + min(handled_s, wire_s) + (p - 1) * max(handled_s, wire_s)
     coding_s = n / p / LINK.reduce_bytes_per_s
-    # Both ways: code, send, decode.
+    # In both directions: encode, send, decode.
     assert price(schedule, n, [LINK]) == pytest.approx(2 * (2 * coding_s + sent_s), rel=1e-12)
 
 

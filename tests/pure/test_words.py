@@ -1,4 +1,4 @@
-"""docs/glossary.md: what words of ours became that the field has other ones for are names of nothing any more."""
+"""docs/glossary.md: no name in the code uses a former word of the glossary."""
 
 import ast
 import re
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(
     r"^\| ([\w!]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE
-)[1:]  # but the heading
-# What is no name, in C++: comments, raw strings, strings, characters, the names of files; and what std has.
+)[1:]  # without the heading
+# C++ text that contains no names of ours: comments, raw strings, strings, characters, file names, and std.
 NO_NAME = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\#include[^\n]*|std::\w+""",
     re.DOTALL,
@@ -28,8 +28,8 @@ class Word(NamedTuple):
     but: frozenset[str]
 
     def is_in(self, name: str) -> bool:
-        """Return whether it is what `name` says."""
-        if name.startswith("__") or name.strip("_") in self.but:  # Python's own, or another thing
+        """Return whether `name` uses the old word."""
+        if name.startswith("__") or name.strip("_") in self.but:  # Python's own name, or an allowed name
             return False
         if self.old.endswith("!"):
             return name.strip("_") == self.old[:-1]
@@ -38,7 +38,7 @@ class Word(NamedTuple):
 
 
 def words() -> list[Word]:
-    """Return the glossary."""
+    """Return the rows of the glossary."""
     return [
         Word(old, new, tuple(where.strip().split(", ")), frozenset(each.strip(" _") for each in but.split(",")) - {""})
         for old, new, where, but in ROWS
@@ -46,12 +46,12 @@ def words() -> list[Word]:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the words of a name, in small letters."""
+    """Return the words of a name in lower case."""
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_")
 
 
 def names_in_python(text: str) -> Iterator[str]:
-    """Yield the classes, functions and attributes that a module makes."""
+    """Yield the classes, functions and attributes that a module defines."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.ClassDef(name=name, body=body):
@@ -71,15 +71,15 @@ def _targets(statement: ast.stmt) -> Iterator[str]:
 
 
 def names_in_cpp(text: str) -> Iterator[str]:
-    """Yield the names in a file of C++."""
+    """Yield the names in a C++ file."""
     yield from re.findall(r"\b[A-Za-z_]\w*", NO_NAME.sub(" ", text))
 
 
 def names_below(where: str) -> Iterator[tuple[str, str]]:
-    """Yield each file, and a name in it or of it, below a folder or of a file."""
+    """Yield (file, name) for each name in or of the files below a folder, or of a single file."""
     top = ROOT / where
     for path in [top] if top.is_file() else sorted(top.rglob("*")):
-        if path.suffix not in {".py", ".cc", ".h"} or "onpath" in path.parts:  # Horovod's names
+        if path.suffix not in {".py", ".cc", ".h"} or "onpath" in path.parts:  # names from Horovod
             continue
         file = str(path.relative_to(ROOT))
         yield file, path.stem
@@ -90,13 +90,13 @@ def names_below(where: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, set[tuple[str, str]]]:
-    """Return the names of every place that the glossary speaks of."""
+    """Return the names in each place that the glossary lists."""
     return {where: set(names_below(where)) for where in sorted({where for word in words() for where in word.where})}
 
 
 def test_the_glossary_is_read() -> None:
     lines = (ROOT / "docs/glossary.md").read_text("utf-8").splitlines()
-    assert len(ROWS) == sum(line.startswith("| ") for line in lines) - 1 >= 50  # but the heading
+    assert len(ROWS) == sum(line.startswith("| ") for line in lines) - 1 >= 50  # without the heading
 
 
 @pytest.mark.parametrize("word", words(), ids=lambda word: word.old)

@@ -1,4 +1,4 @@
-"""Parts of timelines that no rank recorded."""
+"""Simulated parts of timelines."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NAMES = ["all_reduce", "barrier", "send"]
 
 
 def who(rank: int, size: int = 2, **changes: Any) -> dict[str, Any]:
-    """Return a start block's fields."""
+    """Return the fields of a start block."""
     return {
         "rank": rank,
         "size": size,
@@ -33,7 +33,7 @@ def who(rank: int, size: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def row(kind: int, start: int, end: int, **fields: int) -> Any:
-    """Return one row; `agreed` is its start where nothing else is said."""
+    """Return one row; `agreed` defaults to its start."""
     made = np.zeros(1, ROW)
     made["kind"], made["start"], made["end"] = kind, start, end
     if kind == OPERATION:
@@ -53,7 +53,7 @@ def part(rank: int = 0, *each: Any, spans: tuple[Span, ...] = (), **fields: Any)
 
 
 def part_bytes(rank: int, *each: Any, **about: Any) -> bytes:
-    """Return what a rank would have written."""
+    """Return the bytes that a rank would have written."""
     return (
         block("start", **who(rank, **about))
         + block("reading", at_ns=10, offset_ns=1000, error_ns=5)

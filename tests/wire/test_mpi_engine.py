@@ -144,10 +144,8 @@ DYING = "from tests.wire.test_mpi_engine import guard_one_of_three; guard_one_of
 def guard_one_of_three() -> None:
     """Run as the process that Hydra started, with the rank as a child process.
 
-    When Hydra misses a rank, it ends all ranks, even with -disable-auto-cleanup: its proxy fails as soon as it has
-    a
-    message for the lost rank. This parent holds the rank's connection to Hydra until both survivors have written
-    their
+    When Hydra misses a rank, it ends all ranks, even with -disable-auto-cleanup: its proxy fails as soon as it has a
+    message for the lost rank. This parent holds the rank's connection to Hydra until both survivors have written their
     errors, so Hydra misses no rank before that.
     """
     stage, how, folder = sys.argv[1:]

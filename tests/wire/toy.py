@@ -1,7 +1,7 @@
 """An adapter for a minimal framework, to show the cost of an adapter: arrays are immutable, gradients read-only.
 
-A model is a dict of arrays. It gives all gradients at once (`Optimizer.step`, as JAX does) or one by one in reverse
-order (`Optimizer.tape`, as torch does).
+A model is a dict of arrays. The optimizer takes all gradients at once (`Optimizer.step`, as in JAX) or one by one in
+reverse order (`Optimizer.tape`, as in torch).
 """
 
 from collections.abc import Iterator, Mapping
