@@ -182,7 +182,7 @@ def split(whole: Any, here: Here) -> None:
     expect(tensor, torch.full((2,), float(sum(half))))
     assert (part.rank(), part.size(), part.group_desc) == (here.rank // 2, 2, "half")
     assert (whole.split_group([0, 1]) is None) == (here.rank > 1)
-    with pytest.raises(ValueError, match="none twice"):
+    with pytest.raises(ValueError, match="no rank twice"):
         whole.split_group([here.rank, here.rank])
     with pytest.raises(RuntimeError, match="device type cuda"):
         whole.split_group(half, device_types=[torch.device("cuda")])

@@ -201,7 +201,7 @@ def differ(here: Here) -> None:
     with pytest.raises(DistBackendError):
         work.wait()
     expected, kind = [2 + here.rank, 2], ValueError if here.rank else DistBackendError
-    with pytest.raises(kind, match=r"rows expected by rank are \[3, 2\], sent are \[2, 2\]"):
+    with pytest.raises(kind, match=r"this rank expects \[3, 2\] rows by sender, but the ranks send \[2, 2\]"):
         dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(4), expected, [2, 2])
 
 

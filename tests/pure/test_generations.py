@@ -40,7 +40,7 @@ def test_who_cannot_be_lost(lost: set[int]) -> None:
 
 
 def test_a_membership_fits_its_topology() -> None:
-    with pytest.raises(ArgumentError, match="rank 2 of 2 endpoints on a topology of 2 ranks"):
+    with pytest.raises(ArgumentError, match="rank 2 of 2 endpoints on a topology of 2 ranks: want a rank below"):
         Membership(
             job="job",
             number=0,

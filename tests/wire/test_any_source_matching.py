@@ -161,7 +161,7 @@ def nobody_sends(here: Here) -> None:
     """Post receives from any source without a sender: they end by a stall, a close or a shutdown."""
     group, box = box_of(here)
     box._patience = 0.05, 0.2
-    with pytest.raises(StallError, match=r"message from any rank to rank \d, tag 3: no rank has sent one for"):
+    with pytest.raises(StallError, match=r"message from any rank to rank \d, tag 3: no rank has sent it for"):
         box.recv(np.zeros(1), None, 3).wait()
     handle = box.recv(np.zeros(1), None, 4)
     box.close()

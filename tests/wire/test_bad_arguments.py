@@ -169,8 +169,8 @@ WRONG_ALONE = [
     alone("split in halves", lambda g, _: g.all_to_all(ones(3), splits=HALVES), "splits=1.5: want an int", SWAP),
     alone("small out", lambda g, mine: g.all_gather(mine, out=ones(3)), r"out of shape \(3,\), float32: want", GATHER),
     alone("other out", lambda g, m: g.reduce_scatter(m, out=ones(2, dtype="i4")), r"\(2,\), int32: want .*", SCATTER),
-    alone("nobody", lambda g, _: g.subgroup([]), r"ranks=\[\]: want at least one, none twice", PART),
-    alone("twice", lambda g, _: g.subgroup([0, 0]), r"ranks=\[0, 0\]: want at least one, none twice", PART),
+    alone("nobody", lambda g, _: g.subgroup([]), r"ranks=\[\]: want at least one rank, and no rank twice", PART),
+    alone("twice", lambda g, _: g.subgroup([0, 0]), r"ranks=\[0, 0\]: want at least one rank, and no rank twice", PART),
     alone("outsider", lambda g, _: g.subgroup([0, 5]), "ranks=5: want a rank of this group, 0 to 2", PART),
 ]
 

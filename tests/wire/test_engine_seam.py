@@ -199,7 +199,7 @@ def fail(here: Here) -> None:
     # One rank passes an array of another engine.
     with pytest.raises(ArgumentError if here.rank == 0 else MismatchError, match="is no array of the engine test"):
         group.all_reduce(np.ones(3) if here.rank == 0 else array)
-    with pytest.raises(UnsupportedError, match="copies between arrays of the engine test"):
+    with pytest.raises(UnsupportedError, match="copies between arrays of the engine test are not supported"):
         group.all_reduce(array, out=device_array(group, (4, 2), np.float32))
     assert len(engine.started) == before
 

@@ -39,7 +39,7 @@ def go_on_without_one(here: Here, lost: int) -> None:
     # Groups of the previous generation still have its members, one of which is lost.
     with pytest.raises(PeerLostError, match=f"rank {lost}"):
         first.barrier()
-    with pytest.raises(StateError, match=r"generation 1 of the job: it is in 1; want a later one"):
+    with pytest.raises(StateError, match=r"generation 1: want one after the job's generation 1"):
         move_on(members.without({lost}))
 
 

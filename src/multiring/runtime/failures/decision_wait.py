@@ -135,6 +135,10 @@ class DecisionWait:
         if absent:
             who, verb = named(absent, self._owner.ranks), "has" if len(absent) == 1 else "have"
             where = self._lookout.look(self._of_world(absent))
-            return StallError(f"{title}: {who} {verb} not come to it for {quiet_s:.0f} s{where}; it has not run")
+            return StallError(
+                f"{title}: {who} {verb} not come to it for {quiet_s:.0f} s{where}; the operation has not run"
+            )
         where = self._lookout.look(self._owner.ranks)
-        return StallError(f"{title}: the ranks have not agreed on its place for {quiet_s:.0f} s{where}; it has not run")
+        return StallError(
+            f"{title}: the ranks have not agreed on its order for {quiet_s:.0f} s{where}; the operation has not run"
+        )

@@ -117,7 +117,9 @@ class EngineCalls(Calls):
             UnsupportedError: always.
         """
         del array, out, copies
-        raise UnsupportedError(f"copies between arrays of the engine {self.engine.name}: want one array, in place")
+        raise UnsupportedError(
+            f"copies between arrays of the engine {self.engine.name} are not supported: want one array"
+        )
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a new, uninitialized array of the engine."""

@@ -195,7 +195,7 @@ class Group(Collectives):
         """
         chosen = tuple(rank_of(self._calls, "ranks", rank) for rank in ranks)
         if self._own not in chosen or len(set(chosen)) != len(chosen):
-            raise ArgumentError(f"ranks={list(chosen)}: want rank {self._own} among them, and none twice")
+            raise ArgumentError(f"ranks={list(chosen)}: want rank {self._own} among them, and no rank twice")
         key = self._calls.purpose_key(f"ranks {list(chosen)} by the name {name}")
         return self._group_of(chosen, key)
 

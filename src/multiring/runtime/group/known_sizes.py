@@ -96,7 +96,7 @@ class KnownSizes:
 
         def move(received: list[int], total: int, agreed: str) -> Move:
             if received != expected:
-                raise ArgumentError(f"rows expected by rank are {expected}, sent are {received}")
+                raise ArgumentError(f"this rank expects {expected} rows by sender, but the ranks send {received}")
             counts = Splits(tuple(each * width for each in sent), tuple(each * width for each in received))
             # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
             request = Request(Collective.ALL_TO_ALL, "uint8", counts, total * width // len(calls.ranks), agreed=agreed)

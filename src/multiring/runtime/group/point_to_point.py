@@ -112,10 +112,10 @@ class AnySourceMatching:
                 if timeout is not None and waited_s >= timeout:
                     raise TimeoutError(f"{receive.title} is still in flight after {timeout:g} s")
                 if waited_s >= most_s:
-                    self._give_up(receive, StallError(f"{receive.title}: no rank has sent one for {waited_s:.0f} s"))
+                    self._give_up(receive, StallError(f"{receive.title}: no rank has sent it for {waited_s:.0f} s"))
                 elif waited_s >= warn_s and not has_warned:
                     has_warned = True
-                    _log.warning("%s: no rank has sent one for %.0f s", receive.title, waited_s)
+                    _log.warning("%s: no rank has sent it for %.0f s", receive.title, waited_s)
                 else:
                     next_s = min(most_s, most_s if has_warned else warn_s, most_s if timeout is None else timeout)
                     self._changed.wait(min(next_s - waited_s, _LONGEST_WAIT_S))

@@ -71,7 +71,7 @@ class PostedReceive(Waiter):
         if isinstance(self.posted, OperationHandle):
             self.posted.give_up(silent)
         else:
-            self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has sent none{self.verdict}"))
+            self._post.withdraw(self, StallError(f"{self.title}: rank {silent} has not sent it{self.verdict}"))
 
     def abort(self, culprit: int) -> None:
         """Make the receive fail because world rank `culprit` aborted the group."""

@@ -158,7 +158,7 @@ def agree_on_ranks(calls: Calls, ranks: Sequence[int]) -> tuple[tuple[int, ...],
     with calls.telling(call):
         chosen = tuple(rank_of(calls, "ranks", rank) for rank in ranks)
         if not chosen or len(set(chosen)) != len(chosen):
-            raise ArgumentError(f"ranks={list(chosen)}: want at least one, none twice")
+            raise ArgumentError(f"ranks={list(chosen)}: want at least one rank, and no rank twice")
         handle = calls.post(call, f"subgroup of ranks {list(chosen)}", Work(), waits=True)
     handle.wait()
     return chosen, calls.subgroup_key(call, chosen)

@@ -222,7 +222,7 @@ def move_on(membership: Membership) -> World:
         world = current()
         if membership.number <= world.membership.number:
             raise StateError(
-                f"generation {membership.number} of the job: it is in {world.membership.number}; want a later one"
+                f"generation {membership.number}: want one after the job's generation {world.membership.number}"
             )
         _current.world = world.in_generation(membership)
         Attempt(world.settings).note(_current.world.place)

@@ -32,7 +32,8 @@ class Membership:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.endpoints) or len(self.endpoints) != self.topology.ranks:
             raise ArgumentError(
-                f"rank {self.rank} of {len(self.endpoints)} endpoints on a topology of {self.topology.ranks} ranks"
+                f"rank {self.rank} of {len(self.endpoints)} endpoints on a topology of {self.topology.ranks} ranks: "
+                "want a rank below the number of endpoints, and equally many endpoints and ranks"
             )
 
     @property

@@ -72,7 +72,7 @@ class NamedHandle(Waiter):
 
     def give_up(self, silent: int) -> None:
         """Fail the operation on all ranks with a StallError about world rank `silent`."""
-        text = f"{self.title}: nothing came from rank {silent}{self.verdict}; it has not run"
+        text = f"{self.title}: nothing came from rank {silent}{self.verdict}; the operation has not run"
         self._keeper.give_up(self, StallError(text))
 
     @property

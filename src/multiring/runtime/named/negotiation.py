@@ -213,7 +213,7 @@ def _is_unicode(handle: NamedHandle) -> bool:
     try:
         handle.name.encode()
     except UnicodeEncodeError as error:
-        handle.fail(ArgumentError(f"{handle.title}: {error}; want Unicode"))
+        handle.fail(ArgumentError(f"{handle.title}: {error}; want a name in valid Unicode"))
         return False
     return True
 

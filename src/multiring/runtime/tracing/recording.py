@@ -184,6 +184,6 @@ class Recording:
         except OSError as error:
             self._fault = f"{self.path} cannot be written: {error.strerror}"
             self._context.keep_timeline(False)
-            _log.warning("%s; what this rank does from now on is not in the timeline", self._fault)
+            _log.warning("%s; this rank's later events are not in the timeline", self._fault)
             return
         self._good_bytes += len(data)
