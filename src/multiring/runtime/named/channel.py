@@ -1,6 +1,6 @@
 """The control channel of a set, for messages about named operations.
 
-The messages are sent as control messages.
+Each message is sent as one or several control messages.
 """
 
 from collections import defaultdict
