@@ -8,8 +8,8 @@ If two operations of the same group differ, the ranks detect the mismatch when t
 standoff belong to different groups, so they are never compared. Therefore a rank that has waited for a while sends a
 question to the ranks that it waits for. Suppose that a rank receives a question, has not made the call, and waits
 itself. Then it passes the question on to the ranks that it waits for, and adds a line about where it waits. If a
-question returns to its sender, it has gone around a circle of waiting ranks. None of them can continue, unless one has another
-thread that might make the call. A rank that computes waits for no rank, so no circle contains it.
+question returns to its sender, it has gone around a circle of waiting ranks. None of them can continue, unless one has
+another thread that might make the call. A rank that computes waits for no rank, so no circle contains it.
 
 Source: Chandy, Misra & Haas, "Distributed deadlock detection", ACM Transactions on Computer Systems 1(2), 1983,
 section 3 (the AND model).
