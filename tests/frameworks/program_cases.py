@@ -1,4 +1,4 @@
-"""Which programs for torch.distributed are run, on how many ranks, and how their losses are compared."""
+"""The torch.distributed programs under test, and the comparison of their losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from functools import cache
 
 from tests.frameworks.program_ranks import losses_of
 
-FIRST, LATER = 1e-6, 1e-4  # relative differences: at the first step, and at any of 50
+FIRST, LATER = 1e-6, 1e-4  # largest relative differences: at step 1, and at any of 50 steps
 STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program, how it is called, and on how many ranks it runs."""
+    """A program, its arguments, and the numbers of ranks on which it runs."""
 
     what: str
     program: str
     arguments: tuple[str, ...] = ()
     sizes: tuple[int, ...] = (2, 3, 4)
-    why: str = ""  # ... and on no others
+    why: str = ""  # the reason why it needs these numbers of ranks
 
 
 CASES = {
@@ -38,19 +38,22 @@ CASES = {
 
 @cache
 def losses(name: str, ranks: int, backend: str, deadline_s: float = 300.0) -> list[float]:
-    """Return the losses of a case's steps."""
+    """Return the loss of each step of a case."""
     case = CASES[name]
     words = ("--steps", str(STEPS), *case.arguments)
     return losses_of(case.program, ranks, *words, backend=backend, deadline_s=deadline_s)
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return the relative differences of losses, by step."""
+    """Return the relative differences of the losses, by step."""
     return [abs(one - other) / abs(other) for one, other in zip(ours, theirs, strict=True)]
 
 
 def is_close(ours: Sequence[float], theirs: Sequence[float], ranks: int) -> bool:
-    """Return whether losses are as near as they have to be: at two ranks every order of summation has the same bits."""
+    """Return whether the losses of two runs are close enough.
+
+    On two ranks they must be equal, because every order of summation gives the same bits.
+    """
     if ranks == 2:
         return ours == theirs
     differences = apart(ours, theirs)

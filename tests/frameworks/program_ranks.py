@@ -1,6 +1,7 @@
-"""Runs programs for torch.distributed as people do: each rank is a process with the environment that torchrun sets.
+"""Run torch.distributed programs on ranks with the environment that torchrun sets.
 
-What else torchrun does, a store where the ranks meet, is done here: torchrun itself would import torch once more.
+Each rank is a process. This module also provides the store where the ranks meet. torchrun itself would import torch
+once more.
 """
 
 import contextlib
@@ -15,29 +16,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch does
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch defines it
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "distributed"
-GRACE_S = 60.0  # for the others, once a rank has ended
+GRACE_S = 60.0  # for the other ranks, once a rank has ended
 LAST_WORDS = 4000  # characters of a rank's output that an error quotes
 
 
 class ProgramError(AssertionError):
-    """A rank ended with an error, or did not end: says which, and what it wrote last."""
+    """A rank failed or did not end; the text names it and quotes its last output."""
 
 
 def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_s: float = 300.0) -> list[float]:
     """Return the losses that `program` prints on rank 0.
 
     Args:
-        program: a file's name in examples/distributed.
-        ranks: how many.
-        arguments: of its command line, besides the backend's name.
-        backend: torch's name of it.
-        deadline_s: a rank that has not ended by then is stopped, and says where it was.
+        program: the name of a file in examples/distributed.
+        ranks: the number of ranks.
+        arguments: further command-line arguments of the program.
+        backend: the backend's name in torch.
+        deadline_s: the time after which a running rank is aborted; it then prints its stack.
 
     Raises:
-        ProgramError: a rank ended with an error, or did not end.
+        ProgramError: a rank failed or did not end.
     """
     command = [sys.executable, str(PROGRAMS / program), "--backend", backend, *arguments]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -59,7 +60,10 @@ def losses_of(program: str, ranks: int, *arguments: str, backend: str, deadline_
 
 
 def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return the environment that torchrun gives a rank of one host, whose store is at `port`."""
+    """Return the environment that torchrun gives a rank on one host.
+
+    The ranks' store listens at `port`.
+    """
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
     return inherited | {
         "RANK": str(rank),
@@ -74,7 +78,7 @@ def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONFAULTHANDLER": "1",  # a rank that is aborted says where it was
+        "PYTHONFAULTHANDLER": "1",  # an aborted rank prints its stack
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -83,7 +87,7 @@ def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
 def _ending(
     command: list[str], environment: dict[str, str], output: IO[str], said: IO[str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process, and leave none behind."""
+    """Start a process, and kill it at the end of the context."""
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=said)
     try:
         yield process
@@ -93,7 +97,7 @@ def _ending(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[bool]:
-    """Wait until all have ended, abort those that have not in time, and return which these were."""
+    """Wait for all processes, abort late ones, and return whether each was late."""
     end = time.monotonic() + deadline_s
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
         if any(process.returncode is not None for process in processes):
@@ -111,10 +115,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline_s: float) -> list[b
 
 
 def _are_lost_at_exit(said: Sequence[IO[str]]) -> bool:
-    """Return whether ranks did all they had to, and died or hung as the interpreter was already gone.
+    """Return whether ranks failed only when the interpreter was already exiting.
 
-    That happens on Gloo now and then, whatever other backends are installed: its threads let go of tensors that Python
-    knows when Python has ended. See https://github.com/pytorch/pytorch/pull/179291; to go when torch has an answer.
+    Gloo's threads sometimes release tensors after Python has ended, whatever other backends are installed. See
+    https://github.com/pytorch/pytorch/pull/179291; remove this function once torch has fixed it.
     """
     for file in said:
         file.seek(0)
@@ -122,8 +126,8 @@ def _are_lost_at_exit(said: Sequence[IO[str]]) -> bool:
     return not any("Traceback" in text or ", line " in text for text in texts)
 
 
-def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- one of a row's columns
-    """Return how a rank ended, and the last of what it wrote."""
+def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- takes a row's columns
+    """Return how a rank ended, and the end of its output."""
     said.seek(0)
     how = "did not end" if is_late else f"ended with {code}"
     return f"rank {rank} {how}: {said.read()[-LAST_WORDS:]}"

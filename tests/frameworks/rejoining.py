@@ -1,4 +1,4 @@
-"""Programs that leave their job, and join another one, with all that they had made before."""
+"""Programs that leave their job and use their old functions in the next job."""
 
 import os
 from typing import Any
@@ -10,7 +10,10 @@ from multiring.settings import environment_of
 
 
 def rejoin(adapter: Any, here: Here, ranks: int) -> bool:
-    """Leave the job, and join that of its first `ranks` ranks; return whether this is one of them."""
+    """Leave the job and join a new job of its first `ranks` ranks.
+
+    Return whether this rank is in the new job.
+    """
     adapter.shutdown()
     if here.rank >= ranks:
         return False
@@ -21,12 +24,12 @@ def rejoin(adapter: Any, here: Here, ranks: int) -> bool:
 
 
 def differing(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what two runs of the same programs have not in common."""
+    """Return the results in which two runs of the same programs differ."""
     return {name: (found[name], each) for name, each in wanted.items() if found[name] != each}
 
 
 def with_jax(here: Here) -> None:
-    import jax  # noqa: PLC0415 -- on ranks alone
+    import jax  # noqa: PLC0415 -- only ranks import it
 
     import multiring.jax as mj  # noqa: PLC0415 -- as above
 
@@ -51,7 +54,7 @@ def with_jax(here: Here) -> None:
 
 
 def with_tensorflow(here: Here) -> None:
-    import tensorflow as tf  # noqa: PLC0415 -- on ranks alone
+    import tensorflow as tf  # noqa: PLC0415 -- only ranks import it
 
     import multiring.tensorflow as mtf  # noqa: PLC0415 -- as above
 

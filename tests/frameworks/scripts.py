@@ -1,7 +1,7 @@
-"""Scripts run as `python SCRIPT` runs them, but by ranks that are forked when what they import is imported already.
+"""Run scripts like `python SCRIPT`, but on ranks forked after the slow imports.
 
-That takes a tenth of the processor's time where a script imports torch or TensorFlow and does little. What a launcher
-does is not seen: of each script one test starts real processes.
+This takes a tenth of the processor time if a script imports torch or TensorFlow and does little. It does not test the
+launcher, so one test of each script starts real processes.
 """
 
 import os
@@ -16,14 +16,14 @@ from tests.wire.ranks import Here, Process, report_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What the processes of a script are told besides its arguments."""
+    """Settings of a script's processes besides the script's arguments."""
 
-    alone: bool = False  # nothing of a launcher of ours
-    environments: tuple[dict[str, str], ...] = ()  # by rank
+    alone: bool = False  # remove the variables that multiring's launcher sets
+    environments: tuple[dict[str, str], ...] = ()  # additional variables, by rank
 
 
 def live(here: Here, script: str, arguments: tuple[str, ...], start: Start) -> int:
-    """Be `python SCRIPT ARGUMENT...` and return its exit code."""
+    """Run like `python SCRIPT ARGUMENT...` and return the exit code."""
     if start.alone:
         for name in [name for name in os.environ if name.startswith("MULTIRING_")]:
             del os.environ[name]
@@ -53,6 +53,6 @@ def run_script(
     deadline_s: float = 110.0,
     **settings: Any,
 ) -> list[tuple[int, str]]:
-    """Return each rank's exit code, and what it wrote."""
+    """Return each rank's exit code and output."""
     report = report_of(live, ranks, str(script), arguments, start, process=process, deadline_s=deadline_s, **settings)
     return [(outcome.exit_code or outcome.value, outcome.output) for outcome in report.outcomes]

@@ -1,4 +1,4 @@
-"""Models whose gradients are shared, and what they are compared with."""
+"""Models whose gradients are shared, and the reference values for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def sgd(model: nn.Module, **options: Any) -> Any:
 
 
 def expect(model: nn.Module, seeds: list[int], make: Callable[[], nn.Module] = network, scale: float = 1.0) -> None:
-    """Compare the gradients with `scale` times the mean over the losses of `seeds`."""
+    """Compare gradients with `scale` times the mean gradient over `seeds`."""
     wanted = mean_gradients(make, [lambda model, seed=seed: loss_of(model, seed) for seed in seeds])  # type: ignore[misc]
     for (name, parameter), mean in zip(model.named_parameters(), wanted, strict=True):
         assert parameter.grad is not None, name

@@ -1,7 +1,7 @@
-"""The table of cells of multiring.tensorflow: every operation, with every type, eager and in graphs, and every outcome.
+"""The table of cells of multiring.tensorflow: operation, type, mode and outcome.
 
-As `cells.py` is for torch. A cell is one line: what is called, on which type, and what comes out: values, gradients, or
-an error by name. Its oracle is NumPy's, in 64 bits.
+The table resembles that of `cells.py` for torch. A cell names an operation, a type, a mode (eager or graph) and an
+outcome: correct values, correct gradients, or an error. NumPy computes the expected values in 64 bits.
 """
 
 import random
@@ -36,10 +36,13 @@ ErrorCase = tuple[type[Exception], str, Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One line of the table. `outcome` is "value", "scaled value", "gradient", or the error that is due."""
+    """One line of the table.
+
+    `outcome` is "value", "scaled value", "gradient", or the name of the expected error.
+    """
 
     operation: str
-    reduction: str  # "" where there is none
+    reduction: str  # "" if the cell names no reduction
     dtype: str
     mode: str
     outcome: str
@@ -50,7 +53,10 @@ class Cell:
 
 
 def cells_of(ranks: int) -> list[Cell]:
-    """Return all cells that make sense at so many ranks; one rank agrees with itself."""
+    """Return all cells that make sense for `ranks` ranks.
+
+    A single rank cannot disagree with others, so it has no mismatch cells.
+    """
     kinds = [*_value_cells(), *_gradient_cells(), *_own_error_cells(), *(_shared_error_cells() if ranks > 1 else ())]
     return [
         Cell(operation, reduction, dtype, mode, outcome)
@@ -93,7 +99,11 @@ def _own_error_cells() -> Iterator[Kind]:
 
 
 def _shared_error_cells() -> Iterator[Kind]:
-    """Errors of ranks that disagree; another operation has another name here, and is waited for."""
+    """Yield cells in which the ranks' calls differ.
+
+    No cell has different operations: TensorFlow gives each operation its own name, so the ranks would
+    wait for each other.
+    """
     for operation in EVERYTHING:
         for outcome in ("not in the set", "Mismatched .* tensor shapes"):
             yield operation, "", "float32", outcome
@@ -106,7 +116,7 @@ def _shared_error_cells() -> Iterator[Kind]:
 
 
 def has_meaning(reduction: str, dtype: str) -> bool:
-    """Return whether tensors of this type can be combined so."""
+    """Return whether `reduction` is defined for tensors of type `dtype`."""
     if reduction == "Adasum":
         return dtype in FLOATS
     if dtype == "bool":
@@ -115,17 +125,17 @@ def has_meaning(reduction: str, dtype: str) -> bool:
 
 
 def run_cells(here: Here, chosen: list[Cell]) -> list[str]:
-    """Go through the cells; return what is wrong with those that failed."""
+    """Run the cells; return a description of each failure."""
     others = _begin(here)
     wrong = []
     for cell in chosen:
         failed = np.zeros(1, np.int32)
         try:
             _Run(cell, here.rank, here.size, others).check()
-        except Exception as error:  # noqa: BLE001 -- reported by the cell's name
+        except Exception as error:  # noqa: BLE001 -- reported with the cell's name
             wrong.append(f"{cell}: {type(error).__name__}: {error}")
             failed[0] = 1
-        # A rank that failed may be out of step: then all begin anew.
+        # A failed rank may be out of step with the others, so all ranks restart multiring.
         multiring.world().all_reduce(failed, "max")
         if failed[0]:
             mt.shutdown()
@@ -140,7 +150,7 @@ def _begin(here: Here) -> Any:
 
 
 def combined(cell: Cell, everyones: list[Any], prescale: float = 1.0, postscale: float = 1.0) -> Any:
-    """Return what the ranks' arrays are together."""
+    """Return the expected result of the ranks' arrays, computed in 64 bits."""
     if cell.dtype == "bool":
         stacked = np.stack(everyones)
         return stacked.all(0) if cell.reduction in ("Min", "Product") else stacked.any(0)
@@ -165,7 +175,7 @@ def _scaled(values: Any, factor: float) -> Any:
 
 
 def same(found: Any, wanted: Any, dtype: str, what: str) -> None:
-    """Fail unless `found` is a tensor of the type that equals `wanted` as far as the type goes."""
+    """Fail unless `found` has the type `dtype` and equals `wanted` within its bound."""
     assert found.dtype.name == dtype, f"{what}: {found.dtype.name} instead of {dtype}"
     wide = np.complex128 if dtype in COMPLEX else np.float64
     value, wanted = found.numpy().astype(wide), np.asarray(wanted).astype(wide)
@@ -175,7 +185,7 @@ def same(found: Any, wanted: Any, dtype: str, what: str) -> None:
 
 
 class _Run:
-    """One cell on one rank."""
+    """The run of one cell on one rank."""
 
     def __init__(self, cell: Cell, rank: int, ranks: int, others: Any) -> None:
         self.cell, self.rank, self.ranks, self.others = cell, rank, ranks, others
@@ -187,7 +197,10 @@ class _Run:
         )()
 
     def call(self, tensors: list[Any], **options: Any) -> list[Any]:
-        """Return what the operation makes of each tensor; of an alltoall, rows and how many came from each."""
+        """Return the operation's result for each tensor.
+
+        A result of alltoall is the pair of the rows and the row counts by sender.
+        """
         function: Any = getattr(mt, self.cell.operation)
         if self.cell.reduction:
             options.setdefault("op", getattr(mt, self.cell.reduction))
@@ -203,7 +216,10 @@ class _Run:
         return found
 
     def arrays_of(self, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
-        """Return rank `rank`'s arrays: small numbers, so that every type holds every result."""
+        """Return rank `rank`'s arrays, one of each shape.
+
+        The numbers are small enough that every type can represent every result.
+        """
         dice = np.random.default_rng(100 + rank)
         lowest = -3 if self.cell.dtype not in UNSIGNED and self.cell.reduction != "Product" else 1
         found = [dice.integers(lowest, 4, shape) for shape in shapes]
@@ -265,7 +281,7 @@ class _Run:
             tape.watch(own)
             found = self.call(own, **options)
             found = [each[0] for each in found] if operation == "alltoall" else found
-            # Every rank's loss has a weight of its own.
+            # Each rank multiplies its loss by its rank plus 1.
             loss = tf.add_n([tf.reduce_sum(each) * (1 + self.rank) for each in found])
         weights = np.arange(1.0, ranks + 1)
         for given, gradient in zip(own, tape.gradient(loss, own), strict=True):
@@ -298,7 +314,7 @@ class _Run:
             assert isinstance(found, kind), f"{type(found).__name__} instead of {kind.__name__}: {found}"
 
     def error_cases(self) -> list[ErrorCase]:
-        """Return what is to be tried, and what it raises with which words."""
+        """Return the cell's failing calls: an error type, a pattern and the call."""
         outcome, ranks = self.cell.outcome, self.ranks
         odd = self.rank == ranks - 1
         plain = tf.ones((2 * ranks, 2))
@@ -332,7 +348,10 @@ class _Run:
         ]
 
     def foreign_cases(self) -> list[ErrorCase]:
-        """Return what a rank gets from a set that it is not in; the rank that is in it works alone."""
+        """Return the error that a rank gets from a process set without this rank.
+
+        Rank 0 is the set's only member; its call succeeds.
+        """
         if self.rank:
             return [(ArgumentError, "is not in", lambda: self.call([tf.ones((2, 2))], process_set=self.others))]
         self.call([tf.ones((2, 2))], process_set=self.others)
@@ -340,9 +359,12 @@ class _Run:
 
 
 def sample(ranks: int, count: int, seed: int) -> list[Cell]:
-    """Return so many of the cells, at random, with one of every outcome of every operation among them."""
+    """Return a random sample of `count` cells.
+
+    The sample has at least one cell for each outcome of each operation, so it can be larger than `count`.
+    """
     everything = cells_of(ranks)
-    random.Random(seed).shuffle(everything)  # noqa: S311 -- a sample of tests
+    random.Random(seed).shuffle(everything)  # noqa: S311 -- chooses tests
     first: dict[tuple[str, str], Cell] = {}
     for cell in everything:
         first.setdefault((cell.operation.removeprefix("grouped_"), cell.outcome), cell)

@@ -1,4 +1,4 @@
-"""The same memory given twice in one call: what comes out is as if each tensor had memory of its own."""
+"""One call with the same memory twice gives the results of separate memory."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 
 from multiring.torch.c10d.buffers import touching
 
-COUNTS = [3, 700, 70_000]  # exchanged in slots, copied aside, read where they lie
+COUNTS = [3, 700, 70_000]  # exchanged in slots, copied to a buffer, read in place
 
 
 @pytest.mark.parametrize(("ranks", "engine"), [(3, "shm"), (3, "shm+tcp")])
@@ -55,7 +55,7 @@ def reduce(here: Here, whole: Any, count: int, turn: int) -> None:
         whole.allreduce_coalesced(several(tensor)).wait()
         changed = torch.zeros(count, dtype=torch.bool)
         for each in several(torch.arange(count)):
-            if each.dtype is torch.int64:  # of the memory that is given twice
+            if each.dtype is torch.int64:  # views of the aliased memory, unlike torch.ones(5)
                 changed[each.flatten()] = True
         expect(tensor[changed], wanted[changed])
         expect(tensor[~changed], numbered(here.rank, count, turn)[~changed])
@@ -71,7 +71,7 @@ def reduce(here: Here, whole: Any, count: int, turn: int) -> None:
 
 
 def reduce_scatter(here: Here, whole: Any, count: int, turn: int) -> None:
-    """Outputs that are one another, or another's input."""
+    """Reduce into the same output twice, and into another operation's input."""
     own = summed(here.size, here.size * count, turn).chunk(here.size)[here.rank]
     source, output = numbered(here.rank, here.size * count, turn), torch.empty(count)
     whole.reduce_scatter_tensor_coalesced([output, output], [source, source]).wait()
@@ -89,13 +89,13 @@ def gather(here: Here, whole: Any, count: int, turn: int) -> None:
     whole.allgather_into_tensor_coalesced([output, output], [mine, mine]).wait()
     expect(output, everyone)
     other = torch.empty(here.size * count)
-    other[:count] = mine  # the second's input, which the first overwrites
+    other[:count] = mine  # the second operation reads it, and the first overwrites it
     whole.allgather_into_tensor_coalesced([other, output], [mine + 1, other[:count]]).wait()
     expect(other, everyone + 1)
     expect(output, everyone)
     column = [torch.empty(count) for _ in range(here.size)]
     whole.allgather_coalesced([[each, each] for each in column], [mine + 1, mine]).wait()
-    expect(torch.cat(column), everyone)  # the last one's
+    expect(torch.cat(column), everyone)  # the result of the last operation
     last = torch.empty(count)
     whole.allgather([[last] * here.size], [mine]).wait()
     expect(last, numbered(here.size - 1, count, turn))
@@ -117,7 +117,7 @@ def exchange(here: Here, whole: Any, count: int, turn: int) -> None:
 
 
 def refuse_expanded(here: Here, whole: Any) -> None:
-    """Where elements of one tensor share a place there is none to put each in: nothing begins, on any rank."""
+    """Reject outputs whose elements share one address; nothing starts on any rank."""
     wide, lists = torch.ones(1).expand(4), [torch.ones(1).expand(4) for _ in range(here.size)]
     calls: list[Any] = [
         lambda: whole.allreduce([wide]),

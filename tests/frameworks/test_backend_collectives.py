@@ -1,4 +1,4 @@
-"""Every collective of the backend "multiring", in every form and for every type, against what torch computes itself."""
+"""Every collective, form and type of backend "multiring", against torch's results."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def test_collectives(ranks: int, engine: str, tmp_path: Path) -> None:
 
 def use_all(here: Here, place: str) -> None:
     if here.engine == "shm+tcp":
-        here.join()  # which torch's group then is of
+        here.join()  # torch's group then uses this job
     enter(here, place)
     for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
         for op, combine in reductions_of(dtype, here.size):
@@ -43,7 +43,10 @@ def use_all(here: Here, place: str) -> None:
 
 
 def reductions_of(dtype: torch.dtype, ranks: int) -> list[tuple[Any, Combine]]:
-    """Return the operations that have a meaning for `dtype`, and what each makes of a stack of contributions."""
+    """Return the reductions that `dtype` supports, each with its expected function.
+
+    The function takes the stacked contributions of the ranks.
+    """
 
     def average(each: Tensor) -> Tensor:
         wide = each.sum(0, dtype=torch.complex128 if dtype.is_complex else torch.float64) / ranks
@@ -75,13 +78,16 @@ def fold(combine: Callable[[Tensor, Tensor], Tensor], each: Tensor) -> Tensor:
 
 
 def brought(rank: int, dtype: torch.dtype, part: int = 0) -> Tensor:
-    """Return what `rank` brings: small whole numbers, which every order of summation adds up alike."""
+    """Return the contribution of `rank`: small integers.
+
+    Every order of summation gives the same sum of them.
+    """
     numbers = torch.arange(COUNT) % 4 + (rank + part) % 3
     return (numbers % 2 if dtype is torch.bool else numbers).to(dtype)
 
 
 def reduce_all(here: Here, dtype: torch.dtype, op: Any, combine: Combine) -> None:
-    """Reduce in every form."""
+    """Reduce with every form of call."""
     ranks = range(here.size)
     mine = brought(here.rank, dtype)
     wanted = combine(torch.stack([brought(rank, dtype) for rank in ranks]))
@@ -108,7 +114,7 @@ def reduce_all(here: Here, dtype: torch.dtype, op: Any, combine: Combine) -> Non
 
 
 def move_all(here: Here, dtype: torch.dtype) -> None:
-    """Move in every form, and so large that the arena is used."""
+    """Move tensors with every form of call, also tensors that need the arena."""
     ranks = range(here.size)
     for repeats in (1, 9000):
 
@@ -135,7 +141,7 @@ def move_all(here: Here, dtype: torch.dtype) -> None:
 
 
 def differ_in_size(here: Here) -> None:
-    """Bring another size on each rank, wherever torch lets ranks do so."""
+    """Use different sizes on each rank, wherever torch allows it."""
     ranks, own = range(here.size), here.rank
     outputs = [torch.empty(rank, 2) for rank in ranks]
     dist.all_gather(outputs, torch.full((own, 2), float(own)))
@@ -159,7 +165,10 @@ def differ_in_size(here: Here) -> None:
 
 
 def sum_sparse_ones(here: Here) -> None:
-    """Sum sparse tensors that have other entries on each rank, one none at all, and some twice."""
+    """Sum sparse tensors with different entries on each rank.
+
+    Rank 0's tensor has no entries; the other ranks' tensors have rows twice.
+    """
 
     def rows_of(rank: int) -> Tensor:
         places = torch.arange(rank).repeat(2)
@@ -180,7 +189,7 @@ def sum_sparse_ones(here: Here) -> None:
 
 
 def lie_anyhow(here: Here) -> None:
-    """Use memory that is not in one piece, or that input and output share."""
+    """Use memory that is not contiguous, or that input and output share."""
     wanted = sum((torch.arange(12.0).view(3, 4).t() + rank for rank in range(here.size)), torch.zeros(4, 3))
     tensor = torch.arange(24.0).view(3, 8)[:, ::2].t()
     tensor.copy_(torch.arange(12.0).view(3, 4).t() + here.rank)
@@ -189,7 +198,7 @@ def lie_anyhow(here: Here) -> None:
     whole = torch.empty(3, 2 * here.size).t()
     dist.all_gather_single(whole, torch.full((2, 3), float(here.rank)))
     expect(whole.contiguous(), torch.arange(float(here.size)).repeat_interleave(6).view(-1, 3))
-    # This rank's part of the output may be the input, as FSDP has it; a conjugate is no memory of its own.
+    # As in FSDP, the input may be this rank's part of the output. A conjugate tensor has no memory of its own.
     whole = torch.full((5 * here.size,), float(here.rank))
     dist.all_gather_single(whole, whole[5 * here.rank : 5 * here.rank + 5])
     expect(whole, torch.arange(float(here.size)).repeat_interleave(5))
@@ -198,7 +207,7 @@ def lie_anyhow(here: Here) -> None:
     dist.reduce_scatter_single(source[4 * here.rank : 4 * here.rank + 4], source)
     numbers = torch.full((3,), 1.0 + here.rank * 1j).conj()
     group: Any = dist.group.WORLD
-    group.broadcast(numbers, 0).wait()  # torch.distributed's own functions refuse it
+    group.broadcast(numbers, 0).wait()  # torch.distributed's functions reject conjugates
     expect(numbers.resolve_conj(), torch.full((3,), 1.0 + 0j))
     empty = torch.empty(0)
     dist.all_reduce(empty)
@@ -206,7 +215,7 @@ def lie_anyhow(here: Here) -> None:
 
 
 def coalesce(here: Here) -> None:
-    """Call several collectives as one."""
+    """Coalesce several collectives into one call."""
     total = float(sum(range(here.size)))
     for asynchronous in (False, True):
         first, second = torch.full((3,), float(here.rank)), torch.full((20_000,), 2.0 * here.rank)
@@ -228,7 +237,7 @@ def coalesce(here: Here) -> None:
                 part = output.new_empty(output.numel() // here.size)
                 dist.reduce_scatter_single(part, output)
         manager.wait()
-    # As torch does it for a device: calls come one by one, and the Work at the end is for all of them.
+    # On a device torch calls the collectives one by one, and the final Work covers all of them.
     tensors = [torch.full((2,), float(here.rank)) for _ in range(2)]
     with dist._coalescing_manager(device=torch.device("cpu")):
         for tensor in tensors:
@@ -254,7 +263,7 @@ def call_functional_ones(here: Here) -> None:
 
 
 def call_by_other_spellings(here: Here) -> None:
-    """Call what torch.distributed's functions do not, but other callers of a process group do."""
+    """Call a process group as some programs do, unlike torch.distributed."""
     whole: Any = dist.group.WORLD
     mine = torch.full((2,), float(here.rank))
     total = torch.full((2,), float(sum(range(here.size))))

@@ -1,4 +1,4 @@
-"""What raw process groups of torch promise beyond its functions: several tensors a rank, refusals, numbers, options."""
+"""Process groups called directly: several tensors per rank, errors, options."""
 
 import itertools
 import time
@@ -14,7 +14,7 @@ from tests.wire.ranks import Here, run_ranks
 from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, ReduceOp
 
-SOON_S = 20.0  # several times what telling takes; a timeout is PATIENCE
+SOON_S = 20.0  # several times the time to report an error; time-outs are PATIENCE
 
 
 def test_several_tensors_a_rank(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_several_tensors_a_rank(tmp_path: Path) -> None:
 
 
 def use_several(here: Here, place: str) -> None:
-    """As Gloo, which is asked the same."""
+    """Results equal those of Gloo for the same calls."""
     ours = enter(here, f"{place}/ours")
     store = dist.FileStore(f"{place}/gloo", here.size)
     theirs = dist.ProcessGroupGloo(store, here.rank, here.size, timedelta(seconds=40))
@@ -75,7 +75,7 @@ def test_what_one_rank_refuses_ends_on_the_others_as_its_mistake(tmp_path: Path)
 
 
 def refuse(here: Here, place: str) -> None:
-    """Rank 1 is wrong, in each of them; all ranks are in step afterwards."""
+    """Each call is wrong on rank 1 only; all ranks stay in step afterwards."""
     group = enter(here, place)
     one, ranks = torch.ones(6), here.size
     wrong: list[tuple[Any, Any, str]] = [

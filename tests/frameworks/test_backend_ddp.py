@@ -1,4 +1,4 @@
-"""DistributedDataParallel over the backend, as torch has it: what it averages, and when."""
+"""DistributedDataParallel over the backend: averages, accumulation, joins, hooks."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def small() -> nn.Module:
 
 
 def parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    # Buckets of a few hundred bytes, so that there are several.
+    # Buckets of a few hundred bytes, so that the model has several.
     return DistributedDataParallel(model, **{"bucket_cap_mb": 3e-4, **options})
 
 
@@ -67,7 +67,7 @@ def accumulate(here: Here, store: Path) -> None:
 
 
 class Branches(nn.Module):
-    """Three layers, of which a forward runs those it is told to."""
+    """Three layers; the caller of a forward pass chooses which of them run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_parameters_that_ranks_do_not_use(tmp_path: Path) -> None:
 
 
 def leave_out(here: Here, store: Path) -> None:
-    """Layer 1 is one rank's alone, layer 2 nobody's: its gradient stays None."""
+    """Only rank 1 uses layer 1, and no rank uses layer 2, whose gradient stays None."""
     with process_group(here, store):
         x = torch.arange(8.0).view(2, 4)
         paths = ([0], [0, 1])
@@ -110,8 +110,11 @@ def test_ranks_that_run_out_of_samples_join(tmp_path: Path, *, initial: bool) ->
     run_ranks(run_out, 3, tmp_path / "store", initial)
 
 
-def run_out(here: Here, store: Path, initial: bool) -> None:  # noqa: FBT001 -- what run_ranks passes on
-    """Rank r has 2 + r batches; the others' means count it as zero, or not at all."""
+def run_out(here: Here, store: Path, initial: bool) -> None:  # noqa: FBT001 -- run_ranks passes it by position
+    """Rank r has 2 + r batches.
+
+    With `initial`, a mean counts a rank without batches as zero; otherwise the mean leaves the rank out.
+    """
     with process_group(here, store) as group:
         model = parallel(small())
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

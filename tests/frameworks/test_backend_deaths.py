@@ -1,4 +1,7 @@
-"""A rank is killed in each kind of operation: every other one raises torch's error, which names it, and lives on."""
+"""A rank is killed in each kind of operation.
+
+Every other rank raises torch's error, which names the killed rank, and can continue.
+"""
 
 import os
 import signal
@@ -19,11 +22,11 @@ from tests.wire.ranks import Here, report_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import multiring.torch  # noqa: F401 -- where torch does not load its backends by itself
+import multiring.torch  # noqa: F401 -- for a torch that does not load backends by itself
 
 wait_tensor: Any = functional.wait_tensor
 SIZE = 30_000
-MEMBERS = 3  # ranks 0 and 1, who survive, and the victim, which is the last of the group
+MEMBERS = 3  # two survivors, ranks 0 and 1, and the victim, the group's last rank
 Kind = Callable[[Any, Tensor], Any]
 
 
@@ -36,7 +39,7 @@ def is_first(group: Any) -> bool:
 
 
 def to_the_victim(group: Any, tensor: Tensor) -> None:
-    """The survivors send to the victim, which receives from both."""
+    """Send from the survivors to the victim, which receives from both."""
     if group.rank() == MEMBERS - 1:
         for rank in range(MEMBERS - 1):
             dist.recv(tensor, group=group, group_src=rank)
@@ -45,7 +48,7 @@ def to_the_victim(group: Any, tensor: Tensor) -> None:
 
 
 def from_the_victim(group: Any, tensor: Tensor, *, names_source: bool) -> None:
-    """The victim sends to the survivors."""
+    """Send from the victim to the survivors."""
     if group.rank() == MEMBERS - 1:
         for rank in range(MEMBERS - 1):
             dist.send(tensor, group=group, group_dst=rank)
@@ -54,7 +57,7 @@ def from_the_victim(group: Any, tensor: Tensor, *, names_source: bool) -> None:
 
 
 def trained(group: Any, tensor: Tensor) -> None:
-    """A step of DistributedDataParallel."""
+    """Run a step of DistributedDataParallel."""
     if "model" not in vars(group):
         group.model = DistributedDataParallel(nn.Linear(100, 300), process_group=group)
     group.model(tensor[:100]).sum().backward()
@@ -89,7 +92,7 @@ SURVIVORS = MEMBERS - 1
 
 
 def live(here: Here, rendezvous: str, kinds: list[str]) -> dict[str, tuple[str, str]]:
-    """For each kind, a rank of its own dies in it; return what this one was told, if it is a survivor."""
+    """Kill another rank in each kind of operation; return a survivor's errors by kind."""
     join_torch(here, rendezvous)
     groups = [dist.new_group([*range(SURVIVORS), SURVIVORS + index]) for index in range(len(kinds))]
     dist.barrier()
@@ -107,7 +110,10 @@ def live(here: Here, rendezvous: str, kinds: list[str]) -> dict[str, tuple[str, 
 
 
 def repeat(kind: str, group: Any, *, dies: bool) -> tuple[str, str]:
-    """Do it until it fails; with `dies`, until this rank is killed while it does."""
+    """Repeat an operation until it fails, and return the error.
+
+    With `dies`, this rank is killed during an operation.
+    """
     tensor = torch.ones(SIZE)
     KINDS[kind](group, tensor)
     if dies:
@@ -129,7 +135,7 @@ def test_in_each_kind(tmp_path: Path, engine: str, first: int, step: int) -> Non
         for index, kind in enumerate(kinds):
             name, text = outcome.value[kind]
             assert name in {"DistBackendError", "RuntimeError"}, (kind, name, text)
-            # Of a group, monitored_barrier has its own ranks, as torch does.
+            # monitored_barrier numbers ranks by the group, as in torch.
             victim = MEMBERS - 1 if kind == "monitored_barrier" else SURVIVORS + index
             assert f"rank {victim}" in text.lower(), (kind, text)
     for outcome in report.outcomes[SURVIVORS:]:
@@ -146,7 +152,7 @@ def uncaught(here: Here, rendezvous: str) -> None:
 
 
 def test_uncaught(tmp_path: Path) -> None:
-    """Ranks that end because another one died do not hide that from the rest."""
+    """Ranks that end after another rank's death do not hide which rank died."""
     report = report_of(uncaught, 4, str(tmp_path / "meeting"), faults=[kill(2).at("at work").after(0.05)])
     for outcome in report.outcomes:
         if outcome.rank != 2:
@@ -155,13 +161,16 @@ def test_uncaught(tmp_path: Path) -> None:
 
 
 def beside_an_abort(here: Here, rendezvous: str, lead_s: float) -> dict[str, str]:
-    """Return what each kind of operation told in a group that the last rank aborts `lead_s` before it."""
+    """Return each operation's error in a group that the last rank aborts.
+
+    The abort comes `lead_s` seconds before the operation, or after it if `lead_s` is negative.
+    """
     join_torch(here, rendezvous)
     groups: list[Any] = [dist.new_group(timeout=PATIENCE) for _ in KINDS]
     told = {}
     for (kind, call), group in zip(KINDS.items(), groups, strict=True):
         dist.barrier()
-        # Not that anything depends on it: by then the others wait for it, or it has aborted.
+        # The sleeps make an order likely: the others wait already, or the abort is done. The test passes in any order.
         if here.rank == MEMBERS - 1:
             time.sleep(max(0.0, -lead_s))
             group.abort()
@@ -184,7 +193,7 @@ def test_an_abort_is_told(tmp_path: Path, engine: str, lead_s: float) -> None:
     for outcome in report.outcomes[: MEMBERS - 1]:
         for kind in KINDS:
             text = outcome.value.get(kind, "nothing")
-            # In what it waited for; in what it came to later.
+            # The first text is for a rank that was waiting, the second for a rank that called later.
             told = f"rank {MEMBERS - 1} aborted the group", f"was aborted by rank {MEMBERS - 1}"
             assert any(each in text for each in told), (kind, text)
 
@@ -193,7 +202,7 @@ SILENT: dict[str, Kind] = {kind: KINDS[kind] for kind in ("all_reduce", "gather"
 
 
 def beside_a_silent_rank(here: Here, rendezvous: str) -> dict[str, tuple[str, str]]:
-    """Return what each kind of operation told of the last rank, which has stopped."""
+    """Return each operation's error when the last rank does not respond."""
     world: Any = join_torch(here, rendezvous)
     groups: list[Any] = [dist.new_group(timeout=timedelta(seconds=1)) for _ in SILENT]
     for group in groups:
@@ -201,19 +210,19 @@ def beside_a_silent_rank(here: Here, rendezvous: str) -> dict[str, tuple[str, st
     if here.rank == MEMBERS - 1:
         here.reach("silent")
         time.sleep(1000)
-    time.sleep(0.2)  # by now it has stopped; if not, it does not take part either
+    time.sleep(0.2)  # the last rank has stopped by now; it takes no part in any case
     told = {}
     for (kind, call), group in zip(SILENT.items(), groups, strict=True):
         try:
             call(group, torch.ones(SIZE))
         except dist.DistBackendError as error:
             told[kind] = type(error).__name__, str(error)
-    world.abort()  # it would wait for the one that is silent
+    world.abort()  # a normal end would wait for the silent rank
     return told
 
 
 def test_silence(tmp_path: Path) -> None:
-    """A rank that lives and does nothing is named when the group's timeout has passed."""
+    """After the group's time-out, errors name a rank that lives but does nothing."""
     fault = freeze(MEMBERS - 1).at("silent")
     report = report_of(beside_a_silent_rank, MEMBERS, str(tmp_path / "meeting"), faults=[fault])
     survivors = report.outcomes[: MEMBERS - 1]
@@ -223,7 +232,8 @@ def test_silence(tmp_path: Path) -> None:
     for kind in SILENT:
         told = [outcome.value[kind] for outcome in survivors]
         assert [name for name, _ in told] == ["DistBackendError"] * len(survivors)
-        # Whoever was held up for the whole timeout may have been given up by the other, and be told so.
+        # If the machine delays a survivor for the whole time-out, the other survivor gives up on both ranks, and the
+        # delayed survivor gets another error.
         assert any(
             f"from rank {MEMBERS - 1} within" in text or f", {MEMBERS - 1} within" in text for _, text in told
         ), told

@@ -1,4 +1,4 @@
-"""Forks of processes that have been, or are, ranks of torch.distributed."""
+"""Forks of processes that are, or were, ranks of torch.distributed."""
 
 import os
 import threading
@@ -24,7 +24,11 @@ def test_a_fork_after_the_group_is_a_process_like_any_other(tmp_path: Path) -> N
 
 
 def come_again(here: Here, place: str) -> None:
-    """Its children meet anew, by both names, but not as the launcher's rank; and theirs; the parent does so beside."""
+    """Fork children that form new groups while the parent forms a group, too.
+
+    The children use the backends "multiring" and "gloo". They cannot join as the launcher's rank, because the parent is
+    that rank. Their own children form groups as well.
+    """
     kept = sum_up(here, f"{place}/first")
     child = forked(lambda: be_child(here, place, kept))
     sum_up(here, f"{place}/parents")
@@ -33,7 +37,7 @@ def come_again(here: Here, place: str) -> None:
 
 
 def sum_up(here: Here, place: str) -> torch.Tensor:
-    """Use a group of all ranks, and memory of its arena that outlives it, which is returned."""
+    """Use a group of all ranks; return memory of its arena, which outlives the group."""
     group = enter(here, place)
     tensor = torch.full((COUNT,), float(here.rank))
     dist.all_reduce(tensor)
@@ -48,14 +52,14 @@ def sum_up(here: Here, place: str) -> torch.Tensor:
 
 def be_child(here: Here, place: str, kept: torch.Tensor) -> None:
     sum_up(here, f"{place}/childs")
-    del kept  # the parent's: nothing of this process's is closed or freed with it
+    del kept  # the parent's memory: freeing it must not affect this process
     sum_up(here, f"{place}/childs2")
     dist.init_process_group("gloo", init_method=f"file://{place}/gloo", rank=here.rank, world_size=here.size)
     number = torch.full((1,), float(here.rank))
     dist.all_reduce(number)
     assert number == 1
     dist.destroy_process_group()
-    with pytest.raises(StateError, match=r"is this rank, and lives"):  # of the launcher's job, the parent is the rank
+    with pytest.raises(StateError, match=r"is this rank, and lives"):  # the parent is the launcher's rank
         multiring.init()
     require_good(forked(lambda: sum_up(here, f"{place}/grandchilds")))
 
@@ -71,7 +75,7 @@ def forked(call: Any) -> int:
         watch.start()
         call()
         status = 0
-    except BaseException as error:  # noqa: BLE001 -- the parent tells
+    except BaseException as error:  # noqa: BLE001 -- the exit status reports it
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     os._exit(status)
 
@@ -86,7 +90,10 @@ def test_children_read_what_stood_there_at_the_fork(tmp_path: Path) -> None:
 
 
 def fork_while_training(here: Here, place: str) -> None:
-    """Gradients, buckets and tensors that were reduced again and again, of which the parent writes on."""
+    """Fork while training: the child sees gradients and tensors of that moment.
+
+    The parent continues to write to them.
+    """
     enter(here, place)
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(600, 600), gradient_as_bucket_view=True)
@@ -102,7 +109,7 @@ def fork_while_training(here: Here, place: str) -> None:
 
     def look() -> None:
         os.close(tell)
-        os.read(told, 1)  # until the parent has written
+        os.read(told, 1)  # returns once the parent has written
         expect(tensor, torch.full((COUNT,), 2.0))
         for gradient, wanted in zip(gradients, before, strict=True):
             expect(gradient, wanted)

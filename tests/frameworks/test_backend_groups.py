@@ -1,4 +1,4 @@
-"""Process groups of the backend "multiring": how ranks meet, smaller groups, and what is left when they end."""
+"""Process groups of backend "multiring": rendezvous, subgroups and cleanup."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.testing._internal.distributed.fake_pg  # which registers the backend "fake"
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from tests.frameworks.grouped_ranks import dist, enter, expect
 from tests.frameworks.plain import backward, loss_of, network
 from tests.wire.ranks import Here, run_ranks
@@ -64,7 +64,7 @@ def use_groups(here: Here, place: str) -> None:
 
 
 def meet_again(here: Here, place: str) -> None:
-    """Meet by one store again and again, and find each rank's arrays where they were."""
+    """Make a group through one store three times; earlier arrays stay intact."""
     kept = None
     for _ in range(3):
         enter(here, f"{place}/again")
@@ -75,7 +75,7 @@ def meet_again(here: Here, place: str) -> None:
             assert kept.tolist() == [6.0] * 5
         kept = tensor
         assert multiring.rank() == here.rank
-        expect(mt.allreduce(torch.ones(2), op=mt.Sum), torch.full((2,), 4.0))  # in the same job
+        expect(mt.allreduce(torch.ones(2), op=mt.Sum), torch.full((2,), 4.0))  # uses the same job
         dist.destroy_process_group()
         with pytest.raises(DistBackendError, match="all_reduce: the process group was destroyed"):
             group.allreduce([tensor])
@@ -83,7 +83,7 @@ def meet_again(here: Here, place: str) -> None:
 
 
 def be_part_of_the_users_job(here: Here, place: str) -> None:
-    """Be what `multiring.init` made of this process, and leave it as it is."""
+    """Make a group in the user's own job, and leave that job open."""
     own = here.join()
     store = dist.FileStore(f"{place}/other", 4)
     with pytest.raises(RuntimeError, match=re.escape(f"rank {here.rank} of 4, but torch says rank 0 of 1")):
@@ -100,11 +100,11 @@ def be_part_of_the_users_job(here: Here, place: str) -> None:
     with pytest.raises((RuntimeError, DistBackendError), match=re.escape("ranks [0] have not called multiring.init")):
         enter(here, f"{place}/users")
     multiring.shutdown()
-    dist.distributed_c10d._world.group_count = 0  # as torch leaves it where it could not begin
+    dist.distributed_c10d._world.group_count = 0  # torch leaves this count after a failed start
 
 
 def say_who_they_are(whole: Any, here: Here) -> None:
-    """Answer what torch asks of a process group."""
+    """Check a group's names, ranks and other attributes that torch reads."""
     assert dist.get_backend() == "multiring"
     assert (whole.rank(), whole.size(), whole.name()) == (here.rank, 4, "multiring")
     assert whole.group_name == dist.distributed_c10d._get_process_group_name(whole)
@@ -119,7 +119,7 @@ def say_who_they_are(whole: Any, here: Here) -> None:
 
 
 def make_smaller_groups(here: Here) -> None:
-    """Make groups that overlap, that are made by their members alone, and that come and go."""
+    """Make groups that overlap, that only members create, and that are short-lived."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     middle = dist.new_group([1, 2])
     total = torch.full((3,), float(here.rank))
@@ -137,7 +137,7 @@ def make_smaller_groups(here: Here) -> None:
             dist.all_reduce(found, group=passing)
             expect(found, torch.full((2,), 3.0))
             dist.destroy_process_group(passing)
-            with pytest.raises(ValueError, match="is not initialized in the world group map"):  # torch's own words
+            with pytest.raises(ValueError, match="is not initialized in the world group map"):  # torch's own text
                 dist.broadcast(found, 0, group=passing)
             with pytest.raises(DistBackendError, match="broadcast: the process group was destroyed; make it anew"):
                 passing.broadcast(found, 0)
@@ -149,7 +149,7 @@ def make_smaller_groups(here: Here) -> None:
 
 
 def be_alone() -> None:
-    """Call everything in a group of one rank, as a mesh with an axis of size 1 has it."""
+    """Call every collective in a group of one rank, like a mesh axis of size 1."""
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     source, output = torch.arange(6.0), torch.empty(6)
     for op in (dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT):
@@ -174,7 +174,7 @@ def be_alone() -> None:
 
 
 def split(whole: Any, here: Here) -> None:
-    """Split a group without torch.distributed, which wants an accelerator for it."""
+    """Split a group by its own method; torch's function requires an accelerator."""
     half = [0, 2] if here.rank % 2 == 0 else [1, 3]
     part = whole.split_group(half, timeout=timedelta(seconds=40), group_desc="half")
     tensor = torch.full((2,), float(here.rank))
@@ -189,7 +189,7 @@ def split(whole: Any, here: Here) -> None:
 
 
 def train(here: Here) -> None:
-    """Train by DistributedDataParallel, in all its ways, and compare with the mean of the losses."""
+    """Train with each option of DistributedDataParallel; compare with mean gradients."""
     for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         model = network(torch.float64)
         parallel = DistributedDataParallel(model, **options)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def train(here: Here) -> None:
         for step in range(3):
             for each in (parallel, alone):
                 each.zero_grad()
-            # A static graph is learnt in the first step, which torch wants with communication.
+            # torch records a static graph in the first step, which must not use no_sync.
             with nullcontext() if "static_graph" in options else parallel.no_sync():
                 backward(loss_of(parallel, 10 * step + here.rank))
             backward(loss_of(parallel, 100 + 10 * step + here.rank))
@@ -213,7 +213,7 @@ def train(here: Here) -> None:
 
 
 def beside_gloo(here: Here, place: str) -> None:
-    """Serve a group where torch's group of all ranks is Gloo's, and groups of Gloo beside multiring's."""
+    """Use a multiring group beside Gloo's default group, and the other way round."""
     store = dist.FileStore(f"{place}/gloo", 4)
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=4)
     pair = dist.new_group([1, 3], backend="multiring")
@@ -221,7 +221,7 @@ def beside_gloo(here: Here, place: str) -> None:
     if here.rank in {1, 3}:
         dist.all_reduce(tensor, group=pair)
         expect(tensor, torch.full((2,), 4.0))
-        assert not multiring.is_initialized()  # that job is nobody's but the group's
+        assert not multiring.is_initialized()  # only the group uses the job
     dist.destroy_process_group()
     enter(here, f"{place}/beside")
     gloo = dist.new_group(backend="gloo")
@@ -232,7 +232,10 @@ def beside_gloo(here: Here, place: str) -> None:
 
 
 def beside_other_devices(here: Here, place: str) -> None:
-    """Serve the host's tensors, and hand the others on; here to what takes any tensor and does nothing."""
+    """Serve the host's tensors; pass tensors of other devices to their backend.
+
+    Here that backend is torch's "fake", which accepts any tensor and does nothing.
+    """
     store = dist.FileStore(f"{place}/devices", 4)
     dist.init_process_group("cpu:multiring,meta:fake", store=store, rank=here.rank, world_size=4)
     whole, elsewhere = dist.group.WORLD, torch.ones(8, device="meta")
@@ -266,7 +269,7 @@ def wait_for_the_third(here: Here, place: str) -> None:
         multiring.rank()
 
 
-# torchrun's ranks write to one pipe, unbuffered: a line has to be one write.
+# The ranks of torchrun write to one unbuffered pipe, so each line must be a single write.
 SCRIPT = """
 import os
 import torch

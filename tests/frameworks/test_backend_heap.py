@@ -1,4 +1,4 @@
-"""Reductions in memory that torch allocates, resizes and frees meanwhile leave everything else there alone."""
+"""Reductions in torch's memory change nothing else when torch resizes or frees it."""
 
 import contextlib
 import gc
@@ -12,11 +12,11 @@ from tests.frameworks.heap_programs import Program
 from tests.frameworks.processes import process_group
 from tests.wire.ranks import Here, run_ranks
 
-COUNT = 300_001  # somewhat more than 1 MiB of float32
+COUNT = 300_001  # slightly more than 1 MiB of float32
 
 
 def test_a_random_program(tmp_path: Path) -> None:
-    run_ranks(play, 2, tmp_path, 4)  # others: benchmarks/evidence_heap.py
+    run_ranks(play, 2, tmp_path, 4)  # benchmarks/evidence_heap.py runs other seeds
 
 
 def play(here: Here, folder: Path, seed: int) -> None:
@@ -39,8 +39,12 @@ def test_a_storage_that_has_shrunk(tmp_path: Path) -> None:
 
 
 def shrink(here: Here, store: Path) -> None:
-    """What a storage had is somebody else's, also once nobody has the storage, and once the group has ended."""
-    del_me = [torch.ones(4_000_000) for _ in range(2)]  # freed, they make the allocator take smaller ones from its heap
+    """Reductions must not touch memory that a storage gave up.
+
+    This also holds after the storage is freed and after the group has ended.
+    """
+    # These tensors, once freed, make the allocator use its heap for smaller tensors.
+    del_me = [torch.ones(4_000_000) for _ in range(2)]
     del del_me
     others: list[torch.Tensor] = []
     kept: list[torch.Tensor] = []

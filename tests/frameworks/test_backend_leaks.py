@@ -1,4 +1,7 @@
-"""Process groups come and go a hundred times and leave nothing: no file, thread, mapping or memory."""
+"""Create and destroy a hundred process groups; nothing may leak.
+
+The tests count files, threads, mappings and memory.
+"""
 
 import gc
 import time
@@ -10,18 +13,18 @@ import torch.distributed as dist
 from tests.frameworks.joined import join_torch
 from tests.wire.ranks import Here, run_ranks
 
-import multiring.torch  # noqa: F401 -- where torch does not load its backends by itself
+import multiring.torch  # noqa: F401 -- for a torch that does not load backends by itself
 
-isend: Any = dist.isend  # torch says None, which is for ranks that are not in the group
+isend: Any = dist.isend  # torch's type includes None, for ranks outside the group
 irecv: Any = dist.irecv
 
 CYCLES, WARM = 100, 20
-# The allocator's slack: a group that stayed would hold threads, programs and slots in the arena, many times as much.
+# These allow for the allocator. A leaked group would hold many times as much: threads, programs and slots in the arena.
 MAPPINGS, MEMORY_BYTES = 8, 4 << 20
 
 
 class Held(NamedTuple):
-    """What this process has of what may leak."""
+    """The resources of this process that may leak."""
 
     files: int
     threads: int
@@ -42,7 +45,7 @@ def held() -> Held:
 
 
 def fits(late: Held, early: Held) -> bool:
-    """Whether no more is held, but for the allocator's slack."""
+    """Return whether `late` exceeds `early` by the allocator's slack at most."""
     return (
         late.files <= early.files
         and late.threads <= early.threads
@@ -52,7 +55,10 @@ def fits(late: Held, early: Held) -> bool:
 
 
 def held_no_more_than(early: Held) -> Held:
-    """Return what is held once it fits `early`, or after a while: threads that were told to end may not have yet."""
+    """Return the held resources once they fit `early`, or after 20 s.
+
+    Threads may take a while to end.
+    """
     deadline_s = time.monotonic() + 20
     while not fits(late := held(), early) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -60,7 +66,7 @@ def held_no_more_than(early: Held) -> Held:
 
 
 def use(group: Any, rank: int) -> None:
-    """Do a little of everything, so that whatever a group makes when first asked is made."""
+    """Use each feature of the group once, so that it allocates all its resources."""
     tensor = torch.ones(1000)
     dist.all_reduce(tensor, group=group)
     dist.all_gather([torch.empty_like(tensor) for _ in range(2)], tensor, group)
@@ -68,7 +74,7 @@ def use(group: Any, rank: int) -> None:
     for work in works:
         work.wait()
     dist.all_reduce(tensor, group=group, async_op=True).get_future().wait()
-    irecv(tensor.clone(), group=group, tag=5)  # nobody sends: it goes with the group
+    irecv(tensor.clone(), group=group, tag=5)  # never matched: the group's end discards it
     group.monitored_barrier()
 
 

@@ -1,4 +1,4 @@
-"""Point to point, gather, scatter and objects of the backend: what torch's documentation says, on real ranks."""
+"""Point-to-point messages, gather, scatter and objects, as torch documents them."""
 
 import itertools
 from datetime import timedelta
@@ -12,9 +12,9 @@ from tests.frameworks.joined import join_torch
 from tests.wire.ranks import Here, run_ranks
 from torch import Tensor
 
-import multiring.torch  # noqa: F401 -- where torch does not load its backends by itself
+import multiring.torch  # noqa: F401 -- for a torch that does not load backends by itself
 
-isend: Any = dist.isend  # torch says None, which is for ranks that are not in the group
+isend: Any = dist.isend  # torch's type includes None, for ranks outside the group
 irecv: Any = dist.irecv
 
 DTYPES = (
@@ -33,7 +33,7 @@ def expect(tensor: Tensor, sender: int, receiver: int, tag: int, number: int) ->
 
 
 def everything(here: Here, rendezvous: str) -> None:
-    """All that ranks may do with messages, one after the other in one job."""
+    """Run all checks of messages in one job."""
     join_torch(here, rendezvous)
     for check in (
         *(any_order, any_source, mixed_sources, in_a_batch, to_oneself, every_type, in_pieces, futures),
@@ -49,7 +49,7 @@ def others(here: Here) -> list[int]:
 
 
 def any_order(here: Here) -> None:
-    """Every rank posts its sends and receives of two tags in an order of its own."""
+    """Each rank posts its sends and receives of two tags in its own order."""
     plan = list(itertools.product(others(here), (0, 3), range(2)))
     plan.sort(key=lambda each: (each[2], (each[0] + each[1] + here.rank) % here.size))
     works, got = [], {}
@@ -70,7 +70,10 @@ def any_order(here: Here) -> None:
 
 
 def any_source(here: Here) -> None:
-    """Torch's own test: each rank in turn receives twice from everyone, and learns from whom."""
+    """Run torch's own test: each rank in turn receives twice from every other rank.
+
+    Each receive must report its source.
+    """
     tensor, seen = torch.full((4, 4), here.rank), []
     for receiver in range(here.size):
         if receiver != here.rank:
@@ -89,7 +92,7 @@ def any_source(here: Here) -> None:
 
 
 def mixed_sources(here: Here) -> None:
-    """A receive from one rank that comes behind one from any does not overtake it."""
+    """A receive from one rank must not overtake an earlier receive from any rank."""
     if here.rank == 0:
         anyone, second = torch.empty(5, dtype=torch.int64), torch.empty(5, dtype=torch.int64)
         works = irecv(anyone, tag=1), irecv(second, 1, tag=1)
@@ -107,7 +110,7 @@ def mixed_sources(here: Here) -> None:
 
 
 def in_a_batch(here: Here) -> None:
-    """A ring, receives first on all ranks: nobody may wait for a send before all are posted."""
+    """Exchange in a ring, receives first: all operations are posted before any wait."""
     right, left = (here.rank + 1) % here.size, (here.rank - 1) % here.size
     out = torch.empty(300_000, dtype=torch.int64)
     ops = [
@@ -123,7 +126,7 @@ def to_oneself(here: Here) -> None:
     out, tensor = torch.zeros(5, dtype=torch.int64), letter(here.rank, here.rank, 2, 0)
     received = irecv(out, here.rank, tag=2)
     isend(tensor, here.rank, tag=2).wait()
-    tensor.zero_()  # it was copied
+    tensor.zero_()  # the send copied it
     received.wait()
     expect(out, here.rank, here.rank, 2, 0)
     with pytest.raises(ValueError, match="should not be the same as the rank of the current process"):
@@ -148,7 +151,7 @@ def every_type(here: Here) -> None:
 
 
 def in_pieces(here: Here) -> None:
-    """Tensors that are not in one piece, on either side, and one shape into another."""
+    """Send and receive tensors that are not contiguous, and change the shape."""
     peer = here.rank ^ 1
     if peer >= here.size:
         return
@@ -165,7 +168,7 @@ def in_pieces(here: Here) -> None:
 
 
 def futures(here: Here) -> None:
-    """A future of a message is set though nobody waits for the message, whatever order the others come in."""
+    """A message's future completes without a wait, in any order of arrival."""
     if here.rank == 0:
         outs = [torch.empty(5, dtype=torch.int64) for _ in others(here)]
         found = [irecv(out, rank, tag=4).get_future() for out, rank in zip(outs, others(here), strict=True)]
@@ -193,7 +196,7 @@ def gathered_and_scattered(here: Here) -> None:
             work = dist.scatter(out, parts if is_root else None, root, async_op=True)
             work.wait()
             assert torch.equal(out, parts[here.rank])
-    # In place: the root's own part lies where it belongs.
+    # The root's own part is already in its place in the output.
     whole = torch.full((here.size, 3), float(here.rank))
     dist.gather(whole[here.rank], list(whole) if here.rank == 0 else None)
     if here.rank == 0:
@@ -222,7 +225,7 @@ def objects(here: Here) -> None:
 
 
 def in_a_subgroup(here: Here) -> None:
-    """Ranks of messages are the job's with `src` and `dst`, the group's with `group_src` and `group_dst`."""
+    """`src` and `dst` are ranks of the job; `group_src` and `group_dst` of the group."""
     group: Any = dist.new_group([here.size - 2, here.size - 1])
     out = torch.empty(5, dtype=torch.int64)
     if here.rank == here.size - 2:
@@ -243,7 +246,7 @@ def in_a_subgroup(here: Here) -> None:
 
 
 def by_the_group(here: Here) -> None:
-    """The group's own methods, as some programs call them."""
+    """Call the group's own methods, as some programs do."""
     group: Any = dist.group.WORLD
     whole = [torch.zeros(2) for _ in range(here.size)]
     group.gather(whole if here.rank == 0 else [], torch.full((2,), float(here.rank)), 0).wait()
@@ -253,7 +256,7 @@ def by_the_group(here: Here) -> None:
 
 
 def refused(here: Here) -> None:
-    """What cannot be meant raises before anything is sent, as torch's own error."""
+    """Invalid arguments raise torch's errors before anything is sent."""
     group: Any = dist.group.WORLD
     one, peer = torch.zeros(3), (here.rank + 1) % here.size
     with pytest.raises(RuntimeError, match="Tag must be nonnegative, got -1"):
@@ -272,7 +275,7 @@ def refused(here: Here) -> None:
         group.gather([[one]], [one], 0)
     with pytest.raises(RuntimeError, match="its source is not known"):
         isend(one, here.rank, tag=9)._source_rank()
-    if here.rank < 2:  # as many bytes are wanted as are sent
+    if here.rank < 2:  # the receive expects more bytes than are sent
         work = isend(one, 1, tag=7) if here.rank == 0 else irecv(torch.zeros(4), 0, tag=7)
         with pytest.raises(dist.DistBackendError, match=r"rank [01], tag 7.*the ranks do not agree"):
             work.wait()
@@ -284,7 +287,10 @@ def test_everything(tmp_path: Path, engine: str, ranks: int) -> None:
 
 
 def timed_out(here: Here, rendezvous: str) -> None:
-    """A message that does not come in time fails, and names who did not send; collectives go on."""
+    """A late message fails, and the error names the rank that did not send.
+
+    Collectives continue to work.
+    """
     join_torch(here, rendezvous)
     group: Any = dist.group.WORLD
     if here.rank == 0:

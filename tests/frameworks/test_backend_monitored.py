@@ -1,4 +1,4 @@
-"""monitored_barrier names who is missing, in torch's words, on every rank that came."""
+"""monitored_barrier names the missing ranks in torch's words on every other rank."""
 
 import time
 from datetime import timedelta
@@ -18,12 +18,12 @@ SHORT = timedelta(seconds=0.1)
 
 
 def monitored(here: Here, rendezvous: str) -> None:
-    """A barrier that passes; ones that ranks 1 and 2 miss, or come to late; one that passes again."""
+    """Run barriers that pass, barriers that ranks 1 and 2 miss, and one after them."""
     world: Any = join_torch(here, rendezvous)
     world.monitored_barrier()
     mt.monitored_barrier(timeout=PATIENCE, wait_all_ranks=True)
     for wait_all_ranks, named in ((False, r"Rank 1 failed .* \(nor did rank 2\)"), (True, "Ranks 1, 2 failed")):
-        # torch asks in its store, so that the test knows that rank 3 has come; rank 0 does not wait for it.
+        # Rank 0 enters only after rank 3 has arrived, because rank 0 would not wait for rank 3.
         if here.rank == 3:
             reached = r"Rank 3 successfully reached monitoredBarrier, but received errors .* from rank 0: rank"
             with pytest.raises(dist.DistBackendError, match=reached):
@@ -44,7 +44,7 @@ def monitored(here: Here, rendezvous: str) -> None:
             world.monitored_barrier(SHORT)
     dist.barrier()
     if not here.rank:
-        world.monitored_barrier(SHORT)  # what the others are told to be over passes: all of them have come
+        world.monitored_barrier(SHORT)  # passes: every other rank came to it before its own time-out
     world.monitored_barrier(PATIENCE)
     torch_refuses(here)
     in_a_subgroup(here)
@@ -53,14 +53,14 @@ def monitored(here: Here, rendezvous: str) -> None:
         world.monitored_barrier(PATIENCE)
 
 
-def torch_refuses(here: Here) -> None:  # noqa: ARG001 -- as the others
-    """Torch's own function passes Gloo's groups only, which is why there is `multiring.torch.monitored_barrier`."""
+def torch_refuses(here: Here) -> None:  # noqa: ARG001 -- the checks' common signature
+    """The function of torch accepts only Gloo's groups, so mt.monitored_barrier exists."""
     with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO backend"):
         dist.monitored_barrier()
 
 
 def in_a_subgroup(here: Here) -> None:
-    """Ranks are named as the group numbers them; whoever is not in it does nothing, as torch has it."""
+    """Errors number ranks by the group; ranks outside the group do nothing."""
     group: Any = dist.new_group([1, 3])
     if here.rank == 1:
         with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 100 ms"):
@@ -80,7 +80,7 @@ def test_monitored(tmp_path: Path) -> None:
 
 
 def other_backends(here: Here, rendezvous: str) -> None:
-    """The function passes groups of other backends on to torch's."""
+    """Our function passes groups of other backends to torch's function."""
     join_torch(here, rendezvous, backend="gloo")
     mt.monitored_barrier(timeout=PATIENCE)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Work of the backend "multiring": waiting, futures, timeouts, and what is raised where something is wrong."""
+"""Work of backend "multiring": waits, futures, time-outs and errors."""
 
 import re
 import time
@@ -40,7 +40,7 @@ def wait_in_every_way(here: Here) -> None:
     work = started(tensor)
     while not work.is_completed():
         time.sleep(0.001)
-    expect(tensor, torch.ones(3))  # without a wait
+    expect(tensor, torch.ones(3))  # complete without a wait
     assert work.wait()
     assert work.wait(timedelta(seconds=1))
     assert work.is_success()
@@ -48,14 +48,15 @@ def wait_in_every_way(here: Here) -> None:
     assert work.result()[0] is tensor
     work.synchronize()
     assert work.get_future().wait()[0] is tensor
-    # A future is set by itself; what is not in one piece is in place by then, and callbacks see it.
+    # A future completes by itself. A tensor that is not contiguous is in place by then, so callbacks see the result.
     strided = torch.full((6,), float(here.rank))[::2]
     seen = started(strided).get_future().then(lambda future: future.value()[0].sum().item())
     assert seen.wait() == 3.0
     several = [started(torch.ones(20_000)).get_future() for _ in range(20)]
     for future in several:
         expect(future.wait()[0], torch.full((20_000,), 2.0))
-    # Dropped Work goes on; what is not in one piece is in place once something later has been waited for.
+    # An operation whose Work was dropped continues. A tensor that is not contiguous is in place after a wait for any
+    # later operation.
     started(tensor)
     del work
     strided = torch.full((6,), float(here.rank))[::2]
@@ -69,7 +70,7 @@ def wait_in_every_way(here: Here) -> None:
     dist.barrier()
     waited = dist.all_reduce(tensor)
     assert waited is None
-    # Torch's C++ waits for it, too.
+    # torch's C++ code can wait for the operation, too.
     found = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
     expect(found + 0, torch.full((2,), 2.0))
     group: Any = dist.group.WORLD
@@ -85,7 +86,7 @@ def blocking_options() -> Any:
 
 
 def wait_no_longer(here: Here) -> None:
-    """Wait for less time than it takes; the operation goes on."""
+    """A wait may end before the operation, which then continues."""
     tensor = torch.ones(2)
     if here.rank == 0:
         work = started(tensor)
@@ -103,7 +104,10 @@ def wait_no_longer(here: Here) -> None:
 
 
 def wait_in_vain(here: Here) -> None:
-    """Wait for a rank that does not come: the operation fails on all ranks, and its group is of no use any more."""
+    """Wait for a rank that does not come.
+
+    The operation fails on all ranks, and its group is unusable afterwards.
+    """
     tensor = torch.ones(2)
     hasty = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
     if here.rank == 0:
@@ -140,7 +144,7 @@ def store() -> Any:
 
 
 def be_refused(here: Here) -> None:
-    """Pass what is wrong on this rank alone: nothing has begun, and the ranks stay in step."""
+    """Pass wrong arguments on one rank: nothing starts, and the ranks stay in step."""
     two, group = torch.ones(2), dist.group.WORLD
     lists = [torch.ones(2) for _ in range(here.size)]
     wrong: list[tuple[Any, type[Exception], str]] = [
@@ -172,13 +176,13 @@ def be_refused(here: Here) -> None:
         with pytest.raises(kind, match=text):
             call()
     if here.rank:
-        dist.distributed_c10d._world.group_count += 1  # the name that a failed new_group used up
+        dist.distributed_c10d._world.group_count += 1  # the other rank's failed new_group used up a name
     dist.all_reduce(two)
     expect(two, torch.full((2,), 2.0))
 
 
 def differ(here: Here) -> None:
-    """Come with other sizes, types or operations than the other rank: all ranks say so, and what each came with."""
+    """Call with different sizes, types or operations; each error lists all calls."""
     sizes = torch.ones(2 + here.rank)
     calls: list[tuple[Any, str]] = [
         (lambda: dist.all_reduce(sizes), r"rank 0: all_reduce sum of float32 of shape \(2,\); rank 1: .*\(3,\)"),
@@ -226,7 +230,7 @@ def lose_one(here: Here, place: str) -> None:
         work.get_future().wait()
     with pytest.raises(DistBackendError, match="rank 2"):
         dist.all_gather_single(torch.empty(9), tensor)
-    dist.all_reduce(tensor, group=pair)  # the others may go on among themselves
+    dist.all_reduce(tensor, group=pair)  # the survivors can continue in their own group
     dist.destroy_process_group()
 
 
@@ -247,7 +251,7 @@ def abort(here: Here, place: str) -> None:
             doomed.allreduce([torch.ones(2)])
         dist.barrier()
     else:
-        dist.barrier()  # had this rank come to the operation before, it might have ended before the abort
+        dist.barrier()  # if this rank started earlier, the operation might end before the abort
         with pytest.raises(DistBackendError, match=r"rank 0 aborted the group|was aborted by rank 0"):
             dist.all_reduce(torch.ones(2), group=doomed)
     tensor = torch.ones(2)

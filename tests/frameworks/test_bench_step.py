@@ -1,4 +1,4 @@
-"""`multiring bench step`: its networks, and that it would notice gradients that are no mean."""
+"""`multiring bench step`: its networks, and its checks of the mean gradients."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,8 +21,9 @@ from multiring.bench.workers.step_worker import LIBRARIES, Training, difference,
 from multiring.cli import main
 from multiring.errors import ArgumentError
 
-# The first two from the papers' networks as others count them; then 8 x 100 000 x 32 + 257 x 128 + 129; and, with f
-# features, 12 blocks of 12 f^2 + 13 f, two tables of 8192 f, one of 128 f, and 2 f.
+# The first two numbers are the usual counts for the papers' networks. The embedding has 8 x 100 000 x 32 + 257 x 128
+# + 129 parameters. The transformer with f features has 12 blocks of 12 f^2 + 13 f parameters, two tables of 8192 f, one
+# of 128 f, and 2 f more.
 PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025, "transformer": 97_737_216}
 ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring", "fsdp-multiring-arena"}
 ONCE = StepManner(alternations=1, steps=1, warmup=0)
@@ -32,7 +33,7 @@ PRETENDERS = Path(__file__).parent / "step_workers"
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    # Ranks have to meet in a folder of any name.
+    # The ranks must be able to meet in a folder with unusual characters.
     spaced = tmp_path / "a b%20c"
     spaced.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(spaced))
@@ -45,7 +46,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_have_their_parameters(name: str) -> None:
-    with torch.device("meta"):  # no memory: VGG-16 has half a gigabyte
+    with torch.device("meta"):  # uses no memory; VGG-16 would use half a gigabyte
         counted = sum(parameter.numel() for parameter in MODELS[name].make().parameters())
     assert counted == PARAMETERS[name] == NETWORKS[name].parameters
 
@@ -82,7 +83,7 @@ def linear(scale: float, seed: int) -> nn.Linear:
 
 
 def mixed(mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Sums:
-    """Return the sums of what `mix` makes of two ranks' gradients."""
+    """Return the sums of two ranks' gradients combined by `mix`."""
     ours, theirs = linear(1.0, 1), linear(1.0, 2)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert one.grad is not None
@@ -162,7 +163,7 @@ def alone_of(task: Task) -> Sums:
 
 
 def training(task: Task, *, lr: float = 0.1) -> Training:
-    """Return one that says it shares, and does not."""
+    """Return a training that claims to share gradients and does not."""
     return Training(task.model, torch.optim.SGD(task.model.parameters(), lr=lr), "", {})
 
 
@@ -198,7 +199,7 @@ def test_processes_that_share_nothing_may_differ(task: Task, tmp_path: Path) -> 
 
 @pytest.fixture
 def emulated(task: Task, tmp_path: Path) -> EmulatedTask:
-    """Return a task at the measured order, with times of its own."""
+    """Return a task in the measured order of gradients, with made-up times."""
     order = [name for name, _ in measure(task, 1, 0).backward]
     pace = Pace(forward_s=0.25, backward=tuple((name, 2.0**-at) for at, name in enumerate(order, 1)), optimizer_s=0.125)
     (tmp_path / "pace.json").write_text(json.dumps(asdict(pace)))
@@ -335,7 +336,7 @@ def test_the_command_prints_a_record_for_each_library(
     assert [(record["network"], record["library"]) for record in records] == [
         (network, library) for network in ("embedding", "vgg16") for library in ("multiring", "ddp", "independent")
     ]
-    # Of two ranks the second is twice as slow, and the slower one counts.
+    # The second rank takes twice as long, and the slower rank's time counts.
     assert [record["median_step_s"] for record in records[:3]] == [0.04, 0.06, 0.02]
     assert (records[0]["exposed_s"], records[0]["ratio"], records[0]["ddp_ratio"]) == (0.02, 0.5, 1.5)
 

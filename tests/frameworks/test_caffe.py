@@ -1,4 +1,7 @@
-"""Caffe, by a stand-in for pycaffe; the suite, and the digits, run with a real one too, wherever there is one."""
+"""Tests of multiring.caffe on a stand-in for pycaffe.
+
+The conformance suite and the digits also run with a real pycaffe if it is installed.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Chainer: ChainerMN's interface, served or refused by name, and ChainerMN's own parts over our communicator."""
+"""Chainer: each name of ChainerMN's interface is supported or rejected by name.
+
+ChainerMN's own helpers also run over multiring's communicator.
+"""
 
 import pytest
 from tests.frameworks.conforming import jobs

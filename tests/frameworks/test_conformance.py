@@ -1,4 +1,4 @@
-"""Every framework's adapter does what the suite asks of all."""
+"""Each framework's adapter passes the conformance suite."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.wire.ranks import report_of
 
 from multiring.frontend import conformance
 
-PATIENCE_S = 25.0  # what the issue wants is five; a loaded machine takes longer
+PATIENCE_S = 25.0  # the required limit is 5 s; a loaded machine needs more
 
 
 @pytest.mark.timeout(600)
@@ -31,7 +31,7 @@ def test_conforms(name: str, tmp_path: Path) -> None:
     skipped = {check: text for check, outcome, text in results if outcome == "skipped"}
     assert {check for check in conformance.CHECKS if cells[check, name] != PASSED} == set(skipped), "make the page anew"
     for check, text in skipped.items():
-        print(f"{name}: {check} is not tried: {text}")  # noqa: T201 -- the count is on the page
+        print(f"{name}: {check} is not tried: {text}")  # noqa: T201 -- the page has the count
     report = report_of(
         jobs.lose_a_rank, 3, module, None, home=home, faults=[kill(2).at("at work").after(0.2)], deadline_s=120
     )

@@ -1,4 +1,7 @@
-"""The suite notices what is wrong with an adapter: the toy's, with a fault in it, fails the checks meant for that."""
+"""The conformance suite detects faults of an adapter.
+
+Each test gives the toy adapter one fault; exactly the checks of this fault must fail.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +36,7 @@ def flat(array: Any, op: str, **keywords: Any) -> Any:
 
 
 def by_memory(array: Any) -> Any:
-    """Take an array's memory for its elements' order."""
+    """Convert an array wrongly: read its elements in memory order."""
     base = array if array.base is None or array.base.size < array.size else array.base.reshape(-1)
     return GOOD.make(base.reshape(-1)[: array.size].reshape(array.shape))
 
@@ -41,7 +44,7 @@ def by_memory(array: Any) -> Any:
 def silent(array: Any, op: str, **keywords: Any) -> Any:
     try:
         return GOOD.all_reduce(array, op, **keywords)
-    except Exception:  # noqa: BLE001 -- that is the fault
+    except Exception:  # noqa: BLE001 -- the fault: it hides errors
         return array
 
 
@@ -87,7 +90,7 @@ def test_each_fault_is_found() -> None:
         failed = {check for check, outcome in reports[0][name].items() if outcome == "failed"}
         assert failed - {"type bool"} == wanted, name
         if name != "another type":
-            assert reports[0][name]["type bool"] == "passed"  # the ranks went on after what failed
+            assert reports[0][name]["type bool"] == "passed"  # the ranks continued after the failed check
 
 
 def misused(here: Here) -> None:

@@ -1,4 +1,4 @@
-"""Data sets fed to frameworks: the same samples, losses of one process on any number of ranks, and resumed anywhere."""
+"""Data sets in frameworks: the same samples, losses and resumption on any ranks."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ Curve = list[float]
 
 
 def noisy(record: Record, generator: np.random.Generator) -> Record:
-    """Augment, and leave the image away."""
+    """Add noise to the array, and drop the image."""
     return {"array": record["array"] + generator.normal(size=(3, 4)).astype(np.float32), "label": record["label"] % 3}
 
 
@@ -30,7 +30,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trained(here: Here, url: str, state: dict[str, Any] | None, stop_after: int) -> tuple[Curve, dict[str, Any]]:
-    """Train two epochs of 12 samples in batches of 5, or some steps of them, and return the losses and the state."""
+    """Train two epochs of 12 samples in batches of 5, or only `stop_after` steps.
+
+    Return the losses, and the state of the model and the data.
+    """
     del here
     torch.manual_seed(0)
     model = torch.nn.Linear(12, 3)
@@ -60,7 +63,10 @@ def trained(here: Here, url: str, state: dict[str, Any] | None, stop_after: int)
 
 
 def whole_and_begun(here: Here, url: str) -> tuple[Curve, Curve, dict[str, Any]]:
-    """Train to the end, and anew for four steps, in one process; and see what `distribute` refuses."""
+    """Train to the end, and train four steps from the start; check wrong arguments.
+
+    Return both loss curves, and the state after the four steps.
+    """
     whole, _ = trained(here, url, None, 99)
     first, state = trained(here, url, None, 4)
     model = torch.nn.Linear(12, 3)
@@ -74,7 +80,7 @@ def whole_and_begun(here: Here, url: str) -> tuple[Curve, Curve, dict[str, Any]]
 
 
 def whole_and_resumed(here: Here, url: str, state: dict[str, Any]) -> tuple[Curve, Curve]:
-    """Train to the end, and from `state` on."""
+    """Train to the end, and train from `state` to the end; return both curves."""
     whole, _ = trained(here, url, None, 99)
     rest, _ = trained(here, url, state, 99)
     return whole, rest
@@ -100,7 +106,7 @@ def test_torchs_own_loader_gives_the_same_whatever_its_workers(url: str) -> None
     loader.close()
     for workers in (0, 2):
         own = mt.IterableDataset(data, 5)
-        # It warns where a data set's length is not that of all its workers' parts; this one's is.
+        # torch would warn if the data set's length differed from the sum of its workers' parts.
         found = arrays(iter(torch.utils.data.DataLoader(own, batch_size=None, num_workers=workers)))
         assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
     own.load_state_dict(mt.IterableDataset(data, 5).state_after(2))
@@ -113,14 +119,14 @@ def test_torchs_own_loader_gives_the_same_whatever_its_workers(url: str) -> None
 
 @pytest.mark.parametrize("framework", ["jax", "tensorflow"])
 def test_frameworks_get_their_own_arrays(url: str, framework: str) -> None:
-    """In a process of its own: this one forks, which JAX does not bear once it has computed."""
+    """Feed in another process, because a process that used JAX must not fork."""
     if find_spec(framework) is None:
         pytest.skip(f"`import {framework}` finds nothing here")
     run_ranks({"jax": feed_jax, "tensorflow": feed_tensorflow}[framework], 1, url)
 
 
 def feed_jax(_: Here, url: str) -> None:
-    import jax  # noqa: PLC0415 -- see above
+    import jax  # noqa: PLC0415 -- only in the rank
 
     import multiring.jax as mj  # noqa: PLC0415
 
@@ -141,14 +147,14 @@ def feed_jax(_: Here, url: str) -> None:
 
 
 def with_large_label(record: Record, generator: np.random.Generator) -> Record:
-    """Give a sample a label of another type than the others'."""
+    """Return a label whose integer type differs between samples."""
     del generator
     number = int(record["label"])
     return {"label": np.int64(2**40) if number % 3 == 2 else np.int8(number % 3)}
 
 
 def feed_tensorflow(_: Here, url: str) -> None:
-    import multiring.tensorflow as mtf  # noqa: PLC0415 -- see above
+    import multiring.tensorflow as mtf  # noqa: PLC0415 -- only in the rank
 
     data = Dataset(url, transform=noisy)
     loader = mt.DataLoader(data, 5)
@@ -162,7 +168,7 @@ def feed_tensorflow(_: Here, url: str) -> None:
     with pytest.raises(ArgumentError, match="the arrays"):
         of_tensorflow.dataset("colour")
     of_tensorflow.close()
-    # tf.data would narrow it to the type of the first batch.
+    # Without this error, tf.data would narrow the label to the type of the first batch.
     uneven = mtf.DataLoader(Dataset(url, transform=with_large_label, shuffle="none"), 2)
     with pytest.raises(Exception, match="label is int64 in a batch, but int8 in the data set's first sample"):
         list(uneven.dataset("label"))
@@ -170,7 +176,7 @@ def feed_tensorflow(_: Here, url: str) -> None:
 
 
 def broken(record: Record, generator: np.random.Generator) -> Record:
-    """Fail at samples 0, 2, 4 and 5."""
+    """Raise an error for samples 0, 2, 4 and 5."""
     del generator
     if int(record["label"]) in {0, 2, 4, 5}:
         raise ValueError("it is broken")
@@ -178,7 +184,7 @@ def broken(record: Record, generator: np.random.Generator) -> Record:
 
 
 def weighed(here: Here, url: str) -> list[tuple[int, float]]:
-    """Return how many samples a rank has of each batch, and what they count for."""
+    """Return the number of this rank's samples in each batch, and their weight."""
     del here
     mt.init()
     loader = mt.DataLoader(Dataset(url, transform=broken, shuffle="none"), 4, skip_bad=True)
@@ -187,13 +193,13 @@ def weighed(here: Here, url: str) -> list[tuple[int, float]]:
 
 def test_ranks_of_a_job_weigh_what_all_have_left(url: str) -> None:
     first, second = run_ranks(weighed, 2, url)
-    # Of 0 to 3 rank 0 has nothing left, of 4 to 7 each has one, of 8 to 11 each has two.
+    # Of samples 0 to 3 rank 0 has none left. Of 4 to 7 each rank has one, and of 8 to 11 each rank has two.
     assert first == [(0, 0.0), (1, 1.0), (2, 1.0)]
     assert second == [(2, 2.0), (1, 1.0), (2, 1.0)]
 
 
 def text_and_records(record: Record, generator: np.random.Generator) -> Record:
-    """Give a sample what torch has no type for."""
+    """Return an array of a type that torch does not have."""
     del record, generator
     return {"row": np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")])}
 

@@ -1,4 +1,7 @@
-"""The example as people run it: alone, and on several ranks; `multiring run` starts them once for each example."""
+"""The digits examples, run alone and on several ranks.
+
+`multiring run` starts the ranks in one test of each example; the other tests fork them.
+"""
 
 import os
 import re
@@ -11,18 +14,18 @@ import pytest
 from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
 
-# Threads that wait for each other on cores that others use take minutes.
+# With several threads per process, a test takes minutes on busy cores.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_torch.py"
 ONE_CALL = EXAMPLE.with_name("digits_distribute.py")
-# Example -> what it needs, and whose nursery its ranks are forked from, if they are.
+# Example: the module that it needs, and the nursery that forks its ranks, or "".
 OTHERS = {
     "tensorflow": ("tensorflow", "tf"),
     "keras": ("tensorflow", ""),
     "jax": ("jax", "jax"),
     "flax": ("flax", "jax"),
 }
-# Nursery -> what all of its scripts import.
+# Nursery: the module that all its scripts import.
 LOADED = {"torch": "multiring.torch", "tf": "multiring.tensorflow", "jax": "multiring.jax"}
 LAST_LINE = re.compile(
     r"test accuracy (?P<accuracy>[\d.]+)%, \d+ images/s, waiting [\d.]+% of [\d.]+ s, (?P<ranks>\d+) ranks?"
@@ -30,7 +33,7 @@ LAST_LINE = re.compile(
 
 
 def digits(ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "auto") -> subprocess.CompletedProcess[str]:
-    """Run the example; 0 `ranks` are one without a launcher."""
+    """Run the example; with `ranks=0`, run one process without a launcher."""
     launcher = ["-m", "multiring", "run", "-n", str(ranks), "--", sys.executable] if ranks else []
     return subprocess.run(
         [sys.executable, *launcher, str(script), *options],
@@ -45,7 +48,10 @@ def digits(ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "aut
 def forked(
     ranks: int, *options: str, script: Path = EXAMPLE, engine: str = "shm", nursery: str = "torch"
 ) -> list[tuple[int, str]]:
-    """Run an example by ranks that are forked; return what each ended with and wrote. 0 `ranks` are one without any."""
+    """Run an example on forked ranks; return each exit code and output.
+
+    With `ranks=0`, run one process without a launcher's variables.
+    """
     process = Process(nursery=nursery, beforehand=(LOADED[nursery], "sklearn.datasets"))
     return run_script(script, ranks or 1, *options, process=process, start=Start(alone=ranks == 0), engine=engine)
 
@@ -73,7 +79,10 @@ def test_two_ranks_learn_digits() -> None:
     ],
 )
 def test_lossy_gradients_teach_digits(options: tuple[str, ...], size_bytes: int) -> None:
-    """Every rank is a host, so that wires code; the example compares the ranks' parameters at every step."""
+    """Every rank counts as a host, so all messages are compressed.
+
+    The example compares the ranks' parameters after every step.
+    """
     ended = forked(2, "--epochs", "8", *options, engine="tcp")
     assert float(last_line(ended)["accuracy"]) >= 97.0
     assert f"{size_bytes} bytes of gradients a step" in ended[0][1]
@@ -96,7 +105,7 @@ def test_check_fails_without_sharing() -> None:
 
 
 def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
-    """The example with another line where it takes its shard: both ranks train on the same half of each batch."""
+    """Both ranks of a changed example train on the same half of each batch."""
     right, wrong = "batch[mt.rank() :: mt.size()]", "batch[0 :: mt.size()]"
     text = EXAMPLE.read_text()
     assert text.count(right) == 1
@@ -108,7 +117,10 @@ def test_check_fails_when_shards_overlap(tmp_path: Path) -> None:
 
 
 def test_one_call_makes_a_script_one_for_several_ranks() -> None:
-    """Losses and accuracy are those of one process, to the last digit shown; the last batch has 29 images."""
+    """Losses and accuracy equal those of one process in every digit shown.
+
+    The last batch has 29 images.
+    """
     ((code, alone),) = forked(0, "--epochs", "1", script=ONE_CALL)
     together = digits(2, "--epochs", "1", script=ONE_CALL)
     assert code == together.returncode == 0, (alone, together.stderr)
@@ -124,7 +136,7 @@ def test_other_frameworks_learn_digits(framework: str) -> None:
     script = EXAMPLE.with_name(f"digits_{framework}.py")
     if nursery:
         code, told = forked(2, "--epochs", "8", script=script, nursery=nursery)[0]
-    else:  # by real processes
+    else:  # with real processes
         done = digits(2, "--epochs", "8", script=script)
         code, told = done.returncode, done.stdout + done.stderr
     found = re.search(r"test accuracy ([\d.]+)%, \d+ images/s, 2 ranks", told)

@@ -1,6 +1,7 @@
-"""One network, the same digits and first weights in every framework: one loss curve, on any number of ranks.
+"""In every framework, one network on the same digits has one loss curve.
 
-The curve is NumPy's, computed here on one rank without any collective; frameworks have to follow it, too.
+All frameworks start with the same weights, on any number of ranks. NumPy computes the reference curve here on one rank,
+without collectives.
 """
 
 from functools import cache
@@ -11,10 +12,10 @@ from tests.frameworks.conforming.homes import FRAMEWORKS
 from tests.wire.ranks import Process, run_ranks
 
 STEPS = 20
-FEW = {"tinygrad": 8}  # which plans and compiles for half a second in each step; from the third on as in all later ones
-TRAINED = 112  # steps: 8 epochs
+FEW = {"tinygrad": 8}  # compiles for half a second in each step; all steps from the third on are alike
+TRAINED = 112  # steps, which are 8 epochs
 PATIENCE_S = 100
-IMAGE = 1 / 360  # of those that were held back
+IMAGE = 1 / 360  # one of the 360 test images
 LOADED = Process(beforehand=("sklearn.datasets",))
 
 
@@ -29,13 +30,13 @@ def digits(name: str, ranks: int, steps: int) -> list[tuple[list[float], float]]
 
 @cache
 def alone(steps: int) -> tuple[list[float], float]:
-    """Return the losses of NumPy's network on one rank, and what it knows then."""
+    """Return the losses and the accuracy of NumPy's network on one rank."""
     pytest.importorskip("sklearn")
     return digits("toy", 1, steps)[0]
 
 
 def test_what_is_followed_learns_on_any_number_of_ranks() -> None:
-    """For all frameworks, which share its curve and its accuracy."""
+    """The reference learns on 4 ranks, too; all frameworks share its curve."""
     wanted, _ = alone(STEPS)
     assert len(wanted) == STEPS
     assert wanted[-1] < wanted[0] / 2

@@ -1,4 +1,4 @@
-"""Pages of docs, run as they stand: their scripts, their console commands, and what those print."""
+"""Run pages of docs as they stand: scripts, console commands and their output."""
 
 import os
 import subprocess
@@ -10,15 +10,15 @@ import pytest
 from tests.frameworks.page_blocks import BLOCK, DOCUMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
-# Threads that wait for each other on cores that others use take minutes.
+# With several threads per process, a test takes minutes on busy cores.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 PROGRAMS = {
     "python": [sys.executable],
     "multiring": [sys.executable, "-m", "multiring"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
-# What torch does now and then when a program over Gloo ends: a thread of Gloo lets go of its last tensor while the
-# interpreter is going (pytorch/pytorch#190489). Nothing of multiring is loaded there.
+# torch sometimes prints this when a program with Gloo ends: a thread of Gloo releases its last tensor while the
+# interpreter exits (pytorch/pytorch#190489). The program has not loaded multiring.
 ENDS_BADLY = "terminate called without an active exception"
 
 
@@ -40,7 +40,7 @@ def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
-    """Return each command of a console block with the lines that follow it."""
+    """Return each command of a console block with its output lines."""
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -66,7 +66,7 @@ def run(command: str, where: Path) -> list[str]:
 
 
 def prints(lines: list[str], wanted: list[str]) -> bool:
-    """Whether `lines` are those of `wanted`, where "..." stands for any."""
+    """Return whether `lines` match `wanted`, in which "..." stands for any lines."""
     if "..." not in wanted:
         return lines == wanted
     pieces = [list(piece) for is_gap, piece in groupby(wanted, lambda line: line == "...") if not is_gap]

@@ -1,4 +1,7 @@
-"""The first steps in TensorFlow, JAX and Keras: ranks are told of different models, and of equal samples."""
+"""First steps in TensorFlow, JAX and Keras: different models, and equal samples.
+
+Ranks with different models raise an error. Ranks with equal samples cause a warning.
+"""
 
 import importlib
 from importlib.util import find_spec
@@ -43,7 +46,7 @@ def test_ranks_are_told_of_other_models_and_of_equal_samples(backend: str) -> No
                 warned += [(rank, line) for line in lines]
             else:
                 assert not lines, (rank, name, lines)
-    assert len(warned) == 1, warned  # once in a job, on rank 0
+    assert len(warned) == 1, warned  # only once in the job, on rank 0
     assert warned[0][0] == 0
     assert "all 2 ranks have the same gradients" in warned[0][1]
 

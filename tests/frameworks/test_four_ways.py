@@ -1,6 +1,6 @@
-"""One script four ways (examples/text): how many lines differ, and whether the losses do.
+"""One script in four ways (examples/text): differing lines, and equal losses.
 
-By ranks that are forked, but for the process group that joins by what the launcher tells it.
+The ranks are forked, except for the script with a process group, which needs the launcher's variables.
 """
 
 import difflib
@@ -40,7 +40,10 @@ def test_the_page_counts_the_lines() -> None:
 
 
 def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
-    """Run a script; 0 `ranks` are one process without a launcher."""
+    """Run a script; return its loss by epoch.
+
+    With `ranks=0`, run one process without a launcher.
+    """
     path, words = EXAMPLES / f"{script}.py", ("--dtype", "float64", *options)
     if script == "backend":
         command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(path), *words]
@@ -56,13 +59,13 @@ def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
 
 @pytest.mark.timeout(400)
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
-    """Fewer steps than `make evidence` takes, and one number of ranks each."""
+    """Compare losses in fewer steps than `make evidence`, on one number of ranks each."""
     short = ["--sentences", "240", "--epochs", "2", "--checkpoint", str(tmp_path / "last.pt")]
     alone = losses("single", 0, *short)
     assert set(alone) == {1, 2}
     for script, ranks in (("optimizer", 2), ("backend", 3)):
         assert losses(script, ranks, *short) == pytest.approx(alone, rel=0, abs=1e-9)
-    # With a last step of fewer samples, and going on on another number of ranks.
+    # The last step has fewer samples, and the training resumes on another number of ranks.
     tail = [*short, "--sentences", "251"]
     alone = losses("single", 0, *tail)
     assert losses("distribute", 2, *tail, "--until", "1") == pytest.approx({1: alone[1]}, rel=0, abs=1e-9)

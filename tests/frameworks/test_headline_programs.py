@@ -1,4 +1,4 @@
-"""The two headline programs: their networks, generators and schedules, and short trainings that are resumed."""
+"""The headline programs: networks, generators, schedules and resumed trainings."""
 
 import dataclasses
 import hashlib
@@ -49,7 +49,10 @@ SMALL = ("--model=resnet26", "--width=4", "--size=32", "--small", "--least-area=
 
 
 def flops(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> float:
-    """Return what a forward and its backward take, in TFLOP, by torch's counter, without computing anything."""
+    """Return the TFLOP of a forward and backward pass by torch's counter.
+
+    Nothing is computed.
+    """
     with torch.device("meta"):
         model, inputs = make(), torch.empty(shape)
     counter = FlopCounterMode(display=False)
@@ -163,7 +166,7 @@ def fields(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launched(ranks: int, program: str, data: Path, run: Path, *words: str) -> str:
-    """Run a program on so many ranks; return what it printed."""
+    """Run a program on `ranks` ranks with the launcher; return its output."""
     command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", sys.executable, "-m", program]
     command += [f"--data={data}", f"--run={run}", *words]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=110)
@@ -172,7 +175,7 @@ def launched(ranks: int, program: str, data: Path, run: Path, *words: str) -> st
 
 
 def forked(ranks: int, program: str, data: Path, run: Path, *words: str) -> str:
-    """As `launched`, by ranks that are forked when all is imported."""
+    """Run like `launched`, but on ranks that are forked after the imports."""
     script = ROOT.joinpath(*program.split(".")).with_suffix(".py")
     process = Process(nursery="torch", beforehand=(program,))
     ended = run_script(script, ranks, f"--data={data}", f"--run={run}", *words, process=process)
@@ -197,7 +200,7 @@ def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(i
     words = (*IMAGES, *SMALL, "--optimizer=larc", "--trust=0.02", "--lag=1", "--micro-batch=4", "--ema=0.9")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     forked(2, "examples.imagenet.train", images, whole, *words)
-    # As if it had been killed after step 6 and before step 8 was saved.
+    # The copy looks like a run that was killed after step 6, before step 8 was saved.
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoints" / "step-00000008")
     told = forked(2, "examples.imagenet.train", images, stopped, *words)
@@ -213,7 +216,7 @@ def test_two_ranks_follow_one_and_evaluate_alike(fields: Path, tmp_path: Path) -
     scores = []
     for ranks in (1, 2):
         run = tmp_path / str(ranks)
-        start = forked if ranks == 1 else launched  # the program has to run by the launcher, too
+        start = forked if ranks == 1 else launched  # one of the runs tests the launcher
         start(ranks, "examples.climate.train", fields, run, *words, "--rate=0.01", "--precision=float64")
         scores.append(json.loads((run / report.RESULT).read_text(encoding="utf-8"))["headline"])
     one, two = (losses(tmp_path / str(ranks)) for ranks in (1, 2))
@@ -228,7 +231,7 @@ def test_a_loss_that_is_no_number_is_named_before_its_step_is_saved(images: Path
         *SMALL,
         "--rate=1e30",
         "--warmup=0",
-    )  # all weights that have a gradient are lost in the first step
+    )  # the first step ruins all weights with gradients
     with pytest.raises(AssertionError, match=r"step 1: the loss is nan on rank 0, nan on rank 1"):
         launched(2, "examples.imagenet.train", images, tmp_path, *words)
     assert not list((tmp_path / "checkpoints").glob("step-*"))

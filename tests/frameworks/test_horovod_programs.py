@@ -1,4 +1,4 @@
-"""Programs written for Horovod, run as they are."""
+"""Programs written for Horovod run unchanged."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.wire.ranks import Process
 from multiring.launch.horovod import horovod_environment, positions_on
 
 ROOT = Path(__file__).parents[2]
-# Threads that wait for each other on cores that others use take minutes.
+# With several threads per process, a test takes minutes on busy cores.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -32,7 +32,10 @@ def horovod(ranks: int, *command: str, **environment: str) -> subprocess.Complet
 
 
 def forked(ranks: int, script: Path, *arguments: str) -> list[str]:
-    """Run a script, which has to succeed, by forked ranks that are told what the launcher tells; return their words."""
+    """Run a script on forked ranks with the launcher's variables; return its outputs.
+
+    The script must succeed.
+    """
     environments = tuple(horovod_environment({}, place) for place in positions_on([("localhost", ranks)]))
     process = Process(nursery="torch", beforehand=("multiring.torch", "sklearn.datasets"))
     ended = run_script(script, ranks, *arguments, process=process, start=Start(environments=environments))
@@ -41,7 +44,7 @@ def forked(ranks: int, script: Path, *arguments: str) -> list[str]:
 
 
 def written(folder: Path, program: str) -> Path:
-    """Return a script of `program`, indented text."""
+    """Write `program`, indented text, to a script; return its path."""
     script = folder / "program.py"
     script.write_text(textwrap.dedent(program))
     return script
@@ -57,7 +60,7 @@ def written(folder: Path, program: str) -> Path:
 )
 def test_digits_are_learnt(options: tuple[str, ...], ranks: int, least: float) -> None:
     script = ROOT / "examples" / "digits_horovod.py"
-    if "--fp16-allreduce" in options:  # by the launcher
+    if "--fp16-allreduce" in options:  # with the real launcher
         done = horovod(ranks, str(script), *options)
         assert done.returncode == 0, done.stderr
         told = done.stdout
@@ -69,7 +72,7 @@ def test_digits_are_learnt(options: tuple[str, ...], ranks: int, least: float) -
     assert float(found[1]) >= least
 
 
-# In the manner of Horovod's own test suites: one script, every module that they and scripts import.
+# One script imports every module that Horovod's own tests and users' scripts import.
 IMPORTS = """
     import os
     import horovod
@@ -122,7 +125,7 @@ IMPORTS = """
 
 
 def test_modules_are_attributes_of_the_package(tmp_path: Path) -> None:
-    # Before anything has imported them by their own names, as pytorch-ignite takes them.
+    # pytorch-ignite uses the modules as attributes, before any import by their own names.
     program = """
         import horovod.torch as hvd
         from horovod.common.util import _cache
@@ -142,7 +145,7 @@ def test_what_programs_import_is_there(tmp_path: Path) -> None:
     assert forked(2, written(tmp_path, IMPORTS)) == ["well\n"] * 2
 
 
-# As in an interactive session: the program is one process, and has its functions run on several.
+# As in an interactive session, one process runs its functions on several ranks.
 INTERACTIVE = """
     import horovod
     import horovod.torch as hvd
@@ -194,7 +197,7 @@ STALLING = """
 
 
 def test_stall_times_are_horovods(tmp_path: Path) -> None:
-    """The environment is read by init(), and not before."""
+    """The environment variables are read by init(), not at import."""
     told, _ = forked(2, written(tmp_path, STALLING))
     assert "well" in told.splitlines(), told
 
@@ -278,7 +281,7 @@ def test_process_sets_of_mpi_communicators(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "".join(done.stdout.split()) == "well" * 3  # lines of three processes may run into each other
+    assert "".join(done.stdout.split()) == "well" * 3  # the lines of three processes may interleave
 
 
 def test_a_communicator_of_another_job_is_refused(tmp_path: Path) -> None:

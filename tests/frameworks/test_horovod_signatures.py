@@ -1,4 +1,4 @@
-"""The interface is Horovod 0.28.1's: every signature but those listed here."""
+"""The signatures equal those of Horovod 0.28.1, except for those listed here."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from multiring.launch.horovod import horovod_environment, positions_on
 SCRIPT = Path(__file__).with_name("horovod_signatures.py")
 TABLE = Path(__file__).with_name("horovod_signatures.json")
 LOADED = ("multiring.tensorflow", "multiring.keras")
-# Function: the parameters that ours takes besides, after theirs.
+# Function: the parameters that multiring adds after Horovod's.
 ADDED = {
     "horovod.common.elastic.ObjectState.__init__": ["gather_object"],
     "horovod.common.elastic.State.__init__": ["gather_object"],
@@ -30,7 +30,7 @@ ADDED = {
     "horovod.torch.optimizer._DistributedOptimizer.zero_grad": ["set_to_none"],
     "horovod.torch.sync_batch_norm.SyncBatchNorm.__init__": ["process_set"],
 }
-# Theirs takes anything and hands it on to another function; ours has that one's parameters.
+# Horovod's function passes any arguments to another function; multiring's has the other function's parameters.
 HANDED_ON = {
     "horovod.tensorflow._DistributedAdasumOptimizer.apply_gradients": "tf.compat.v1.train.Optimizer.apply_gradients",
     "horovod.tensorflow._DistributedAdasumOptimizer.get_slot": "tf.compat.v1.train.Optimizer.get_slot",
@@ -40,7 +40,7 @@ HANDED_ON = {
     "horovod.torch.mpi_ops.shutdown": "HorovodBasics.shutdown, which is compared",
     "horovod.torch.optimizer._DistributedOptimizer.load_state_dict": "torch.optim.Optimizer.load_state_dict",
 }
-# Theirs that there is no use for here, and why.
+# Names of Horovod that have no use in multiring, and the reasons.
 ABSENT = {
     "horovod.common.basics.MPI": "a name for annotations",
     "horovod.common.elastic.notification_manager": "hosts do not come and go",

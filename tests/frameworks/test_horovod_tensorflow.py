@@ -1,4 +1,4 @@
-"""Programs for Horovod on TensorFlow and Keras, in the manner of its examples and test suites, run as they are."""
+"""Programs for Horovod on TensorFlow and Keras, like its examples, run unchanged."""
 
 import textwrap
 from importlib.util import find_spec
@@ -17,7 +17,10 @@ pytestmark = [
 
 
 def ran(folder: Path, ranks: int, program: str) -> list[str]:
-    """Run a program, indented text, on ranks that are told what the launcher tells; each ends well, and says so."""
+    """Run a program, indented text, on ranks with the launcher's variables.
+
+    Every rank must exit with 0 and print "well". Return the ranks' outputs.
+    """
     script = folder / "program.py"
     script.write_text(textwrap.dedent(program))
     environments = tuple(horovod_environment({}, place) for place in positions_on([("localhost", ranks)]))

@@ -1,4 +1,4 @@
-"""JAX: collectives eager and inside jit, gradients through them, errors, and one loss curve on any number of ranks."""
+"""JAX: eager and compiled collectives, gradients, errors, and equal loss curves."""
 
 import importlib
 import shutil
@@ -17,7 +17,7 @@ import multiring
 jax = pytest.importorskip("jax")
 mj = pytest.importorskip("multiring.jax")
 jnp = jax.numpy
-PATIENT_S = 100.0  # compiling takes its time where cores are few
+PATIENT_S = 100.0  # compilation is slow on few cores
 COMPILED = ("float32", "bfloat16", "int32", "bool")
 TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "uint8", "int64", "bool", "complex64")
 
@@ -28,7 +28,10 @@ def enter(_here: Here) -> None:
 
 
 def filled(shape: tuple[int, ...], value: int, dtype: str) -> Any:
-    """Return an array that NumPy makes: JAX would compile a program for each shape and type."""
+    """Return an array made by NumPy.
+
+    JAX would compile a program for each shape and type.
+    """
     return jnp.asarray(np.full(shape, value).astype(jnp.dtype(dtype)))
 
 
@@ -37,7 +40,7 @@ def values(here: Here, dtypes: tuple[str, ...]) -> None:
     ranks, own = here.size, here.rank
     for dtype in dtypes:
         for wrapped in (lambda function: function, *([jax.jit] if dtype in COMPILED else [])):
-            shapes = [(3, 4), (), (0, 2), (1000,)] if dtype in COMPILED else [(3, 4)]  # each is compiled by each rank
+            shapes = [(3, 4), (), (0, 2), (1000,)] if dtype in COMPILED else [(3, 4)]  # every rank compiles each shape
             mine = [filled(shape, own + 1, dtype) for shape in shapes]
             if dtype != "bool":
                 summed = wrapped(lambda tree: mj.all_reduce(tree, mj.Sum))(mine)
@@ -71,7 +74,7 @@ def test_results_are_numpys(engine: str, dtypes: tuple[str, ...]) -> None:
 def differentiate(here: Here) -> None:
     enter(here)
     ranks, own = here.size, here.rank
-    weights = jnp.arange(4.0) + own  # another one on each rank
+    weights = jnp.arange(4.0) + own  # different on each rank
 
     def gradient_of(function: Any, argument: Any) -> list[float]:
         found: list[float] = jax.jit(jax.grad(lambda each: (function(each) * weights).sum()))(argument).tolist()
@@ -85,7 +88,8 @@ def differentiate(here: Here) -> None:
     assert gradient_of(mj.reduce_scatter, jnp.ones(4 * ranks)) == [
         float(k + rank) for rank in range(ranks) for k in range(4)
     ]
-    # A gradient of a gradient: of (sum of squares of all ranks' x) / 2, all of whose ranks have the same.
+    # A gradient of a gradient: the second derivative of y^3 is 12 at y = 2, and the sum over the ranks multiplies it by
+    # their number.
     second = jax.grad(jax.grad(lambda y: mj.all_reduce(y**3, "sum")))(2.0)
     assert second == pytest.approx(12.0 * ranks)
 
@@ -95,7 +99,10 @@ def test_gradients_flow() -> None:
 
 
 def curve(here: Here, steps: int) -> list[float]:
-    """Return the losses of a network on ever the same 12 samples, of which each rank has its part."""
+    """Return the losses of a network on the same 12 samples in every step.
+
+    Each rank has its part of the samples.
+    """
     optax: Any = importlib.import_module("optax")
 
     enter(here)
@@ -139,7 +146,7 @@ def disagree(here: Here) -> None:
     ) as told:
         jax.block_until_ready(jax.jit(mj.all_reduce)(jnp.ones(3 + here.rank)))
     assert isinstance(mj.error_of(told.value), mj.HorovodInternalError)
-    assert mj.all_reduce(jnp.ones(2), "sum").tolist() == [here.size] * 2  # and goes on
+    assert mj.all_reduce(jnp.ones(2), "sum").tolist() == [here.size] * 2  # the next operation works
     with pytest.raises(ValueError, match="want a first dimension"):
         mj.reduce_scatter(jnp.ones(here.size + 1))
     with pytest.raises(ValueError, match="want Average, Sum"):
@@ -176,7 +183,7 @@ def test_a_dead_rank_is_named() -> None:
 
 
 def use_a_set(here: Here) -> None:
-    import os  # noqa: PLC0415 -- this rank's
+    import os  # noqa: PLC0415 -- only in this rank
 
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     enter(here)
@@ -203,7 +210,7 @@ class Plain(NamedTuple):
 
 
 def use_groups(here: Here) -> None:
-    """A rank in several groups at once, in one program, in derivatives, and in a shared optimizer."""
+    """Use several groups on one rank: in one program, in derivatives and optimizers."""
     mj.init()
     own = here.rank
     world = multiring.world()

@@ -1,4 +1,4 @@
-"""JAX: what becomes of collectives in programs: their order, calls nobody uses, derivatives, failures, and the end."""
+"""JAX programs: order of collectives, unused results, derivatives, failures, exit."""
 
 import subprocess
 import sys
@@ -14,11 +14,11 @@ from multiring.errors import ArgumentError, UnsupportedError
 jax = pytest.importorskip("jax")
 mj = pytest.importorskip("multiring.jax")
 jnp = jax.numpy
-PATIENT_S = 100.0  # compiling takes its time where cores are few
+PATIENT_S = 100.0  # compilation is slow on few cores
 
 
-def slow(is_so: bool) -> Any:  # noqa: FBT001 -- baked into the program
-    """Return zero, after some work where `is_so`."""
+def slow(is_so: bool) -> Any:  # noqa: FBT001 -- a constant of the program
+    """Return zero, after some computation if `is_so`."""
     if not is_so:
         return 0.0
     square = jnp.full((200, 200), 1e-3)
@@ -28,7 +28,7 @@ def slow(is_so: bool) -> Any:  # noqa: FBT001 -- baked into the program
 
 
 def in_order(here: Here) -> None:
-    """Calls that do not depend on each other, in programs that differ between the ranks."""
+    """Independent calls keep their order, although the ranks' programs differ."""
     mj.init()
     own, ranks = here.rank, here.size
 
@@ -50,7 +50,7 @@ def test_calls_keep_their_order_where_programs_differ() -> None:
 
 
 def unused(here: Here) -> None:
-    """Results that rank 0 uses and rank 1 does not: the calls are made all the same."""
+    """Both ranks make the calls, although only rank 0 uses their results."""
     mj.init()
     is_first = here.rank == 0
 
@@ -69,7 +69,7 @@ def unused(here: Here) -> None:
     for _ in range(3):
         found = compiled(jnp.float32(1))
     if is_first:
-        assert [float(each) for each in found] == [2, 2, 4]  # the last one is 1 + 1, and 1 more twice
+        assert [float(each) for each in found] == [2, 2, 4]  # the loop adds rank 1's value, 1, three times
     mj.barrier()
 
 
@@ -129,7 +129,7 @@ def misused(_here: Here) -> None:
     for function in (sharded, jax.jit(sharded), jax.pmap(mj.all_reduce)):
         with pytest.raises(UnsupportedError, match="each rank has one device"):
             function(jnp.ones(many))
-    assert float(mj.all_reduce(jnp.float32(1), "sum")) == 2  # and goes on
+    assert float(mj.all_reduce(jnp.float32(1), "sum")) == 2  # the next operation works
 
 
 def test_misuse_is_told() -> None:
@@ -165,7 +165,7 @@ def test_elastic_states_go_back_to_the_last_commit() -> None:
 def waiting_alone(here: Here) -> float:
     mj.init()
     if here.rank == 1:
-        time.sleep(30)  # is killed
+        time.sleep(30)  # the test kills this rank
     program = jax.jit(mj.all_reduce).lower(jnp.ones(2)).compile()
     here.reach("waiting")
     started = time.monotonic()
@@ -178,7 +178,7 @@ def waiting_alone(here: Here) -> float:
 
 def test_an_interrupt_ends_a_wait() -> None:
     report = report_of(waiting_alone, 2, faults=[interrupt(0).at("waiting").after(1.0), kill(1).after(12.0)])
-    assert 1.0 <= report.outcomes[0].value < 6  # floor: 1 s after the signal
+    assert 1.0 <= report.outcomes[0].value < 6  # the required limit is 1 s after the signal
 
 
 LAST_WORDS = """

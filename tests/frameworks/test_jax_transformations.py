@@ -1,4 +1,4 @@
-"""Collectives within JAX's transformations give what the same function gives without them."""
+"""Collectives inside JAX's transformations give the same results as without."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ def test_transformations() -> None:
         assert wrong == []
 
 
-def transform(here: Here) -> list[str]:  # noqa: C901 -- a table
+def transform(here: Here) -> list[str]:  # noqa: C901 -- a table of cases
     mj.init()
 
     def step(w: Any) -> Any:
@@ -64,7 +64,7 @@ def transform(here: Here) -> list[str]:  # noqa: C901 -- a table
         for how, way in ways.items():
             try:
                 got = way(found)(jnp.array(at))
-            except Exception as error:  # noqa: BLE001 -- what is looked for
+            except Exception as error:  # noqa: BLE001 -- the test reports it
                 wrong.append(f"{name}, {how}: {type(error).__name__}: {error}"[:300])
                 continue
             want = way(wanted)(jnp.array(at))
@@ -90,7 +90,7 @@ def transform(here: Here) -> list[str]:  # noqa: C901 -- a table
 
 
 def test_named_calls_of_many_threads() -> None:
-    """They are matched by name in whatever order they come, however few CPUs there are."""
+    """Calls are matched by name in any order, on any number of CPUs."""
     assert run_ranks(call_in_threads, 2, 12, deadline_s=100.0) == [True, True]
 
 
@@ -112,7 +112,7 @@ def call_in_threads(here: Here, count: int) -> bool:
 
 
 def test_ranks_that_wait_for_each_other_are_told_in_time() -> None:
-    """The wait begins in native code, and the program's thread is seen in it."""
+    """Ranks that wait for each other in native code get an error in time."""
     for own, (text, seconds) in enumerate(run_ranks(wait_apart, 2, stall_warn_s=3.0, stall_timeout_s=60.0)):
         assert 0.4 < seconds < 15.0
         assert f"operation 'allreduce.mine{own}': the ranks wait for each other: rank 0 waits for operation" in text

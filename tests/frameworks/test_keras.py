@@ -1,4 +1,4 @@
-"""Keras on TensorFlow, torch and JAX: one script, one loss curve on any number of ranks, and Horovod's callbacks."""
+"""Keras on TensorFlow, torch and JAX: equal loss curves, and Horovod's callbacks."""
 
 import importlib
 import os
@@ -12,12 +12,12 @@ import pytest
 from tests.wire.ranks import Here, Process, run_ranks
 
 BACKENDS = ("tensorflow", "torch", "jax")
-# What Keras imports on any backend when it saves a model: once in the nursery, and not in every rank.
+# Keras imports this on any backend when it saves a model; the nursery imports it once for all ranks.
 SAVES_BY = ("tensorflow",) if find_spec("tensorflow") else ()
 NAMES = ("distributed", "accumulating", "normalizing", "by_callbacks")
-# Keras gives torch and JAX arrays of float32, whatever floatx is.
+# Keras gives torch and JAX float32 arrays, whatever floatx is.
 TOLERANCE = {"tensorflow": 1e-10, "torch": 1e-5, "jax": 1e-5}
-# Not imported here, where it would have one backend for all tests.
+# This module does not import Keras, because then all tests would use one backend.
 pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
     pytest.mark.timeout(300),
@@ -35,7 +35,7 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        # To import Keras on JAX computes something, after which a process of JAX must not fork.
+        # Importing Keras on JAX computes something, and a process must not fork after that.
         beforehand = ("jax",) if backend == "jax" else (*SAVES_BY, "tests.frameworks.keras_programs")
         process = Process(nursery="keras", beforehand=beforehand)
         by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
@@ -56,7 +56,7 @@ def test_results_are_those_of_one_process(backend: str, ranks: int, tmp_path: Pa
     names = NAMES if ranks == 2 else NAMES[:1]
     alone = found_alone(backend)
     found = found_by(backend, ranks, tmp_path, *names)
-    assert found["distributed"][0] < 0.5  # it began beyond 1
+    assert found["distributed"][0] < 0.5  # the training started above 1
     for name in set(names) & set(alone):
         assert np.abs(np.array(found[name]) - alone[name]).max() < TOLERANCE[backend], name
     if "by_callbacks" in names:

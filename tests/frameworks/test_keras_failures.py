@@ -1,6 +1,6 @@
-"""Failures while Keras' `fit` runs, on each backend, and inside tf.function: everybody is told, and nobody hangs.
+"""Failures in Keras' `fit` and in tf.function: all ranks get an error in time.
 
-How soon is measured by benchmarks/evidence_fit.py.
+benchmarks/evidence_fit.py measures the times.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from tests.frameworks.conforming.homes import FRAMEWORKS
 from tests.wire.faults import kill
 from tests.wire.ranks import Here, report_of
 
-PATIENCE_S = 25.0  # the promise is five; a loaded machine takes longer
+PATIENCE_S = 25.0  # the documented limit is 5 s; a loaded machine needs more
 BACKENDS = ("keras-tensorflow", "keras-torch", "keras-jax")
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,7 +23,10 @@ def in_fit(here: Here, kind: str, over: str) -> float:
 
 
 def told(name: str, kind: str, folder: Path, ranks: int = 2, fails: int | None = 1) -> list[float]:
-    """Return after how many seconds ranks were told; rank `fails` raises its own error, or is killed."""
+    """Return the seconds until each other rank detected the failure.
+
+    Rank `fails` raises its own error, or is killed.
+    """
     framework = FRAMEWORKS[name]
     if framework.missing():
         pytest.skip(framework.missing())

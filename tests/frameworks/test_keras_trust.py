@@ -1,4 +1,4 @@
-"""`keras.distribute` is one process: every loss and metric of Keras, every row once, every file whole."""
+"""`keras.distribute` acts like one process for each loss, metric, row and file."""
 
 import importlib
 from importlib.util import find_spec
@@ -38,7 +38,7 @@ def test_every_row_is_dealt_once(by_rank: list[dict[str, Any]]) -> None:
 def test_every_loss_trains_as_without_distribute(by_rank: list[dict[str, Any]]) -> None:
     tried = {name: how for name, how in by_rank[0]["losses"].items() if how is not None}
     far = {name: how for name, how in tried.items() if not how < 1e-4}
-    # These are one number for a batch, which is no mean over samples: that is said once.
+    # These losses are one number per batch instead of a mean over samples; multiring warns about this once.
     assert {name.split()[0] for name in far} <= {"Dice", "Tversky"}, far
     assert len(tried) > 35, by_rank[0]["losses"]
 
@@ -52,7 +52,7 @@ def test_every_metric_is_that_of_one_process(by_rank: list[dict[str, Any]]) -> N
 def test_a_log_is_a_metric_by_identity(by_rank: list[dict[str, Any]]) -> None:
     for each in by_rank:
         alone, shared = each["logged"]
-        own = {"seen": [6.0], "depth": [5.0]}  # as the step has made them
+        own = {"seen": [6.0], "depth": [5.0]}  # the values that the step returned
         assert alone == shared == {"rows": [9.0], **own}
 
 

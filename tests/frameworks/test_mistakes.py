@@ -1,4 +1,4 @@
-"""The table of mistakes in docs: each is made, and what is said is what the page says."""
+"""The mistakes of docs/mistakes.md: each raises the error that the page shows."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401 -- ranks are forked from a process that has it
+import torch  # noqa: F401 -- ranks forked from here need it
 from tests.frameworks import mistakes
 from tests.frameworks.plain import join
 from tests.wire.ranks import Here, run_ranks
@@ -17,7 +17,7 @@ import multiring.torch as mt
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 JOINS = "import multiring\nmultiring.init()\n"
 Command = tuple[dict[str, str], list[str]]
-# In the folder where a command is run.
+# The files in the folder in which a command runs.
 FILES = {
     "joins.py": JOINS,
     "alone.py": "print()\n",
@@ -26,7 +26,7 @@ FILES = {
     "logs/rank-0.out": "of somebody else\n",
 }
 RUN = [sys.executable, "-m", "multiring", "run"]
-# By the page's words: variables, and a command, in a folder that has the two scripts.
+# The variables and the command of each mistake, by the page's words. The commands run in a folder with the files above.
 COMMANDS: dict[str, Command] = {
     "`multiring run -np 2 ...`, the option of other launchers": ({}, [*RUN, "-np", "2", "joins.py"]),
     "`multiring run --nproc-per-node 2 ...`": ({}, [*RUN, "--nproc-per-node", "2", "joins.py"]),
@@ -60,7 +60,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    """Return the page's messages and remedies, by mistake."""
+    """Return the page's messages and remedies by mistake."""
     cells = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     found = {each[0]: (plain(each[1]), each[2]) for each in cells if each[0] != "mistake"}
     assert len(found) == len([each for each in cells if each[0] != "mistake"]), "a mistake is there twice"
@@ -68,7 +68,10 @@ def rows() -> dict[str, tuple[str, str]]:
 
 
 def plain(code: str) -> str:
-    """Return what a code span says; one that has backticks in it has two around it, and spaces."""
+    """Return the text of a code span.
+
+    A span with backticks inside begins and ends with two backticks and a space.
+    """
     return code.removeprefix("`` ").removesuffix(" ``") if code.startswith("`` ") else code.strip("`")
 
 

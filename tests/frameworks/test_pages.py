@@ -1,4 +1,4 @@
-"""Whatever pages show as code: run at little cost, or looked up, with the reason why it is not run here."""
+"""All code on the pages: a test runs it cheaply, or checks it and has a reason."""
 
 import os
 import re
@@ -29,7 +29,7 @@ FRAMEWORKS = {
     "jax": Process(nursery="jax", beforehand=("multiring.jax",)),
     "keras": Process(nursery="keras", beforehand=("tests.frameworks.keras_programs",)),
 }
-# What `train.py` is, where a page does not say: under `--horovod` it has Horovod's name, too.
+# The content of `train.py` if a page does not show it. It also runs with `--horovod`.
 TRAIN = """
 import multiring
 group = multiring.init()
@@ -70,7 +70,10 @@ def test_what_pages_show_of_a_program_runs(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where commands find what pages speak of, and leave what others use."""
+    """The folder in which commands run, with the files that pages mention.
+
+    Later commands use files that earlier commands wrote.
+    """
     place = tmp_path_factory.mktemp("pages")
     (place / "train.py").write_text(TRAIN)
     single, distributed = scripts_of_the_diff()
@@ -82,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# Some fifteen commands, one after the other, as some need what others made.
+# About fifteen commands run in sequence, because some need the files of earlier commands.
 @pytest.mark.timeout(300)
 def test_commands_of_pages_do_what_they_say(folder: Path) -> None:
     for (page, command), how in COMMANDS.items():

@@ -1,7 +1,7 @@
-"""What was made in a job of 3 ranks, in one of 2 or of 3 after it: the values of what is made in that job.
+"""Objects made in a job of 3 ranks work in the next job of 2 or 3 ranks.
 
-Each feature of torch is made anew beside the old one, and both have to give the same. Programs of JAX and TensorFlow
-have the number of ranks in shapes, factors and roots, so that they are traced, or asked, anew.
+An old torch object gives the same values as a new object beside it. Compiled programs of JAX and TensorFlow contain the
+number of ranks in shapes, factors and roots, so they must be traced again or ask for the number.
 """
 
 import copy
@@ -22,7 +22,7 @@ import multiring.torch as mt
 from multiring.data import Dataset
 from multiring.errors import StateError
 
-PATIENT_S = 100.0  # compiling takes its time where cores are few
+PATIENT_S = 100.0  # compilation is slow on few cores
 OPTIMIZERS: dict[str, Any] = {
     "average": lambda model: mt.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
@@ -38,7 +38,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 class Trained:
-    """A model, and its optimizer."""
+    """A model and its optimizer."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ class Trained:
         self.passes = 2 if name == "passes" else 1
 
     def steps(self, first: int, last: int, *, clears: str) -> None:
-        """Train on this rank's samples; gradients are cleared by the optimizer or by the model."""
+        """Train on this rank's samples; `clears` names the object that clears gradients."""
         for number in range(first, last):
             getattr(self, clears).zero_grad()
             for part in range(self.passes):
@@ -62,7 +62,7 @@ class Trained:
 
 
 class Stream(IterableDataset[Tensor]):
-    """Samples that every rank reads as a whole."""
+    """A stream of samples; every rank reads all of it."""
 
     def __iter__(self) -> Any:
         return iter(torch.arange(24.0))
@@ -111,7 +111,7 @@ def with_torch(here: Here, ranks: int, clears: str, folder: str) -> None:
         each.steps(2, 4, clears=clears)
         other.steps(2, 4, clears="optimizer")
         for one, two in zip(each.values(), other.values(), strict=True):
-            # What a rank has not sent yet is its own: one of another job's state is dropped.
+            # Residuals of int8 belong to one rank, so the state of a job of another size is dropped.
             assert torch.allclose(one, two, atol=1e-6) or (name == "int8" and ranks != here.size), name
             assert torch.equal(mt.allreduce(one, op=mt.Min), mt.allreduce(one, op=mt.Max)), name
     for (kind, options), each, epoch in zip(LOADERS, loaders, epochs, strict=True):
@@ -123,12 +123,12 @@ def with_torch(here: Here, ranks: int, clears: str, folder: str) -> None:
     if ranks != here.size:
         with pytest.raises(StateError, match="learning rate was scaled for 3"):
             iter(scaled)
-    begin = 2 * here.size if ranks != here.size else 0  # where nothing has changed nothing is dealt anew
+    begin = 2 * here.size if ranks != here.size else 0  # only a new size deals the rest again
     assert list(sampler) == list(range(begin + mt.rank(), 24, ranks))
     other_fed = mt.IterableDataset(Dataset(folder, seed=3), 6)
     other_fed.set_epoch(1)
     for stream in streams:
-        stream.dataset.set_epoch(1)  # type: ignore[attr-defined] # it is ours
+        stream.dataset.set_epoch(1)  # type: ignore[attr-defined] # multiring's data set
         assert [batch["array"].tolist() for batch in stream] == [batch["array"].tolist() for batch in other_fed]
 
 

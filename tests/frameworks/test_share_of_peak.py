@@ -1,4 +1,4 @@
-"""The share of peak: FLOP that are known, and time that does not count."""
+"""Reports of the share of peak: FLOP counts, and time that does not count."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def loss_of(model: nn.Module) -> Tensor:
 def test_flop_are_those_of_the_products() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     forward = 2 * 8 * (16 * 32 + 32 * 4)
-    # Backward: both products for the second layer, that with the weights' gradient alone for the first.
+    # The backward pass has both products for the second layer, and only the weights' product for the first.
     backward = 2 * 8 * (16 * 32 + 2 * 32 * 4)
     assert training_flop(model, loss_of) == forward + backward
     assert all(each.grad is None for each in model.parameters())
@@ -40,7 +40,7 @@ def test_flop_are_counted_of_shapes_and_of_a_step_that_needs_values() -> None:
 
     model = nn.Sequential(nn.BatchNorm1d(16), Layer(16, 32))
     flop = training_flop(model, loss_of)
-    assert seen == [0]  # tensors without values
+    assert seen == [0]  # the layer saw tensors without values
     assert model[0].num_batches_tracked == 0
     assert training_flop(model, lambda plain: plain(torch.ones(8, 16))[torch.ones(8) > 0].sum()) == flop
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -68,7 +68,7 @@ def test_flop_of_a_gradient_that_is_differentiated_count() -> None:
         (slope,) = torch.autograd.grad(plain(inputs).sum(), inputs, create_graph=True)
         return slope.square().sum()
 
-    # The product itself, that of its gradient, and the gradients of that one by the weight and by the ones it is of.
+    # The products are the forward product, the product of its gradient, and those of the gradient's own gradients.
     product = 2 * 8 * 16 * 4
     assert training_flop(nn.Linear(16, 4), penalised) >= 3 * product
 
@@ -135,7 +135,7 @@ def test_flop_of_random_layers_are_those_of_the_published_formulas(seed: int) ->
     draw = torch.Generator().manual_seed(seed)
     size = [int(each) for each in torch.randint(2, 7, (6,), generator=draw)]
     rows, steps, width, groups = size[0], size[1] + 4, 8 * size[2], size[3]
-    # Each layer needs a gradient of its input, but the first: 2 products backward.
+    # Every layer except the first also computes its input's gradient, so its backward pass has 2 products.
     given = torch.randn(rows, steps, width)
     assert counted(nn.LSTM(width, 16, batch_first=True), given) == 3 * 2 * rows * steps * (width + 16) * 4 * 16
     channels = groups * 4
@@ -152,7 +152,7 @@ def test_flop_of_random_layers_are_those_of_the_published_formulas(seed: int) ->
 
 
 class Heads(nn.Module):
-    """Attention of one projection, of which the input needs no gradient."""
+    """Attention with one projection; its input needs no gradient."""
 
     def __init__(self, width: int, causal: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TensorFlow: collectives eager and in graphs, gradients through them, tapes, optimizers, states, and errors."""
+"""TensorFlow: eager and graph collectives, gradients, tapes, optimizers, errors."""
 
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ TYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"),
 )
-FEW = ("float32", "bfloat16", "int64", "bool", "complex64")  # on other numbers of ranks than 2
+FEW = ("float32", "bfloat16", "int64", "bool", "complex64")  # types for numbers of ranks other than 2
 
 
 def filled(shape: tuple[int, ...], value: float, dtype: str) -> Any:
@@ -92,7 +92,7 @@ def forms(here: Here) -> None:
             assert narrow.dtype.name == dtype
             assert np.abs(narrow.numpy() - total).max() <= 0.01 * total  # int8 rounds
     adasum = mt.allreduce(tf.constant([1.0, 2.0, 3.0]), op=mt.Adasum)
-    assert np.allclose(adasum, [1, 2, 3])  # of equal vectors: their average
+    assert np.allclose(adasum, [1, 2, 3])  # Adasum of equal vectors is their average
     variables = [tf.Variable(tf.fill([2], float(own))), tf.Variable(own), tf.Variable(tf.zeros([3]) + own)]
     mt.broadcast_variables(variables, root_rank=ranks - 1)
     assert [each.numpy().max() for each in variables] == [ranks - 1] * 3
@@ -130,7 +130,7 @@ def test_process_sets() -> None:
 def gradients(here: Here) -> None:
     mt.init()
     ranks, own = here.size, here.rank
-    weights = tf.range(4.0) + float(own)  # others on each rank
+    weights = tf.range(4.0) + float(own)  # different on each rank
     total = np.array([ranks * k + sum(range(ranks)) for k in range(4)])
 
     def gradient_of(function: Any, argument: Any) -> list[float]:
@@ -173,7 +173,7 @@ def test_gradients() -> None:
 
 
 def learned(steps: int, rank: int, ranks: int, step: Any) -> list[float]:
-    """Return the losses of a small network, of which each rank has its share of 12 samples."""
+    """Return the losses of a small network; each rank has its share of 12 samples."""
     random = np.random.default_rng(1)
     images = tf.constant(random.normal(size=(steps, 12, 8)))
     labels = tf.constant(np.sin(3 * images.numpy().sum(axis=2, keepdims=True)))
@@ -278,7 +278,7 @@ def in_sessions(here: Here) -> None:
     value = tf.compat.v1.get_variable("value", initializer=float(own + 1))
     optimizer = mt.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     step = optimizer.minimize(value * (own + 1.0))
-    # Many at once: each is matched by its name, in whatever order TensorFlow comes to it.
+    # Many operations at once are matched by name, in whatever order TensorFlow starts them.
     many = [mt.allreduce(tf.fill([3], float(number) + own), op=mt.Sum) for number in range(50)]
     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[mt.BroadcastGlobalVariablesHook(ranks - 1)]) as session:
         assert session.run(value) == ranks
@@ -316,7 +316,7 @@ def mistakes(here: Here) -> None:
         mt.alltoall(tf.ones(3), [5, 5])
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.UnimplementedError), match="MultiringWhole"):
         tf.function(mt.allreduce, jit_compile=True)(tf.ones(2))
-    assert mt.allreduce(tf.ones(2)).numpy().tolist() == [1, 1]  # and goes on
+    assert mt.allreduce(tf.ones(2)).numpy().tolist() == [1, 1]  # the next operation works
 
 
 def test_mistakes_are_errors_on_every_rank() -> None:
@@ -334,7 +334,7 @@ def losing(here: Here, compiled: bool) -> float:  # noqa: FBT001
         try:
             function(tf.ones(2))
         except tf.errors.AbortedError as error:
-            assert isinstance(mt.error_of(error), PeerLostError)  # noqa: PT017 -- which rank raises it is not known
+            assert isinstance(mt.error_of(error), PeerLostError)  # noqa: PT017 -- the step that raises is unknown
             return time.monotonic() - started
         time.sleep(0.001)
     return 0.0
@@ -345,15 +345,15 @@ def test_a_lost_rank_is_an_error_on_all_others(compiled: bool) -> None:  # noqa:
     report = report_of(losing, 3, compiled, faults=[kill(1).at("steps")])
     for rank in (0, 2):
         assert report.outcomes[rank].error is None, report.outcomes[rank]
-        assert 0 < report.outcomes[rank].value < 15  # floor: 5 s
+        assert 0 < report.outcomes[rank].value < 15  # the required limit is 5 s
 
 
 def waiting_alone(here: Here, compiled: bool) -> float:  # noqa: FBT001
     mt.init()
     function = tf.function(mt.allreduce) if compiled else mt.allreduce
-    function(tf.ones(2))  # what is waited in is the operation, and no tracing
+    function(tf.ones(2))  # traces the function, so that the wait below is in the operation
     if here.rank == 1:
-        time.sleep(20)  # is killed
+        time.sleep(20)  # the test kills this rank
     here.reach("waiting")
     started = time.monotonic()
     try:
@@ -367,7 +367,7 @@ def waiting_alone(here: Here, compiled: bool) -> float:  # noqa: FBT001
 def test_an_interrupt_ends_a_wait(compiled: bool) -> None:  # noqa: FBT001
     faults = [interrupt(0).at("waiting").after(1.0), kill(1).after(15.0)]
     report = report_of(waiting_alone, 2, compiled, faults=faults)
-    assert 1.0 <= report.outcomes[0].value < 8, report.outcomes[0]  # floor: 1 s after the signal
+    assert 1.0 <= report.outcomes[0].value < 8, report.outcomes[0]  # the required limit is 1 s after the signal
 
 
 def failing(here: Here) -> tuple[int, list[float], int]:
@@ -383,7 +383,7 @@ def failing(here: Here) -> tuple[int, list[float], int]:
             mt.allreduce(tf.ones(2))
             if state.step == 3 and failures == 0:
                 failures += 1
-                mt.allreduce(tf.ones(2 + here.rank))  # on every rank: a mismatch
+                mt.allreduce(tf.ones(2 + here.rank))  # raises a mismatch on every rank
             model.set_weights([weight + 1 for weight in model.get_weights()])
             state.step += 1
             if state.step % 2 == 0:
@@ -399,7 +399,7 @@ def test_elastic_states_go_back_to_the_last_commit() -> None:
 
 def saving(here: Here, folder: str) -> None:
     mt.init()
-    tf.keras.utils.set_random_seed(0)  # one model on all ranks
+    tf.keras.utils.set_random_seed(0)  # the same model on all ranks
     model = tf.keras.Sequential(
         [tf.keras.Input((4,)), tf.keras.layers.Dense(3), mt.SyncBatchNormalization(), tf.keras.layers.Dense(1)]
     )
@@ -430,7 +430,7 @@ def normalising(here: Here) -> list[float]:
     ranks, own = here.size, here.rank
     data = np.random.default_rng(0).normal(3, 2, size=(12, 5))
     layer = mt.SyncBatchNormalization(dtype="float64", momentum=0.5)
-    first, last = (0, 7) if ranks == 2 and own == 0 else (7, 12) if ranks == 2 else (0, 12)  # not the same numbers
+    first, last = (0, 7) if ranks == 2 and own == 0 else (7, 12) if ranks == 2 else (0, 12)  # unequal sample counts
     mine = tf.Variable(data[first:last])
     with tf.GradientTape() as tape:
         found = layer(mine, training=True)

@@ -1,4 +1,4 @@
-"""A sample of the table of TensorFlow's cells."""
+"""A random sample of TensorFlow's table of cells."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What native/tensorflow/c_api.h declares of TensorFlow's C interface is what the installed TensorFlow declares."""
+"""native/tensorflow/c_api.h declares TensorFlow's C interface as TensorFlow does."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""accumulate: several batches for a step, as by hand in one process."""
+"""`accumulate`: several batches per step, as in a hand-written loop."""
 
 import itertools
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import multiring.torch as mt
 from multiring.errors import ArgumentError, StateError
 
-BATCHES = 5  # of a pass; two are a step, and one is left
+BATCHES = 5  # per epoch; with two per step, the last batch is alone
 
 
 def parameters_of(model: nn.Module) -> list[float]:
@@ -23,7 +23,7 @@ def parameters_of(model: nn.Module) -> list[float]:
 
 
 def by_hand(steps: int) -> list[float]:
-    """Train for two passes, by hand; return the norms, the rates and the parameters."""
+    """Train for two epochs by hand; return the norms, rates and parameters."""
     seed(7)
     model = classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -41,7 +41,7 @@ def by_hand(steps: int) -> list[float]:
 
 
 def by_accumulate(way: str, steps: int) -> list[float]:
-    """Do the same."""
+    """Train like `by_hand`, but with `accumulate`, in the given way."""
     seed(7)
     model = classifier()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -94,6 +94,6 @@ def test_what_makes_no_sense() -> None:
     with accumulated, pytest.raises(StateError, match="within `with`"), accumulated:
         pass
     step = optimizer.step
-    with pytest.raises(ValueError, match="mine"), accumulated:  # its own errors pass, and the optimizer is itself again
+    with pytest.raises(ValueError, match="mine"), accumulated:  # the block's error passes, and `step` is restored
         raise ValueError("mine")
     assert optimizer.step == step

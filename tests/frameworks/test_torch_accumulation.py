@@ -1,4 +1,4 @@
-"""Backwards that add up, and groups of them that end before they are complete."""
+"""Accumulated backward passes, and accumulation groups that end early."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import multiring.torch as mt
 from multiring.errors import StateError
 
-# ---- under `distribute`, whose loader knows its last batch ----
+# ---- with `distribute`: its loader marks the last batch ----
 
 ACCUMULATED = ("mean", "sum")
 LOADERS: dict[str, Any] = {
@@ -31,7 +31,10 @@ LOADERS: dict[str, Any] = {
 
 
 def trained(reduction: str, source: str, ranks: int, *, steps: str) -> list[float]:
-    """Train for two epochs of five batches, two batches a step, clipping hard; return the norms, and the parameters."""
+    """Train two epochs of five batches, two batches per step, with hard clipping.
+
+    Return the gradient norms and the parameters.
+    """
     seed(7)
     model = classifier()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -46,7 +49,7 @@ def trained(reduction: str, source: str, ranks: int, *, steps: str) -> list[floa
         for number, (points, labels) in enumerate(loader, 1):
             count += 1
             backward(nn.functional.cross_entropy(model(points), labels, reduction=reduction) / 2)
-            # Some programs end a short group with the epoch, others have it go on in the next one.
+            # Some programs end a short group with the epoch; others continue it in the next epoch.
             if (number % 2 == 0 or number == 5) if steps == "each epoch" else count % 2 == 0:
                 norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
                 optimizer.step()
@@ -91,7 +94,7 @@ def take_until_it_raises(here: Here) -> None:
         next(taken)
 
 
-# ---- elsewhere ----
+# ---- without `distribute` ----
 
 
 def test_a_step_refuses_gradients_that_were_clipped_before_they_were_reduced() -> None:
@@ -113,7 +116,7 @@ def clip_too_early(here: Here) -> None:
         assert all(map(torch.equal, start, model.parameters()))
         optimizer.synchronize()
         optimizer.zero_grad()
-    # What the error says to do.
+    # Do what the error says.
     backward(loss_of(model, here.rank))
     optimizer.synchronize()
     expect(model, [0, 1])
@@ -122,7 +125,7 @@ def clip_too_early(here: Here) -> None:
     with optimizer.skip_synchronize():
         optimizer.step()
     optimizer.zero_grad()
-    # A whole group, and a short one that nobody touched, need nothing.
+    # A complete group, and a short group whose gradients nobody changed, need no call of synchronize.
     for seeds in ([0, 10], [20]):
         for each in seeds:
             backward(loss_of(model, here.rank + each))
@@ -143,7 +146,10 @@ def replace(model: nn.Module) -> None:
 
 
 def test_a_loss_scaler_decides_by_what_is_reduced() -> None:
-    """One rank's overflow in a short group: all leave the step out, where one would have waited for the others."""
+    """If one rank overflows in a short group, all ranks skip the step.
+
+    No rank may wait for another.
+    """
     for kept, moved in run_ranks(scale_short_groups, 2):
         assert kept
         assert moved
@@ -209,7 +215,7 @@ def test_no_warning_without_a_change() -> None:
 
 
 def accumulate_quietly(here: Here) -> None:
-    """A short group, zeroed gradients, and parameters that a backward does not reach."""
+    """Cause no warning by a short group, zeroed gradients, or unused parameters."""
     join(here)
     model = network()
     optimizer = sgd(model, backward_passes_per_step=3, bucket_bytes=300)

@@ -1,4 +1,4 @@
-"""Adasum as an operation of multiring.torch: each tensor is one vector, in whatever call and order."""
+"""Adasum in multiring.torch: each tensor is one vector in every call and order."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def tensors_of(rank: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def wanted_of(ranks: list[int], dtype: torch.dtype) -> list[Tensor]:
-    """Return what NumPy makes of all ranks' tensors, in float64."""
+    """Return NumPy's Adasum of all ranks' tensors, computed in float64."""
     columns = zip(*(tensors_of(rank, dtype) for rank in ranks), strict=True)
     return [
         torch.from_numpy(adasum([each.double().reshape(-1).numpy() for each in column])).view(column[0].shape)
@@ -59,7 +59,7 @@ def add_up(here: Here) -> None:
             assert mt.allreduce_(each, op="adasum") is each
         for found, exact in zip(mine, wanted, strict=True):
             check(found, exact)
-        mine[0] = mine[0].t()  # no rows: there is a copy on the way
+        mine[0] = mine[0].t()  # not contiguous, so multiring copies it
         mt.allreduce_(mine[0], op=mt.Adasum)
     if here.rank != 1:
         for each, exact in zip(tensors_of(here.rank, torch.float32), wanted_of([0, 2], torch.float32), strict=True):
@@ -84,7 +84,7 @@ def add_up_in_any_order(here: Here) -> None:
         for index, exact in enumerate(wanted):
             error = float((results[index].double() - exact).norm())
             assert error <= 1e-6 * float(exact.norm())
-    # Ranks that do not agree; and on it goes.
+    # If the ranks' operations differ, they raise an error, and the next operation works.
     with pytest.raises(mt.HorovodInternalError, match="Mismatched"):
         mt.allreduce(torch.ones(3), name="odd", op=mt.Sum if here.rank == 1 else mt.Adasum)
     assert mt.allreduce(torch.full((2,), 2.0), op=mt.Adasum).tolist() == [2.0, 2.0]

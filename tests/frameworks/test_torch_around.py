@@ -1,4 +1,4 @@
-"""Around the loop: metrics and outputs of all ranks, seeds, the first rank's work, checkpoints."""
+"""Around the training loop: metrics, outputs, seeds, first-rank work, checkpoints."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from multiring.frontend.first_rank import RankFilter
 
 def measure(here: Here) -> None:
     enter()
-    # 0, 1 and 2 samples: what one process would find of all three.
+    # The ranks have 0, 1 and 2 samples; the mean is that of one process with all three samples.
     losses = torch.arange(1.0, here.rank + 1)
     found = mt.mean({"loss": losses.mean(), "by class": np.array([here.rank, 1.0])}, weight=len(losses))
     assert found["loss"] == (1 + 1 + 2) / 3
@@ -71,7 +71,7 @@ def take_turns(here: Here, folder: str) -> list[Any]:
     except (OSError, MismatchError) as error:
         failed = str(error)
     same = mt.seed_everything(7)
-    numbers = [random.random(), np.random.rand(), torch.rand(1).item()]  # noqa: NPY002, S311 -- what programs use
+    numbers = [random.random(), np.random.rand(), torch.rand(1).item()]  # noqa: NPY002, S311 -- programs use these
     drawn = mt.seed_everything(None)
     own = mt.seed_everything(7, differs=True)
     with pytest.raises(MismatchError, match="different seeds"):
@@ -102,7 +102,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 class Script:
-    """A model in training, with everything that a checkpoint is of."""
+    """A model in training, with all parts of a checkpoint."""
 
     def __init__(self, seed: int = 0, **options: Any) -> None:
         self.model = model_of(seed)
@@ -117,7 +117,7 @@ class Script:
             self.optimizer.step()
             self.scheduler.step()
 
-    LEARNED = 36  # of the weights; statistics come behind them
+    LEARNED = 36  # the number of weights; statistics follow them
 
     def weights(self) -> list[float]:
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -140,7 +140,7 @@ def save_and_go_on(here: Here, folder: str) -> list[float]:
     script.train(2)
     after = script.weights()
     mt.save(f"{folder}/last", **script.parts(), epoch=5)
-    mt.save(f"{folder}/last", **script.parts(), epoch=3)  # in place of the one before
+    mt.save(f"{folder}/last", **script.parts(), epoch=3)  # replaces the previous checkpoint
     assert mt.load(f"{folder}/last")["epoch"] == 3
     return after
 
@@ -183,10 +183,10 @@ def test_training_goes_on_to_the_bit(tmp_path: Path) -> None:
         *("rank-00000.json", "rank-00000.safetensors", "rank-00001.json", "rank-00001.safetensors"),
         *("save.json", "shared.json", "shared.safetensors"),
     ]
-    # On other numbers of ranks too: the same weights everywhere.
+    # On other numbers of ranks, too, all ranks have the same weights.
     for ranks in (1, 3):
         weights = run_ranks(resume, ranks, str(tmp_path), 2)
-        learned = [each[: Script.LEARNED] for each in weights]  # BatchNorm's statistics are each rank's own
+        learned = [each[: Script.LEARNED] for each in weights]  # each rank has its own BatchNorm statistics
         assert all(each == learned[0] for each in learned)
 
 

@@ -1,4 +1,4 @@
-"""A worker whose every library shares nothing, and says it does."""
+"""A worker whose libraries claim to share gradients but do not."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,3 +1,3 @@
-"""A worker that breaks."""
+"""A worker that raises an error."""
 
 raise RuntimeError("I break")

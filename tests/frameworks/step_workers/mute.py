@@ -1,1 +1,1 @@
-"""A worker that leaves no answer."""
+"""A worker that writes no answer."""

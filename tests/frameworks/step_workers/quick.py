@@ -1,4 +1,4 @@
-"""A worker that does nothing, and says how long it took."""
+"""A worker that does nothing and reports made-up times."""
 
 from pathlib import Path
 
