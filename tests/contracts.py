@@ -71,8 +71,8 @@ def contracts() -> str:
         "exhaustive = True",
         _lines("exhaustive_ignores", ["__main__"]),
         _lines("layers", layers),
-        # `_native` imports its compiled `_core`. import-linter cannot see that file and reports an import of the
-        # package.
+        # `_native` imports its compiled `_core`. import-linter cannot see `_core` and reports an import of the
+        # package instead.
         _lines("ignore_imports", ["multiring._native -> multiring"]),
     ]
     for framework in frameworks:

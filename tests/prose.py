@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CODE = re.compile(r"^```.*?^```|^ {4}.*?$|`+[^`]+`+|<!--.*?-->", re.DOTALL | re.MULTILINE)
 NO_WORDS = re.compile(r"(?<=\])\([^)\s]*\)|https?://\S+|\d[\d ]*")
 BLANK = "\N{MIDDLE DOT}"  # neither a word nor a space, so words on both sides of code do not count as repeated
-# More specific names come first. Quotes, dots and signs in Markdown are the keyboard's; renderers may change them.
+# More specific names come first. In Markdown, quotes, dots and signs stay ASCII; renderers may replace them.
 WANTED = {
     "typography.symbols": False,
     "typography.diacritical_marks": False,

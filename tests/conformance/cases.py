@@ -38,7 +38,7 @@ OVER_A_SLOT, OVER_A_WINDOW = (128 << 10) + 12_347, (2 << 20) + 123_457  # bytes
 class Case:
     """One operation that all ranks run.
 
-    `rows` is the row count of each rank's array. In all_gather and all_to_all, each rank's row count differs.
+    `rows` is the row count of each rank's array. In all_gather and all_to_all, the row counts of ranks differ.
     """
 
     collective: Collective

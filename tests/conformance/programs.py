@@ -82,7 +82,7 @@ class Program:
                 self._shuffled(dice, int(dice.integers(2, IN_FLIGHT + 1)))
             self._compare_replicas()
 
-    # ---- in which order ----
+    # ---- order of operations ----
 
     def _in_order(self, dice: Dice, count: int) -> None:
         """Start all operations in the same order on every rank. Wait for each at once or some time later."""

@@ -1,4 +1,4 @@
-"""Every algorithm over several channels, by every lowering: results equal the interpreter's bits, logs the Schedule.
+"""Every algorithm over several channels, by every lowering: results and logs match interpreter and Schedule.
 
 The planner uses several channels only between hosts with several rails, and only for a few algorithms. These tests
 therefore pin their plans.

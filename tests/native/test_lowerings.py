@@ -1,4 +1,4 @@
-"""A program's lowering does the same as its moves; the core rejects programs for which it cannot."""
+"""A program's lowering does the same as its moves; the core rejects programs that have no such lowering."""
 
 from dataclasses import replace
 

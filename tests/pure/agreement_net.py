@@ -39,7 +39,7 @@ class Net:
         self.open: list[set[str]] = [set() for _ in range(size)]
         self.decided: Counter[str] = Counter()  # number of decisions of the root by name
         self.joined: set[int] = set()
-        self.joining: set[int] = set()  # joined ranks, as each rank itself knows
+        self.joining: set[int] = set()  # joined ranks that have not got the decision yet
         self.blocked: dict[int, str] = {}
         self.stopped: set[int] = set()
         self.gone: set[int] = set()
@@ -156,7 +156,7 @@ class Net:
             assert decisions == self.decisions[0], f"rank {rank}"
 
     def missing(self) -> dict[str, tuple[int, ...]]:
-        """Return the ranks that each announced, undecided name still waits for."""
+        """Return, for each announced but undecided name, the ranks that it still waits for."""
         names = sorted({name for said in self.said for name in said if self._has_come_again(name)})
         return {name: tuple(rank for rank in range(self.size) if self._is_missing(rank, name)) for name in names}
 
@@ -224,8 +224,8 @@ class Net:
             case Deadlock(blocked, names):
                 stuck, missing = self.stuck(), self.missing()
                 assert names.keys() <= stuck
-                # A rank that was not blocked may have announced since the inquiry. Ranks below a silent rank are
-                # unknown.
+                # A rank that was not blocked may have announced since the inquiry. Nothing is known of ranks
+                # below a silent rank.
                 assert self.stopped or all(set(missing[name]) <= set(ranks) for name, ranks in names.items())
                 assert all(self.blocked[rank] == name for rank, name in blocked.items())
                 self.decided.update(names.keys())

@@ -43,7 +43,7 @@ def loaded(path: Path) -> Any:
 
 def same(found: Any, wanted: Any) -> bool:
     """Return whether two values have the same types and bits at every depth."""
-    if isinstance(found, np.generic) and isinstance(wanted, np.generic):  # int64 has two scalar types
+    if isinstance(found, np.generic) and isinstance(wanted, np.generic):  # NumPy has two types for int64
         return bool(found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes())
     if type(found) is not type(wanted):
         return False

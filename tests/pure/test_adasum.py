@@ -86,7 +86,7 @@ def test_orthogonal_vectors_are_added_and_parallel_ones_averaged(name: str, coun
     vectors = [column.astype(TYPES[name]) for column in basis.T]
     exact = [vector.astype(np.float64) for vector in vectors]
     assert near(adasum(vectors), np.sum(exact, 0), 4 * BOUNDS[name])  # rounding makes the vectors slightly oblique
-    # Parallel vectors of different lengths and signs: each pair is averaged. Without a vector left over, so are all.
+    # Parallel vectors of any lengths and signs are averaged in pairs. If each has a partner, the result is the mean.
     parallel = [(exact[0] * factor).astype(TYPES[name]) for factor in (1.0, -3.0, 0.25, 10.0, 2.0)[: 2 * (count // 2)]]
     wanted = np.mean([vector.astype(np.float64) for vector in parallel], 0)
     assert near(adasum(parallel), wanted, 8 * BOUNDS[name])

@@ -112,7 +112,7 @@ def test_who_differs_is_refused_everywhere_and_the_rest_goes_on(net: Net, rounds
         programs.append(net.program(rank, zip(order, terms, strict=True)))
     net.start(programs)
     assert net.run(inquiries=0.01)
-    # Two rounds without disagreement: anything left over from the refusals would disturb them.
+    # Anything left over from the rejected operations would disturb these two rounds without disagreement.
     net.start(net.program(rank, [(name, TERMS) for name in NAMES * 2]) for rank in range(net.size))
     assert net.run()
     net.check_all_alike()

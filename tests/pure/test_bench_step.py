@@ -1,4 +1,4 @@
-"""`multiring bench step`: its evaluation of figures and its refusals, without torch or processes."""
+"""`multiring bench step`: its evaluation of measurements and its errors, without torch or processes."""
 
 import json
 import threading

@@ -27,7 +27,7 @@ def test_every_gradient_has_a_place_of_its_own(shapes: list[tuple[str, int]], bu
         assert all(offset * size % ALIGNMENT_BYTES == 0 for offset in bucket.offsets)
         assert all(end <= offset for end, offset in zip(ends, [*bucket.offsets[1:], bucket.flags_offset], strict=True))
         assert bucket.count == bucket.flags_offset + bucket.flags
-        assert bucket.flags == len(bucket.members) + 3  # compares, sparse, trains
+        assert bucket.flags == len(bucket.members) + 3  # the flags of a bucket: compares, sparse, trains
         assert len(bucket.members) == 1 or bucket.flags_offset * size <= bucket_bytes
 
 

@@ -262,8 +262,7 @@ def test_overwriting_what_a_slow_reader_may_still_read_is_named() -> None:
 
 
 def test_a_reduce_may_begin_to_write_before_its_last_operand_is_in() -> None:
-    # Rank 2's message proves that rank 1 has read chunk 0. But rank 0 may add rank 1's operand before that message
-    # comes.
+    # Rank 2's message proves that rank 1 has read chunk 0, but rank 0 may add rank 1's operand before it arrives.
     frame = frame_on(Collective.ALL_REDUCE, (3,))
     first = [SEND_0_TO_1, Move(Kind.REDUCE, 0, 0, 0, 1, True, (0, 1, 2))]
     second = [
@@ -344,8 +343,8 @@ def test_every_single_mutation_of_a_small_schedule_is_caught(
 ) -> None:
     schedule = build(algorithm, frame_on(collective, grid))
     chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
-    # By symmetry, the first and the last rank suffice; one of them may be the root. Of six ranks, test every second
-    # mutant.
+    # By symmetry, the first and the last rank suffice; one of them may be the root. Of six ranks,
+    # test every second mutant.
     for rank in (0, schedule.ranks - 1):
         mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
         assert _survivors(schedule, rank, mutants[:: 1 if schedule.ranks <= 4 else 2]) == []
@@ -387,7 +386,7 @@ def test_the_rule_catches_every_single_mutation_of_every_pattern(collective: Col
 
 
 def _race(programs: dict[int, list[Move]], chunks: int, generator: np.random.Generator) -> list[list[int]] | None:
-    """Execute an all_reduce in a random order that reads offered memory as late as possible; None on a deadlock.
+    """Run an all_reduce in a random order that reads offered memory as late as possible; return None on a deadlock.
 
     This oracle shares no code with the proof. Rank r's contribution to chunk c is (c + 1) 64^r.
     """

@@ -111,7 +111,7 @@ def test_several_jobs_tell_together_which_plan_is_best() -> None:
     ring, direct = tried("ring", (8,), 1.0, 1.0, 1.0, 1.0), tried("direct", (8,), 1.0, 1.1, 1.1, 0.5)
     slow_ring, fast_direct = tried("ring", (8,), 1.0, 1.3, 1.3, 1.3), tried("direct", (8,), 1.0, 1.0, 1.0, 1.0)
     one_job_only = tried("exchange", (8,), 1.0, 0.1, 0.1, 0.1)
-    # The ring was chosen twice and clearly lost one job. When direct was chosen, it was level with itself.
+    # The ring was chosen twice and clearly lost one job. In the other job direct was chosen, so it ties with itself.
     level = Configuration("lab", 4, ((ring, direct), (slow_ring, fast_direct), (fast_direct, slow_ring, one_job_only)))
     assert level.behind(direct.plan) == 1.0
     assert assessed_plan(level).holds

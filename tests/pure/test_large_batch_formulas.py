@@ -115,8 +115,7 @@ def test_noise_scale_over_a_run() -> None:
     again.load_state_dict(known.state_dict())
     assert (len(again), again.value) == (10, 50.0)
     assert NoiseScale().steps_needed() == -1
-    # Half of the steps have a noise scale of 10, half of 1,000. With a small batch, steps reveal little of the larger
-    # one.
+    # Half of the steps have a noise scale of 10, half of 1,000. Steps with a small batch reveal little of the latter.
     run = NoiseScale()
     for noise in [10.0] * 50 + [1000.0] * 50:
         run.add(NoiseSample(1.0, noise))

@@ -1,4 +1,4 @@
-"""The probe within one host: the link from its times, and the detection of other work."""
+"""The probe within one host: the link computed from measured times, and the detection of other work."""
 
 import random
 
@@ -23,7 +23,7 @@ def seconds(algorithm: str, ranks: int, size_bytes: int, link: Link) -> float:
 def test_the_link_has_the_prices_that_were_measured(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 -- a test's
     ranks, small_s, direct_s = draw.choice([2, 3, 4, 8]), draw.uniform(1e-6, 1e-4), draw.uniform(1e-3, 1e-1)
-    # Times that some link can produce. For 2 ranks the ratio is 4 without sending cost and 1 without reducing cost.
+    # Times that some link can produce. For 2 ranks their ratio is 4 without sending costs and 1 without reducing costs.
     exchange_s = direct_s * draw.uniform(1.3, 3.5) * ranks / 2
     link = memory_link(ranks, small_s, direct_s, exchange_s, 8 * MIB)
     assert seconds("exchange", ranks, 8 * MIB, link) == pytest.approx(exchange_s, rel=0.1)

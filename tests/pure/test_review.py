@@ -90,7 +90,7 @@ def test_a_host_is_not_slow_that_carries_what_is_stated() -> None:
     known = Constants(of_host=((1, 0.2),)).applied(HOSTS)
     review = Review(known)
     full = rail.bandwidth_bytes_per_s
-    rows = table(3.0, [[0, full * 4, 0], [full / 5, 0, full / 5], [full, 0, 0]])  # 4: a burst
+    rows = table(3.0, [[0, full * 4, 0], [full / 5, 0, full / 5], [full, 0, 0]])  # a burst at 4 times the rate
     review.check(rows)
     found = review.check(rows)
     assert found is not None

@@ -88,7 +88,7 @@ assert not foreign, foreign
 
 @pytest.mark.parametrize("package", ["multiring", "multiring.torch"])
 def test_no_module_has_the_name_of_an_exported_function(package: str) -> None:
-    """Importing such a module would replace the function in its package."""
+    """Importing a module with such a name would replace the function in its package."""
     found = pytest.importorskip(package) if package == "multiring.torch" else importlib.import_module(package)
     folder = Path(str(found.__file__)).parent
     modules = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}

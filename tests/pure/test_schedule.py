@@ -56,8 +56,7 @@ def test_a_bad_frame_is_named(change: dict[str, object], match: str) -> None:
 
 def test_blocks_are_owned_along_the_axes() -> None:
     frame = Frame(collective=Collective.ALL_REDUCE, grid=(2, 3), order=(10 - 5, 1, 2, 3, 4, 0))
-    # Positions 0..5 have coordinates (0,0) (1,0) (0,1) (1,1) (0,2) (1,2). The blocks' order is (0,0) (0,1) (0,2) (1,0)
-    # ...
+    # Positions 0..5 have coordinates (0,0) (1,0) (0,1) (1,1) (0,2) (1,2). Blocks follow (0,0) (0,1) (0,2) (1,0) ...
     assert frame.owners().tolist() == [5, 2, 4, 1, 3, 0]
     assert frame.coordinates_of(3) == (1, 1)
     assert frame.line_of(3, axis=0).tolist() == [2, 3]

@@ -242,7 +242,7 @@ def test_a_job_that_ends_is_the_failure_of_the_first_cell_without_all_answers(tm
 
 
 def test_a_commits_python_imports_that_commit_and_the_packages_of_this_one(tmp_path: Path) -> None:
-    """Holds for in-place installs of multiring too, whose import hook precedes PYTHONPATH."""
+    """This also holds if multiring is installed in place: its import hook precedes PYTHONPATH."""
     tree = Tree("0" * 40, tmp_path)
     package = tree.source / "src" / "multiring"
     package.mkdir(parents=True)

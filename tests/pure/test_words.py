@@ -76,7 +76,7 @@ def names_in_cpp(text: str) -> Iterator[str]:
 
 
 def names_below(where: str) -> Iterator[tuple[str, str]]:
-    """Yield (file, name) for each name in or of the files below a folder, or of a single file."""
+    """Yield (file, name) for the names of files, folders and code below `where`, a folder or a file."""
     top = ROOT / where
     for path in [top] if top.is_file() else sorted(top.rglob("*")):
         if path.suffix not in {".py", ".cc", ".h"} or "onpath" in path.parts:  # names from Horovod

@@ -23,20 +23,20 @@ class Fault:
 
 
 def kill(rank: int) -> Fault:
-    """Kill `rank` by SIGKILL."""
+    """Return a fault that kills `rank` by SIGKILL."""
     return Fault(rank, signal.SIGKILL)
 
 
 def freeze(rank: int) -> Fault:
-    """Stop `rank` by SIGSTOP: it stays alive but does nothing."""
+    """Return a fault that stops `rank` by SIGSTOP: the process stays alive but does nothing."""
     return Fault(rank, signal.SIGSTOP)
 
 
 def interrupt(rank: int) -> Fault:
-    """Send SIGINT (Ctrl-C) to `rank`."""
+    """Return a fault that sends SIGINT (Ctrl-C) to `rank`."""
     return Fault(rank, signal.SIGINT)
 
 
 def absent(rank: int) -> Fault:
-    """Never start `rank`."""
+    """Return a fault by which `rank` is never started."""
     return Fault(rank, None)

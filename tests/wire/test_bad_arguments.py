@@ -30,7 +30,7 @@ class Wrong:
 
 
 class Stranger:
-    """An array that looks to multiring like one of an uninstalled library."""
+    """An array that looks to multiring like an array of a library that is not installed."""
 
     def __init__(self, device: int = 1) -> None:
         self._device = device

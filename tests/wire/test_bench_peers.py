@@ -47,7 +47,7 @@ def assert_timed(answers: list[dict[str, Any]], calls: int = 2) -> None:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("mpi", MPIS)
 def test_every_collective_of_an_mpi(mpi: str, collective: str, tmp_path: Path) -> None:
-    # Three ranks: more than some machines' cores, and no power of two. Both need special settings.
+    # Three ranks are no power of two and more than the cores of some machines. Both cases need special settings.
     assert_timed(run(mpi, tmp_path, 3, collective=collective, root=2 if collective == "broadcast" else 0))
 
 

@@ -341,7 +341,7 @@ def test_hosts_share_blocks_while_they_train(url: str, tmp_path: Path) -> None:
 
 
 def moves(here: Here, url: str, folder: str) -> list[int]:
-    """Train in a job of 3 hosts, then on its first 2 hosts with a data set from before; return as `trains` does."""
+    """Train in a job of 3 hosts, then on its first 2 hosts with the same data set; return as `trains` does."""
     group = multiring.init()
     source = Counted(url)
     size = Dataset(url).source.manifest.size_bytes

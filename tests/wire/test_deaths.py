@@ -105,7 +105,7 @@ def test_death_at_work(stage: str, engine: str, ranks: int, workers: int) -> Non
 
 @pytest.mark.parametrize(("engine", "victim"), [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)])
 def test_death_in_init(engine: str, victim: int) -> None:
-    """At whatever point of init it happens: in the rendezvous, while memory is mapped, after it."""
+    """The rank dies at different points of init: in the rendezvous, while memory is mapped, or after that."""
     for delay_s in (0, 0.006, 0.02):
         report = report_of(live, 3, "init", 0, engine=engine, faults=[kill(victim).at("init").after(delay_s)])
         for kind in kinds(report, victim):
@@ -114,7 +114,7 @@ def test_death_in_init(engine: str, victim: int) -> None:
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_death_in_shutdown(engine: str) -> None:
-    """Those that left already cannot be harmed."""
+    """Ranks that have already left see no error."""
     report = report_of(live, 3, "shutdown", 0, engine=engine, faults=[kill(1).at("shutdown").after(0.002)])
     assert kinds(report, 1) == ["", ""]
 
@@ -129,7 +129,7 @@ def test_two_deaths_at_once() -> None:
 
 
 def sockets() -> dict[str, int]:
-    """Return the abstract Unix sockets of multiring and all TCP sockets but in TIME_WAIT: name -> inode."""
+    """Return multiring's abstract Unix sockets and all TCP sockets outside TIME_WAIT, as name -> inode."""
     unix = {line.split()[-1]: int(line.split()[6]) for line in rows("unix") if "@multiring" in line}
     time_wait = "06"
     tcp = {
@@ -143,10 +143,10 @@ def rows(protocol: str) -> list[str]:
 
 
 def held() -> set[int]:
-    """Return the inodes of the sockets that some process holds."""
+    """Return the inodes of all sockets that processes hold open."""
     inodes = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # of a process that has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             kind, _, inode = str(entry.readlink()).partition(":[")
             if kind == "socket":
                 inodes.add(int(inode.removesuffix("]")))
@@ -154,7 +154,7 @@ def held() -> set[int]:
 
 
 def files() -> set[str]:
-    """Return the files in shared memory but those of the MPIs, whose jobs in tests beside this one may last long."""
+    """Return the files in shared memory, without those of MPI jobs, which concurrent tests may run."""
     found = {entry.name for entry in Path("/dev/shm").iterdir()}  # noqa: S108 -- where leftovers would be
     return {name for name in found if not name.startswith(("mpich_shm", "sm_segment"))}
 
@@ -164,7 +164,7 @@ def test_nothing_is_left(engine: str) -> None:
     sockets_before, files_before = sockets(), files()
     report = report_of(live, 3, "collective", 1, engine=engine, faults=[kill(1).at("collective").after(0.03)])
     assert report.orphans == 1
-    # No process of this job lives any more; what others hold is of the tests beside this one.
+    # All processes of this job have ended, so sockets that are still held belong to concurrent tests.
     now, elsewhere = sockets(), held()
     left = {name for name, inode in now.items() if name not in sockets_before and inode not in elsewhere}
     left |= files() - files_before

@@ -433,7 +433,7 @@ def test_a_lab_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, words: str,
             ask_lab(name, fault=["kill", "host0"])
 
 
-# -- the process for privileged work
+# -- the process in a pid namespace of its own
 
 
 def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def labelled(here: Here) -> bool:
         assert {rank: title.partition(" labelled ")[2] for rank, title in mismatch.value.titles.items()} == {
             rank: f"of {rank % 2}" for rank in range(here.size)
         }, name
-    for name in ("barrier", "all_reduce"):  # without a label, a call is no repetition of the labelled call
+    for name in ("barrier", "all_reduce"):  # an unlabelled call does not repeat the labelled one
         with pytest.raises(MismatchError) as mismatch:
             COLLECTIVES[name](group, "one's" if group.rank == 0 else "")
         labels = [mismatch.value.titles[rank].partition(" labelled ")[2] for rank in range(here.size)]

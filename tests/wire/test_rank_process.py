@@ -1,4 +1,4 @@
-"""Only one of the processes that inherit a launcher's variables becomes the rank; real launchers and processes."""
+"""Only one of the processes that inherit a real launcher's variables becomes the rank."""
 
 import itertools
 import json

@@ -47,7 +47,7 @@ def changes(here: Here, times: float, pinned: Plan | None) -> tuple[list[int], l
 
 def test_all_ranks_change_their_plans_at_the_same_operation() -> None:
     first, *others = run_ranks(changes, 3, 3.0, None, engine="tcp")
-    assert first[0] == [CHANGES_AT - 1]  # one operation more than was counted
+    assert first[0] == [CHANGES_AT - 1]  # `number` does not count the first large all_reduce
     assert all(each == first for each in others)
 
 

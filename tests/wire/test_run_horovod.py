@@ -1,4 +1,4 @@
-"""`multiring run --horovod`: the ranks' imports and variables, which only ranks get. It needs no framework."""
+"""`multiring run --horovod`: the ranks' imports and variables, which only ranks get. The tests need no framework."""
 
 import json
 import subprocess

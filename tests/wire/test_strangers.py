@@ -14,7 +14,7 @@ FRAMES = 1000
 
 
 def work_while_visited(here: Here) -> tuple[int, int, bool]:
-    """Let rank 2 play a client without the secret at the other two ranks' ports, while these sum."""
+    """Let rank 2 play a client without the secret at the ports of the other ranks, which keep summing."""
     group = here.join()
     ports = group.all_gather(np.array([listening_port()]))
     pair = group.subgroup([0, 1])
