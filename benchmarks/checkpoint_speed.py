@@ -54,7 +54,7 @@ def torch_saves(model: torch.nn.Module, file: Path) -> None:
 
 
 def taken(act: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds that an act takes, and its additional memory in MiB."""
+    """Run a function; return its seconds and its additional memory in MiB."""
     forget_peak()
     before, began = peak_mib(), time.perf_counter()
     act()

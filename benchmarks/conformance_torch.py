@@ -32,8 +32,8 @@ OURS, THEIRS = "multiring", "gloo"
 LIBRARIES = ("torch", "accelerate", "pytorch-lightning", "transformers")
 SIZES = (2, 3, 4)
 RESUMED = ((2, 3), (2, 4), (4, 2))  # the numbers of ranks that save a checkpoint, and that resume from it
-DEADLINE_S = 1200.0  # for one program
-AT_A_TIME = 3  # programs at a time; their ranks import torch for seconds and wait for each other
+DEADLINE_S = 1200.0  # the time limit for one program
+AT_A_TIME = 3  # the number of programs at a time; their ranks import torch for seconds and wait for each other
 FAILS, DIFFERS = "FAILS", "DIFFERS"
 MPI_ONLY = "Only MPI supports"  # the reason that torch gives for tests which need the MPI backend
 
@@ -205,7 +205,7 @@ def suite(wrong: list[str]) -> Iterator[str]:
 
 
 def count(found: dict[str, Outcome], how: str) -> int:
-    """Return the number of tests with this result."""
+    """Return the number of tests with the result `how`."""
     return sum(each.how == how for each in found.values())
 
 

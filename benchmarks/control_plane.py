@@ -33,7 +33,7 @@ from multiring.agreement.tree import place_of
 from multiring.runtime.named.order_switch import RADIX
 
 TIMEOUT_S = 300
-ROUNDS = 10  # the rounds of a job
+ROUNDS = 10  # the number of rounds in a job
 WIDTHS = (7, 6, 8, 8, 8, 11, 7, 7, 7, 9)
 _LONGEST_BYTES = 1 << 20
 
@@ -45,7 +45,7 @@ class Counted:
     messages: int = 0
     most_sent: int = 0
     most_taken: int = 0
-    steps: int = 0  # the longest chain of messages
+    steps: int = 0  # the length of the longest chain of messages
     longest_bytes: int = 0
 
     def beside(self, other: "Counted") -> "Counted":
@@ -77,7 +77,7 @@ class Rank:
         self._operations = operations
 
     def announce(self) -> list[tuple[int, bytes]]:
-        """Announce all operations, starting at another one on each rank.
+        """Announce all operations; each rank starts at a different operation.
 
         Returns:
             The messages to send, with their receivers.
@@ -88,7 +88,7 @@ class Rank:
         return self._count(self.member.announce_all(announced))
 
     def take(self, sender: int, step: int, message: bytes) -> list[tuple[int, bytes]]:
-        """Handle a message, which ended a chain of `step` messages.
+        """Handle a received message, which is number `step` of a chain of messages.
 
         Returns:
             The messages to send, with their receivers.

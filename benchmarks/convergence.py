@@ -1,6 +1,6 @@
 """Run experiments on the time to accuracy, piece by piece.
 
-    python benchmarks/convergence.py predict-stream          # the noise scale of a small batch: commit it, then
+    python benchmarks/convergence.py predict-stream          # measure the noise scale; commit the result, then
     python benchmarks/convergence.py law-stream --minutes 20
     python benchmarks/convergence.py law-stream --show
 

@@ -24,12 +24,12 @@ BATCHES = {
     "digits": (8, 16, 32, 64, 128, 256, 512),
 }
 TARGETS = {"stream": 0.15, "fast": 0.15, "digits": 0.2}
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of `centre`
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the swept learning rates, as multiples of `centre`
 FASTER = {
     "stream": 1.0,
     "fast": 4.0,
     "digits": 1.0,
-}  # "fast" is the stream, with rates around the best rates of the first sweep
+}  # The task "fast" is the stream with rates around the best rates of the first sweep.
 SWEEP_SEEDS = (100, 101)
 SEEDS = tuple(range(10))
 SMALL = 64  # the batch at which the noise scale is measured, as four micro-batches
@@ -59,9 +59,9 @@ def source_of(task: str, seed: int) -> Any:
 
 
 def noise_run(task: str, seed: int) -> dict[str, Any]:
-    """Train with the small batch to the target; return the predictions of Bc.
+    """Train with the small batch to the target; predict the critical batch size.
 
-    They come from the noise scale of the steps.
+    The predictions come from the noise scale of the steps.
     """
     torch.set_num_threads(1)
     source, model = source_of(task, 1000 + seed), network(1000 + seed)
@@ -109,9 +109,9 @@ def _gradients(model: nn.Module, parameters: list[Tensor], images: Tensor, label
 
 
 def predict(record: Record, task: str) -> dict[str, float]:
-    """Return the predictions of Bc from the small batch, as medians over the seeds.
+    """Return the predictions of the critical batch size, as medians over the seeds.
 
-    There are the mean that the theory asks for, and two naive guesses.
+    The predictions come from the small batch. They are the mean from the theory, and two naive guesses.
     """
     runs = [record.run(f"{task} noise seed {seed}", partial(noise_run, task, seed)) for seed in SEEDS]
     names = ("critical", "naive: first 50 steps", "naive: last 200 steps")

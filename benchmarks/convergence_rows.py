@@ -97,9 +97,9 @@ def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: fl
 def accuracies(
     record: Record, row: Row, model_of: Callable[[int], nn.Module], samples: int
 ) -> tuple[float, bool, list[float]]:
-    """Return the best rate of the sweep, whether it is an edge, and ten accuracies.
+    """Return the best rate, whether it is at the sweep's edge, and ten accuracies.
 
-    A best rate at the edge is the lowest or the highest of the sweep.
+    The edges of the sweep are its lowest and its highest rate.
     """
     best, is_edge = row.rate, False
     if row.sweeps:
@@ -233,7 +233,7 @@ def precision_rows() -> list[Row]:
 def control_rows() -> list[Row]:
     """Return rows with gradients as small as a large network's.
 
-    They compare fp16 with its loss scale and without.
+    They compare fp16 with and without a loss scale.
     """
     make, small = partial(_sgd, momentum=0.9), 2.0**-14
     return [
@@ -248,7 +248,7 @@ def control_rows() -> list[Row]:
 def higher_rows(base_rate: float = 0.003, base: int = 16) -> list[Row]:
     """Return rows of scaling-deep with higher rates, and a row for Adam with clipping.
 
-    Their best rate was the highest of the five in the sweep.
+    In the first sweep, the best rate of these rows was the highest of the five.
     """
     large = 16 * base
     nesterov = partial(_sgd, momentum=0.9, nesterov=True)

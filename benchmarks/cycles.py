@@ -22,8 +22,8 @@ from torch import nn
 import multiring
 import multiring.torch as mt
 
-CYCLE_MS = 50.0  # floor for two ranks
-MEMORY_BYTES = 2 << 20  # the growth that allocators may keep
+CYCLE_MS = 50.0  # the longest median cycle of two ranks that passes
+MEMORY_BYTES = 2 << 20  # the memory growth that allocators may keep
 _PROCESS = Path("/proc/self")
 _LIBC = ctypes.CDLL(None)
 
@@ -107,7 +107,7 @@ def train() -> None:
 def holdings() -> dict[str, float]:
     """Return the numbers of this process's files, sockets and threads, and its memory."""
     gc.collect()
-    if hasattr(_LIBC, "malloc_trim"):  # glibc only: returns the allocator's free memory to the system
+    if hasattr(_LIBC, "malloc_trim"):  # With glibc, this returns the allocator's free memory to the system.
         _LIBC.malloc_trim(0)
     opened = [str(each.readlink()) for each in (_PROCESS / "fd").iterdir() if each.is_symlink()]
     sockets = sum(name.startswith("socket:") for name in opened)

@@ -6,9 +6,9 @@ The program runs short trainings on two ranks over a loopback with a limited rat
 reads through a slow source and a slow disk, which serve one read at a time. It decodes on its cores, simulates an
 accelerator's computation, and sums gradients with rank 1. Rank 1 does nothing else.
 
-One of six limits is slowed by a random factor: source, disk, decode, compute, wire, or the number of workers. The same
-training then runs with each of them doubled in turn, which measures the true limit. The line is right if it names the
-stage whose doubling made the training fastest, or one within 3 % of that.
+One of six limits is slowed by a random factor: source, disk, decode, compute, wire, or the number of workers. Then the
+same training runs with each of the six doubled in turn, which measures the true limit. The balance line is right if it
+names the stage whose doubling made the training fastest, or a stage within 3 % of the fastest.
 """
 
 import argparse
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 BATCH, SAMPLES = 8, 4096
 STAGES = ("source", "disk", "decode", "compute", "wire", "workers")
-WITHIN = 1.03  # the variation between trainings of a second
+WITHIN = 1.03  # trainings of a second vary by this factor
 GRADIENT_BYTES = 1 << 19
 INNER = "--inner"
 
@@ -133,7 +133,7 @@ def rounds_per_ms() -> float:
 
 
 def set_wire(milliseconds: float) -> None:
-    """Limit the loopback so that a step's gradients take this long, both ways."""
+    """Limit the loopback so that a step's gradients take `milliseconds`, both ways."""
     bits = round(2 * GRADIENT_BYTES * 8 / milliseconds * 1e3)
     words = f"tc qdisc replace dev lo root tbf rate {bits}bit burst 32kb limit 8mb"
     subprocess.run(words.split(), check=True)  # noqa: S603 -- our own words

@@ -101,9 +101,9 @@ def fetched_bytes(policy: Policy, sequence: Numbers, sizes: Numbers, *, looks: b
 
 
 def sequences(kind: str, seed: int, length: int) -> Numbers:
-    """Return the uses of few units.
+    """Return a random sequence of uses of a few units.
 
-    They are weighted draws, or the alternating uses of two jobs that read all units in their own orders.
+    The uses are weighted draws, or the alternating uses of two jobs that read all units in their own orders.
     """
     if kind == "weighted":
         weights = np.random.default_rng(seed).random(UNITS) ** 2
@@ -115,7 +115,10 @@ def sequences(kind: str, seed: int, length: int) -> Numbers:
 
 
 def of_optimum(kind: str, share: float, trials: int, length: int = 200) -> Iterator[tuple[float, float, float]]:
-    """Yield the savings relative to the optimum: with lookahead, by next use, and LRU."""
+    """Yield the savings of three policies relative to the optimum.
+
+    The policies are lookahead, next use alone, and LRU.
+    """
     for seed in range(trials):
         sizes = np.random.default_rng(1000 + seed).integers(20, 100, UNITS)
         sequence = sequences(kind, seed, length)
@@ -151,7 +154,7 @@ def part(storage: CachedStorage, share: float) -> int:
 
 
 def limited(storage: CachedStorage, folder: Path, share: float) -> CachedStorage:
-    """Return the pack behind a cache for a share of it, without a memory cache."""
+    """Return the pack with a cache for a share of the pack, and no memory cache."""
     return CachedStorage(storage.source, BlockCache(folder, part(storage, share)), memory_bytes=0)
 
 
@@ -173,7 +176,10 @@ def sent(source: Counted, loaders: list[Loader], epochs: int, data_bytes: int) -
 
 
 def alone(url: str, folder: Path, shuffle: str, epochs: int, jobs: int = 1) -> list[float]:
-    """Return each epoch's source bytes per data byte, with a quarter of it cached."""
+    """Return each epoch's source bytes per data byte.
+
+    A quarter of the data is cached.
+    """
     source = Counted(url)
     whole = CachedStorage(source, BlockCache(folder / "none"))
     storages = [limited(whole, folder / "cache", 0.25) for _ in range(jobs)]

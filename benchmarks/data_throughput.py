@@ -6,11 +6,11 @@
 Each library reads the same samples in its best format, with the same number of workers. It runs in its own venv below
 MULTIRING_BENCH_PEERS, with this environment's torch. If an installation fails, the end of its log is shown. The
 libraries take turns for some rounds. The table shows the median of samples per second and its share of a bound. For
-arrays, the bound is one copy from the page cache with as many threads. For JPEGs, it is decoding alone.
+arrays, the bound is one copy from the page cache with as many threads. For JPEGs, the bound is decoding alone.
 
 With --cold, each turn is one epoch of files that are not in the page cache, as checked with mincore. The bound is then
-the reading of the original files with as many threads. If that varies by more than 20 % between turns, the result is
-undecided. Run this on a quiet machine.
+the speed of reading the original files with as many threads. If this speed varies by more than 20 % between turns, the
+result is undecided. Run the program on a quiet machine.
 """
 
 import argparse
@@ -46,10 +46,10 @@ PEERS: dict[str, tuple[str, ...]] = {
     "multiring": (),
     "torch": (),
     "webdataset": ("webdataset braceexpand",),
-    # its dependencies include another torch with GPU libraries, and clients for every cloud
+    # The dependencies of streaming include another torch with GPU libraries, and clients for every cloud.
     "streaming": (
         "--no-deps mosaicml-streaming brotli catalogue python-snappy cramjam xxhash zstd",
-        "transformers<5",  # its batch classes are imported by streaming
+        "transformers<5",  # streaming imports batch classes from transformers
     ),
     "litdata": ("litdata",),
     "tfdata": (),
@@ -142,7 +142,7 @@ def show(case: str, place: Path, pythons: dict[str, str], arguments: argparse.Na
     """Print the rows of a case, the bound first."""
     limit = "disk" if arguments.cold else "bound"
     rates: dict[str, list[float]] = {name: [] for name in (limit, *pythons)}
-    if arguments.cold:  # libraries convert the files in their first turn
+    if arguments.cold:  # The libraries convert the files in their first turn.
         for name, python in pythons.items():
             subprocess.run(  # noqa: S603 -- our own command
                 [python, str(LOADERS), name, case, str(place), "1", "0.01"],

@@ -25,7 +25,7 @@ def crop_of(image: Any, number: int) -> Any:
 
 
 def decoded(data: bytes) -> Any:
-    """Return a JPEG's pixels, decoded as for all libraries."""
+    """Decode a JPEG with the decoder that all libraries use; return its pixels."""
     import simplejpeg  # noqa: PLC0415 -- not in every environment that runs this file
 
     return simplejpeg.decode_jpeg(data)
@@ -50,7 +50,7 @@ class Cropped:
     """The transform for multiring's loader."""
 
     def __call__(self, record: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        """Crop the image as for the other libraries."""
+        """Crop the image in the same way as for the other libraries."""
         return {"x": crop_of(record["image"], int(generator.integers(1000)))}
 
 
@@ -150,7 +150,7 @@ def litdata(case: str, place: Path, workers: int) -> Iterator[int]:
     from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: PLC0415 -- as above
 
     folder = place / "litdata"
-    if not folder.exists():  # in a separate process, because `optimize` changes settings of later processes
+    if not folder.exists():  # `optimize` changes settings of later processes, so it runs in a separate process
         words = {"inputs": files(place), "output_dir": str(folder), "chunk_bytes": "64MB", "num_workers": 1}
         made = multiprocessing.get_context("fork").Process(target=optimize, args=(Path.read_bytes,), kwargs=words)
         made.start()

@@ -28,7 +28,7 @@ from tests.wire.strangers import visit
 from multiring.collectives import algorithms_of, build
 from multiring.schedule import Collective, Frame, check
 
-DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # floors in seconds
+DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # the time limits of the claims, in seconds
 STAGES = ("init", "collective", "barrier", "shutdown")
 
 
@@ -98,7 +98,7 @@ def deaths(share: int) -> Iterator[Claim]:
 
 
 def one_death(job: Job, victim: int, delay_s: float) -> tuple[float, str]:
-    """Kill a rank; return the launcher's seconds to exit, and its fault or ""."""
+    """Kill a rank; return the seconds until the launcher exits, and any fault."""
     job.wait_for(bool, 60)
     time.sleep(delay_s)
     os.kill(job.heard[0]["pid"], signal.SIGKILL)

@@ -52,7 +52,8 @@ WITHOUT_HOOK = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
 """
 TURN_S = 15.0
-AGAINST_TURN_S = 5.0  # with --against; short, because a family that has shown all its faults gets no more turns
+# Turns with --against are short, because a family that has shown all its faults gets no more turns.
+AGAINST_TURN_S = 5.0
 START_S = 90.0  # The time limit for a turn's first case to begin. Imports are slow on a loaded machine.
 MOST_CASES = 200
 MUST_FIND = 0.8
@@ -224,7 +225,7 @@ class Run:
         """Return whether the family has shown all its faults of the other checkout."""
         if self._arguments.against is None:
             return False
-        if not family.aims:  # Without aims, a family may show any fault, unless other families of the topic have aims.
+        if not family.aims:  # A family without aims gets turns only if no family of the topic has aims.
             return any(each.aims for each in self._families)
         return not set(family.aims) & set(self._unseen())
 
@@ -355,7 +356,7 @@ def waited(process: "subprocess.Popen[bytes]", folder: Path, deadline_s: float) 
 def crowd() -> float:
     """Return the number of processes per CPU, at least 1.
 
-    Deadlines are multiplied by it, because work takes longer on a loaded machine.
+    Deadlines are multiplied by this number, because work takes longer on a loaded machine.
     """
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 

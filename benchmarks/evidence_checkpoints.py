@@ -179,7 +179,7 @@ def _begin() -> None:
 
 
 def hook_calls(act: Callable[[str], None]) -> None:
-    """Call `act` with a call's name before each call that changes a file."""
+    """Make every call that changes a file run `act` first, with the call's name."""
 
     def hooked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **options: Any) -> Any:

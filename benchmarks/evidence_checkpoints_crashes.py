@@ -75,7 +75,7 @@ class Child:
 
 
 def arm(below: Path, call: str, at: int, error: int, *, lasts: bool = False) -> None:
-    """Inject a fault at call number `at` of a kind below a folder.
+    """Inject a fault into this process's `at`-th call of a kind below a folder.
 
     An `error` of 0 kills this process, -1 stops it, and an errno makes the call fail. With `lasts`, all later calls
     fail too.
@@ -93,9 +93,9 @@ def save(path: Path, step: int, size: int) -> None:
 
 
 def saver(path: Path, step: int, size: int, call: str = "change", at: int = NEVER, error: int = 0) -> Child:
-    """Start a process that saves a step and gets a fault at call number `at`.
+    """Start a process that saves a step, with a fault at its `at`-th call.
 
-    Its text is "saved" and the number of its calls.
+    A successful process sends the text "saved" and the number of its calls.
     """
 
     def act() -> str:
@@ -274,7 +274,10 @@ class Ground:
 def _with_ground(
     case: Callable[[Ground, Random], Iterator[Fault]], sign: str
 ) -> Callable[[Random, Path], Iterator[Fault]]:
-    """Return a family's function. The name of the case's folder is the case's number."""
+    """Return a family's function, which runs a case on a starting point.
+
+    The name of the case's folder is the case's number.
+    """
 
     def run(random: Random, folder: Path) -> Iterator[Fault]:
         # No fault here needs a disk, and a save to a disk waits for the disk a dozen times.

@@ -201,7 +201,7 @@ def _plain(random: Random) -> Any:
 
 
 def _refused(random: Random) -> Any:
-    """Return a random value; `save` refuses some of them."""
+    """Return a random value of a kind that `save` may refuse."""
     values: list[Callable[[], Any]] = [
         lambda: {1, 2},
         lambda: Point(1, 2),

@@ -101,7 +101,7 @@ def measured(case: Case, hosts: int, folder: Path, size: int, runs: int) -> bool
 
 
 def job(case: Case, hosts: int, folder: Path, mode: str) -> dict[str, Any]:
-    """Run one lab; return the result of its source."""
+    """Run one lab; return the result that its source reports."""
     faults = [("0.1", f"slow host{hosts} {case.source}")]
     faults += [("0.1", f"slow host0 {case.slow}")] if case.slow else []
     lab = [sys.executable, "-m", "multiring", "lab", "--hosts", str(hosts + 1), "--link", case.link]

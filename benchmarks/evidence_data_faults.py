@@ -139,7 +139,7 @@ def quiet(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault at a call. With the `error` 0, the process is killed."""
+    """A fault at a file-system call. If `error` is 0, the fault kills the process."""
 
     call: str
     at: int
@@ -244,7 +244,7 @@ def usual(act: str, ground: Ground, root: Path) -> float:
 
 
 def calls(share: int) -> Iterator[Claim]:
-    """Fail or kill each act at every n-th call of each kind."""
+    """Make each act fail, or kill it, at every call of each kind."""
     for act in ACTS:
         ends, bad, fired = Counter[str](), 0, Counter[str]()
         with ground_and_folder() as (ground, root):
@@ -259,7 +259,7 @@ def calls(share: int) -> Iterator[Claim]:
                         bad += not is_right(act, ground, folder)
                         shutil.rmtree(folder)
                         if not did:
-                            break  # the act makes no more such calls
+                            break  # the act makes fewer calls of this kind
                         fired[call] += 1
         holds = (
             not bad
@@ -459,7 +459,7 @@ CLAIMS = {"kills": kills, "calls": calls, "bits": bits, "disk": disk, "source": 
 
 @contextlib.contextmanager
 def loaded() -> Iterator[dict[str, str] | None]:
-    """Yield an environment that loads the library before libc, or None if loaded."""
+    """Yield an environment that loads the fault library, or None if it is loaded."""
     if hasattr(ctypes.CDLL(None), "fault_arm"):
         yield None
         return

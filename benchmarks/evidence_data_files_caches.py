@@ -66,7 +66,7 @@ def staging(random: Random, folder: Path) -> Iterator[Fault]:
     quota, most = 1 << 36, resource.RLIM_INFINITY
     if random.random() < 0.5:
         quota = int(random.integers(2 << 20, max(3 << 20, int(1.3 * size))))
-    elif random.random() < 0.6:  # a disk that cannot take larger files
+    elif random.random() < 0.6:  # simulates a disk that cannot hold larger files
         most = int(random.integers(100_000, 2 << 20))
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
     stage = [*command, "stage", str(folder / "pack"), "--folder", str(folder / "cache"), "--quota", str(quota)]

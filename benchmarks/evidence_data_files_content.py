@@ -306,7 +306,7 @@ def sources(random: Random, folder: Path) -> Iterator[Fault]:
         storage = storage_of(chosen(random, forms), timeout_s=20)
         passing = random.random() < 0.5
         server.fails = int(random.integers(1, 4)) if passing else 1 << 30
-        # A storage retries server errors for a long time, so permanent failures use client errors.
+        # A storage retries server errors for a long time, so permanent failures use client error codes.
         server.status = int(chosen(random, (500, 502, 503, 429) if passing else (403, 404, 410, 401)))
         out = bytearray(len(content))
         try:
@@ -361,7 +361,7 @@ def packs(random: Random, folder: Path) -> Iterator[Fault]:
             yield Fault("pack: a sample came back as another", f"{again[number]}, want {data[number]}")
             return
     loader = Loader(Dataset(folder / "p", shuffle="none"), count)
-    with contextlib.suppress(DataError):  # samples of different shapes
+    with contextlib.suppress(DataError):  # the samples may have different shapes
         for name, rows in next(iter(loader)).items():
             for number in range(count):
                 if not same(rows[number], data[number][name], types=False):

@@ -138,7 +138,7 @@ if sys.argv[3] == "close":
 
 
 def hdf5(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read HDF5 data sets that h5py wrote, also in a program that must exit well."""
+    """Read HDF5 data sets that h5py wrote; a program that reads them must exit well."""
     rows = int(random.integers(2, 9))
     path = folder / "a.h5"
     bad: set[int] = set()
@@ -203,7 +203,7 @@ def _hdf5_rows(file: Any, data: Dataset, rows: int, bad: set[int]) -> Iterator[F
 
 _ENDINGS = ("npy", "cls", "txt", "json", "bin", "id", "seg.npy", "TXT", "class", "jsn", "text", "count")
 _PATHS = ("{}", "{}", "dir/{}", "./{}", "a.b/{}")
-_TAR_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's base_plus_ext
+_TAR_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # the same pattern as WebDataset's base_plus_ext
 
 
 def member_of(random: Random, ending: str) -> tuple[bytes, Any]:

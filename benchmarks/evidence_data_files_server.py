@@ -15,7 +15,7 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         validators: The headers that identify a file's version: "etag", "time", "both" or "none".
-        fails: The number of next GET requests that fail.
+        fails: The number of further GET requests that will fail.
         status: The status code of failing requests.
         has_ranges: Whether the server sends ranges of files. Without ranges, it ignores the Range header and sends
             whole files.

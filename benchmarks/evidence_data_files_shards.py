@@ -51,7 +51,7 @@ def column_of(random: Random) -> Column:
 
 
 def mds(random: Random, folder: Path) -> Iterator[Fault]:
-    """Read shards in the format of streaming/base/format/mds."""
+    """Read random shards in MosaicML Streaming's MDS format."""
     columns = [column_of(random) for _ in range(int(random.integers(1, 4)))]
     names = [f"c{number}" for number in range(len(columns))]
     is_packed = random.random() < 0.4

@@ -97,7 +97,7 @@ def main(folder: str, mode: str) -> None:
         text = f"http://{own_address(None)}:{server.server_address[1]}".encode()
         where[0, : len(text)] = np.frombuffer(text, np.uint8)
     url = bytes(np.asarray(group.all_gather(where))[-1]).rstrip(b"\0").decode()
-    remote = storage_of(url)  # this loads the HTTP reader but sends no request
+    remote = storage_of(url)  # This call loads the HTTP reader but sends no request.
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()

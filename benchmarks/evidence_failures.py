@@ -25,7 +25,8 @@ LAB = f"--hosts {HOSTS} --slots {SLOTS}"
 KILLED_S = 5.0
 # Waiting for a time-out takes most of the time. Most cases use a short time-out; every tenth uses the documented one.
 SHORT_S, LONG_S = 4.0, 20.0
-# A silent peer's last message may come before the fault (early). Reporting takes time (late).
+# The last message of a silent peer may come before the fault, so the report may come early. The report itself takes
+# time.
 EARLY_S, LATE_S = 1.0, 5.0
 # the number of jobs that run at the same time; most of their time is waiting
 AT_ONCE = {"kill": 4, "freeze": 12, "cut": 12}
@@ -96,7 +97,7 @@ def failures(fault: str, engine: str, share: int) -> Iterator[Claim]:
 
 
 def judged(cases: list[Failure], outcomes: list[Outcome]) -> Claim:
-    """Return the claim that all cases of one kind ended as they must."""
+    """Return the claim that all cases of one kind ended as expected."""
     first = cases[0]
     wrong = [f"{case}: {outcome.wrong}" for case, outcome in zip(cases, outcomes, strict=True) if outcome.wrong]
     seconds = [

@@ -1,8 +1,9 @@
-"""Measure when ranks get a failure inside Keras' `fit` and tf.function, and exit.
+"""Measure how soon ranks detect a failure in Keras' `fit` and tf.function, and exit.
 
-`python benchmarks/evidence_fit.py [--repeats 3]` starts the ranks itself, because a launcher would end the other ranks.
-The exit code is 1 if a rank gets the failure later than TOLD_S (for Ctrl-C: INTERRUPTED_S). It is also 1 if a rank
-still runs ENDED_S after that.
+    python benchmarks/evidence_fit.py [--repeats 3]
+
+The program starts the ranks itself, because a launcher would end the other ranks. The exit code is 1 if a rank detects
+the failure later than TOLD_S (for Ctrl-C: INTERRUPTED_S). It is also 1 if a rank still runs ENDED_S after that.
 """
 
 import argparse
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import th
 TOLD_S, INTERRUPTED_S, ENDED_S = 5.0, 1.0, 5.0
 PATIENCE_S = 120.0
 KINDS = ("with_an_exception", "with_a_lost_rank", "interrupted", "in_a_function")
-_READY = ".ready"  # the ending of the file that shows that a job trains
+_READY = ".ready"  # the suffix of the file that marks a job in training
 
 
 class Here:
@@ -40,7 +41,7 @@ class Here:
 
 
 def worker(kind: str, over: str) -> None:
-    """Run one rank; print the seconds until it got the failure, and the time of that."""
+    """Run one rank; print when, and after how many seconds, it detected the failure."""
     programs = importlib.import_module("tests.frameworks.conforming.in_fit")
     rank = int(os.environ["MULTIRING_RANK"])  # noqa: TID251 -- set by main
     told_s = programs.KINDS[kind](Here(rank, over + _READY), over)
@@ -50,7 +51,8 @@ def worker(kind: str, over: str) -> None:
 def ran(backend: str, kind: str, ranks: int, number: int) -> tuple[float, float]:
     """Run a job; return two times in seconds.
 
-    The first is the time until the last rank got the failure, the second the time from there until all processes ended.
+    The first is the time until the last rank detected the failure. The second is the time from there until all
+    processes ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         over = f"{folder}/over"
@@ -83,7 +85,7 @@ def ran(backend: str, kind: str, ranks: int, number: int) -> tuple[float, float]
 
 
 def main() -> None:
-    """Run all kinds; exit with 1 if a rank got the failure late or hung."""
+    """Run all kinds; exit with 1 if a rank detected the failure late or hung."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--worker")
     parser.add_argument("--over", default="")

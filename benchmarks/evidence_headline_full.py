@@ -15,7 +15,7 @@ from examples.imagenet import generate as image_generator
 STEPS = 5
 PEAK_GIB = 10.0
 HEIGHT, WIDTH = 768, 1152
-IMAGES, CLASSES = 32, 8  # images per step; classes of the data
+IMAGES, CLASSES = 32, 8  # the images per step, and the classes of the data
 RESNETS = {
     "ResNet-50, 224 x 224": ("--model=resnet50", f"--batch={IMAGES}"),
     "ResNet-101, 224 x 224": ("--model=resnet101", f"--batch={IMAGES}"),
@@ -61,7 +61,7 @@ def segmenting(name: str, model: str, share: int) -> Iterator[Claim]:
 
 def one(name: str, program: str, data: Path, home: Path, words: Sequence[str], steps: int) -> Claim:
     """Return the claim about the memory and the speed of one network."""
-    words = (*words, f"--epochs={steps}")  # each epoch is one step
+    words = (*words, f"--epochs={steps}")  # an epoch of this data is one step
     ours, plain = home / "ours", home / "plain"
     with ProgramJob(2, program, "never", data, ours, words) as job:
         job.end()

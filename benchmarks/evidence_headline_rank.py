@@ -28,7 +28,7 @@ from multiring.frontend.checkpoint import saving
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0
-STEPS = "steps"  # the name of a file
+STEPS = "steps"  # the name of the file with the completed steps
 
 
 def tell(folder: Path, **word: Any) -> None:
@@ -91,7 +91,7 @@ def note_steps() -> None:
 
 
 def main() -> None:
-    """Run the program with its moment, and report its peak memory."""
+    """Run the program, waiting at its moment; at its end, report the peak memory."""
     folder, program, moment, *words = sys.argv[1:]
     note_steps()
     kind, _, number = moment.partition(":")

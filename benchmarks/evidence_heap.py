@@ -94,7 +94,7 @@ def try_allocator(name: str, first: int, seconds: float) -> tuple[int | None, li
 
 
 def _unlinked(library: str) -> str | None:
-    """Return the file name of a preload library that has no link for the linker."""
+    """Find a library that is installed only for preloading, without a linker name."""
     for folder in (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu"), Path("/usr/lib64")):
         for path in sorted(folder.glob(f"lib{library}.so.*")):
             return str(path)

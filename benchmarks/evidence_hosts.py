@@ -22,7 +22,7 @@ from benchmarks.evidence_planner import planner
 from benchmarks.evidence_training import digits
 
 JOIN_S, JOIN_AIM_S = 90.0, 60.0
-RAIL_S = 8.0  # before and after a rail is cut
+RAIL_S = 8.0  # the time measured before and after a rail is cut
 
 
 def ranks(share: int) -> Iterator[Claim]:

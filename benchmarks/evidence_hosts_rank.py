@@ -2,7 +2,7 @@
 
     python evidence_hosts_rank.py FOLDER TASK ...
 
-The rank reports in the words of evidence_rank.py. It needs only NumPy.
+The rank sends its reports in the same way as evidence_rank.py. It needs only NumPy.
 """
 
 import logging
@@ -33,7 +33,7 @@ def main() -> None:
 def fail(folder: Path, stage: str, late_host: str) -> None:
     """Stay at `stage` until an operation raises, and report the error.
 
-    The ranks of `late_host` enter init only after a word, so the others wait in init until then.
+    The ranks of `late_host` enter init only when the file `go` exists, so the others wait in init until then.
     """
     here = {"host": socket.gethostname(), "pid": os.getpid()}
     tell(folder, **here, at="start")

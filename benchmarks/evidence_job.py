@@ -29,7 +29,7 @@ _Job = TypeVar("_Job", bound="Job")
 class Job:
     """A job of `multiring run -n ranks -- python evidence_rank.py task ...`.
 
-    The ranks report in JSON words.
+    The ranks send reports in JSON.
     """
 
     def __init__(self, ranks: int, task: str, *arguments: object, **settings: object) -> None:

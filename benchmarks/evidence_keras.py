@@ -3,8 +3,8 @@
     python benchmarks/evidence_keras.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 
 A family is a kind of program on one of Keras' backends. Rank 0 gets the expected result from a process without
-multiring. The sign of a fault names the differing result and the unusual features of the program. This tells the fault
-of a single feature from others. The families of the other frameworks' adapters are in
+multiring. The sign of a fault names the differing result and the unusual features of the program, so the fault of a
+single feature can be recognized. The families of the other frameworks' adapters are in
 benchmarks/evidence_keras_frameworks.py.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.evidence_keras_frameworks import FRAMEWORKS, SHOWS_FRAMEWORKS
 
 from multiring.settings import inherited_environment
 
-TOLERANCE = 2e-4  # for float32 after some steps
+TOLERANCE = 2e-4  # the tolerance for float32 after some training steps
 LAUNCHERS = ("MULTIRING_", "OMPI_", "PMI", "SLURM_")
 
 

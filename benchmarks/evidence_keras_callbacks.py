@@ -86,7 +86,7 @@ def _listed(features: Sequence[str], folder: Path, random: Random) -> list[Any]:
 
 
 def _content(path: Path, model: Any) -> Any:
-    """Return the numbers in a file without times, or the error of reading it."""
+    """Return the numbers in a written file, or the error if the file is unreadable."""
     if path.suffix == ".csv":
         with path.open() as file:
             return [

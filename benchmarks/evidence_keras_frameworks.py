@@ -20,7 +20,8 @@ from benchmarks.evidence_job import ROOT
 
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 TYPES = (*WHOLE, "float16", "float32", "float64", "complex64", "complex128")
-IN_TIME_S = 15.0  # the limit for standoffs; on a quiet machine the error comes after half a second
+# The time limit for the error if ranks wait for different names. On a quiet machine it takes half a second.
+IN_TIME_S = 15.0
 
 
 def brought(random: Random, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -268,7 +269,7 @@ def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
 
 # ---- programs for Horovod ----
 
-# The names that Horovod 0.28.1's TensorFlow modules offer.
+# These are names that Horovod 0.28.1's TensorFlow modules offer.
 HOROVOD = {
     "horovod.tensorflow": (
         *("allreduce", "allgather", "broadcast", "alltoall", "join", "Compression", "DistributedGradientTape"),
@@ -380,7 +381,7 @@ def caffe_solvers(random: Random, folder: Path) -> Iterator[Fault]:
                 solver.solve()
         except AssertionError as error:
             yield Fault(f"caffe: {act} aborts", f"rank {mc.rank()}: {error}")
-            if act == "solve":  # keeps the other ranks running
+            if act == "solve":  # makes this rank's remaining steps, so the other ranks can continue
                 solver.step(max(0, last - solver.iter))
     weights = mc.allgather(solver.net.params["last"][0].data[None])
     if (weights != weights[:1]).any():

@@ -1,6 +1,6 @@
 """Launch with random input.
 
-The input is scripts, options, variables, settings, limits, closed streams, plan files and devices.
+The input consists of scripts, options, variables, settings, limits, closed streams, plan files and devices.
 """
 
 import os

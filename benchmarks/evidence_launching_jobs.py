@@ -121,7 +121,7 @@ for stream, text, pause in plan[int(sys.argv[2])]:
 def outputs(random: Random, folder: Path) -> Iterator[Fault]:
     """Write lines of random lengths and bytes on both streams.
 
-    Each line must arrive whole, in its rank's order, with the rank's tag.
+    Each line must arrive whole, in the order that its rank wrote, with the rank's tag.
     """
     ranks, one_file = int(random.integers(1, 4)), bool(random.random() < 0.6)
     plan = [_writes(random) for _ in range(ranks)]

@@ -156,7 +156,7 @@ def signals(random: Random, folder: Path) -> Iterator[Fault]:
         for _ in range(times):
             launcher.send_signal(number)
             time.sleep(0.05)
-        # the launcher continues after these signals, once it has started
+        # the launcher ignores these signals once it runs, so SIGTERM must end it
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             launcher.send_signal(signal.SIGTERM)
         try:

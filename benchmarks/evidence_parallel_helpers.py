@@ -206,7 +206,7 @@ def _clipped(here: Training) -> None:
 
 def _scaled(here: Training) -> None:
     optimizers, scaler = here.optimizers(sgd), torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.zeros(()))  # needed by a stage that does not compute the loss
+    scaler.scale(torch.zeros(()))  # a stage that does not compute the loss needs an initialized scaler
 
     def loss(made: Tensor, labels: Tensor, number: int) -> Tensor:
         found: Tensor = scaler.scale(LOSS(made, labels) * (float("inf") if number == 1 else 1.0))

@@ -19,7 +19,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 Loop = dict[str, Any]
 Made = Callable[[Any], torch.optim.Optimizer]
 LOSS = nn.functional.mse_loss
-OFTEN = (0.1, 0.2, 0.25, 0.45)  # pipelines are drawn most often, because a stage sees the least of the others
+OFTEN = (0.1, 0.2, 0.25, 0.45)  # pipelines are drawn most often, because a stage sees the least of the other stages
 OPTIMIZERS: dict[str, Made] = {
     "SGD": lambda each: torch.optim.SGD(each, lr=0.05, momentum=0.9),
     "Adam": lambda each: torch.optim.Adam(each, lr=0.01),

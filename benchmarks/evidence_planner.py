@@ -22,7 +22,8 @@ WITHIN, GAIN = 1.05, 1.10
 KIB, MIB = 2**10, 2**20
 SMALL, MIDDLE, LARGE = 4 * KIB, 512 * KIB, 16 * MIB
 JOB_S = 600.0
-# Links without a limit are as fast as the processors are free. That differs from job to job, so several jobs run.
+# Without a rate limit, the speed of a link depends on the processors' free time. It differs from job to job, so
+# several jobs run.
 UNLIMITED_JOBS = 3
 # Each lab with its sizes in bytes: 30 configurations of hosts, slots, rates, racks, rails and sizes.
 LABS: dict[str, tuple[int, ...]] = {

@@ -62,8 +62,8 @@ def places() -> Iterator[tuple[str, Place]]:
     python = sys.executable
     for ranks in (1, 2, 3, 4, 6):
         yield f"shm x {ranks}", Place((python, *_RUN, str(ranks), "--"))
-    # With more than 16 ranks, not every rank reports to all others at once. The last place avoids fused kernels and
-    # single-copy reads.
+    # More than 16 ranks do not report to each other all at once. The second of these two places avoids fused kernels
+    # and single-copy reads.
     yield "shm x 18", Place((python, *_RUN, "18", "--"))
     yield "shm x 3, move by move", Place((python, *_RUN, "3", "--"), environment_of(lower=False, read_peers=False))
     for ranks in (2, 3, 5):

@@ -2,8 +2,8 @@
 
     python evidence_rank.py FOLDER TASK ...
 
-The rank needs only NumPy. It sends its reports as JSON words to the socket FOLDER/words, and looks in FOLDER for words
-to it.
+The rank needs only NumPy. It sends its reports as JSON to the socket FOLDER/words. The parent process gives it signals
+by creating files in FOLDER.
 """
 
 import contextlib

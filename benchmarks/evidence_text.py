@@ -25,7 +25,7 @@ def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
     launcher = [sys.executable, "-m", "multiring", "run", "-n", str(ranks)] if ranks else [sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         command = [*launcher, str(EXAMPLES / f"{script}.py"), "--checkpoint", f"{folder}/last.pt", *options]
-        if "--resume" in options:  # the first half runs on one rank less
+        if "--resume" in options:  # The first half of the training runs on one rank fewer.
             other = [each if each != str(ranks) else str(ranks - 1) for each in launcher]
             first = [option for option in options if option != "--resume"]
             before = [*other, *command[len(launcher) : len(launcher) + 3], *first, "--until", "2"]

@@ -112,7 +112,7 @@ def compiled_calls(random: Random, _folder: Path) -> Iterator[Fault]:
     torch._dynamo.reset()  # noqa: SLF001 -- torch's name
     compiled = torch.compile(function, backend="eager", dynamic=bool(random.integers(2)))
     inner = torch.compile(compiled, backend="eager") if random.random() < 0.3 else compiled
-    for more in range(3):  # once more with other shapes and numbers of turns
+    for more in range(3):  # repeat the call with other shapes and numbers of turns
         whole = (shape[0] + more, *shape[1:])
         start = torch.arange(1.0, 1 + float(np.prod(whole))).view(whole) * (rank + 1)
         wanted = function(start.clone(), 1 + more)
@@ -146,7 +146,7 @@ class Odd(nn.Module):
             self.__class__ = Plain
 
     def get_extra_state(self) -> Any:
-        """Return the extra state in this module's form."""
+        """Return the extra state as a tensor, a dict or a list."""
         return {"tensor": torch.tensor(self.extra), "dict": {"x": self.extra}, "list": [self.extra]}[self.form]
 
     def set_extra_state(self, state: Any) -> None:

@@ -196,7 +196,8 @@ def all_to_all(case: Case, random: Random, group: Any) -> Compared:
     """Exchange lists of tensors of any sizes."""
     ranks = len(case.ranks)
     behind = drawn_shape(random)[:2]
-    rows = random.integers(0, 4, (ranks, ranks))  # index: source rank, destination rank
+    # the rows that each source rank (first index) sends to each destination rank
+    rows = random.integers(0, 4, (ranks, ranks))
 
     def number(source: int, target: int) -> int:
         return 10 * source + target
@@ -269,7 +270,7 @@ def messages(case: Case, random: Random, group: Any) -> Compared:
 def functional_calls(case: Case, random: Random, group: Any) -> Compared:
     """Run torch's functional collectives, which return new tensors."""
     ranks, op, shape = len(case.ranks), op_of(random, case.kind), drawn_shape(random, least=1)
-    # plain tensors, because these calls return a subclass themselves
+    # The inputs are plain tensors, because these collectives return a tensor subclass themselves.
     own, every = case.own(0, shape).as_subclass(Tensor), case.every(0, shape)
     name = {"average": "avg", "and": "band", "or": "bor", "xor": "bxor"}.get(op, op)
     yield functional.all_reduce(own, name, group).clone(), reduced(op, every)
@@ -286,7 +287,7 @@ def objects(case: Case, random: Random, group: Any) -> Compared:
     shape, root = drawn_shape(random), int(random.integers(len(case.ranks)))
     own, every = case.own(0, shape), case.every(0, shape)
     if own.is_inference() or (own.requires_grad and not own.is_leaf):
-        own = plain(own)  # pickle takes only such tensors
+        own = plain(own)  # pickle takes only leaf tensors outside inference mode
     found: list[Any] = [None] * len(every)
     dist.all_gather_object(found, {"x": own}, group)
     yield from zip((each["x"] for each in found), every, strict=True)
@@ -321,7 +322,7 @@ def reduced_scaled(op: str, parts: list[Tensor], before: float, after: float) ->
 
 
 def our_allreduce(case: Case, random: Random, _group: Any) -> Compared:
-    """Run every form of multiring's allreduce, with factors."""
+    """Run a random form of multiring's allreduce, with random factors."""
     op, shape, form = op_of(random, case.kind, ours=True), drawn_shape(random), int(random.integers(5))
     before, after = 1.0, 1.0
     if case.kind is not torch.bool and op in {"sum", "average"} and random.random() < 0.5:
@@ -438,7 +439,8 @@ CALLS: dict[str, tuple[Call, tuple[torch.dtype, ...]]] = {
     "gather, scatter": (gather_scatter, (*COMBINED, *MOVED)),
     "messages": (messages, (*COMBINED, *MOVED)),
     "functional": (functional_calls, COMBINED),
-    "objects": (objects, (*FLOATS, *COMPLEX, *SIGNED, torch.bool)),  # the types that torch pickles in all its versions
+    # torch pickles only these types in all its versions
+    "objects": (objects, (*FLOATS, *COMPLEX, *SIGNED, torch.bool)),
     "mt.allreduce": (our_allreduce, COMBINED),
     "mt.allgather, broadcast, alltoall": (our_moves, (*COMBINED, *MOVED)),
     "mt.reducescatter": (our_reducescatter, COMBINED),

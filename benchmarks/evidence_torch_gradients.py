@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 
-CLOSE = 1e-5  # for float32 after some steps
+CLOSE = 1e-5  # the largest allowed difference in float32 after some steps
 
 
 @cache

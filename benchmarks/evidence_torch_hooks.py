@@ -15,7 +15,7 @@ import torch.distributed as dist
 from benchmarks.evidence_cases import Fault, Random
 from benchmarks.evidence_torch_gradients import CLOSE, apart, backward, drawn, network, ready
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket  # the stubs of torch.distributed leave it out
+from torch._C._distributed_c10d import GradBucket  # the type stubs of torch.distributed leave GradBucket out
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -161,7 +161,7 @@ def hooks(random: Random, _folder: Path) -> Iterator[Fault]:
         yield Fault("hooks: ranks differ", f"{name}, {options}")
     try:
         trained(theirs, gloo(), known[name], seed=seed, features=features, **options)
-    except RuntimeError:  # Gloo itself fails
+    except RuntimeError:  # Gloo itself fails in this case, so there is nothing to compare
         return
     far, most = apart(ours, theirs), 1e-3 if "fp16" in name else CLOSE
     if not far <= most:

@@ -94,7 +94,7 @@ def _stochastic(life: Life) -> None:
 def _prune(life: Life) -> None:
     if not life.layers() or hasattr(layer := life.layers()[-1], "parametrizations"):
         return
-    if not layer.weight.is_contiguous():  # torch cannot prune such a layer
+    if not layer.weight.is_contiguous():  # torch cannot prune a layer whose weight is not contiguous
         return
     if prune.is_pruned(layer):
         prune.remove(layer, "weight")  # type: ignore[no-untyped-call] # torch's own

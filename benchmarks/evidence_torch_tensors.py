@@ -92,7 +92,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Shape, torch.dtyp
     "parameter": (lambda values: nn.Parameter(values.clone()), _has_gradient),
     "shared": (_shared, lambda shape, _kind: 0 not in shape),
     "neg": (lambda values: torch._neg_view(-values), lambda _shape, kind: kind in FLOATS),  # noqa: SLF001
-    # layouts for read-only arguments:
+    # The following layouts are for arguments that are only read.
     "inference": (_inference, _always),
     "graph": (_graph, _has_gradient),
     "conj": (lambda values: values.conj().resolve_conj().conj(), lambda _shape, kind: kind in COMPLEX),
@@ -185,8 +185,8 @@ class Case:
 
     entropy: int
     kind: torch.dtype
-    ranks: Sequence[int]  # numbers in the world
-    rank: int  # its number in the world
+    ranks: Sequence[int]  # the numbers of the group's ranks in the whole job
+    rank: int  # this rank's number in the whole job
     is_wide: bool  # whether integers span the whole range of their type
     is_ours: bool  # multiring's own call; torch.distributed itself refuses conjugated views
     notes: list[str] = field(default_factory=list)
@@ -218,7 +218,7 @@ class Case:
         return [plain(self.given(each, number, shape, overwritten=overwritten)) for each in self.ranks]
 
     def place(self, number: int, shape: Shape) -> Tensor:
-        """Return a tensor of this rank for a result, filled with other values."""
+        """Return a tensor that receives a result on this rank; it holds other values."""
         return self.own(1000 + number, shape, overwritten=True)
 
     @property
@@ -260,7 +260,7 @@ def drawn_values(random: Random, shape: Shape, kind: torch.dtype, *, is_wide: bo
 def drawn_shape(random: Random, *, least: int = 0) -> Shape:
     """Return a random shape with at least `least` dimensions, some of length zero."""
     if random.random() < 0.05:
-        return (30_000,) if least < 2 else (300, 100)  # large enough for shared memory
+        return (30_000,) if least < 2 else (300, 100)  # large enough that the transfer uses shared memory
     dims = int(random.integers(least, 5))
     lengths = [int(each) for each in random.integers(1, 4, dims)]
     if dims and random.random() < 0.1:

@@ -3,8 +3,8 @@
     multiring run -n 2 -- python benchmarks/forks.py [--gib 1]
 
 Each rank has buckets of the given size, first in ordinary memory that the backend reduces, then in the arena
-(`arena_like`). For comparison, the same runs without multiring. The floors are 0.5 s for eight forks, and 1.1 times the
-memory that the program without multiring adds.
+(`arena_like`). For comparison, a program without multiring runs the same steps. The floors are 0.5 s for eight forks,
+and 1.1 times the memory that the program without multiring adds.
 """
 
 import argparse

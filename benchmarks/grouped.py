@@ -24,7 +24,7 @@ import torch
 import multiring
 import multiring.torch as mt
 
-PING_PONGS = 6.0  # the floor for 64 bytes
+PING_PONGS = 6.0  # the most ping-pongs that an operation of 64 bytes may take
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 

@@ -2,8 +2,8 @@
 
     python benchmarks/keras_fit.py
 
-The network is a small convolutional one, on each backend. Each process has one core and one thread. Runs of both kinds
-alternate. The figure is the median of the rounds' ratios. It is 1 if the sharing of gradients costs nothing.
+Each backend trains a small convolutional network. Each process has one core and one thread. Runs of both kinds
+alternate. The figure is the median of the rounds' ratios. It is 1 if sharing the gradients costs nothing.
 """
 
 import argparse
@@ -30,8 +30,8 @@ def worker(kind: str) -> None:
         import tensorflow as tf  # noqa: PLC0415 -- as above
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        # Multiring's `init` sets the same. A second thread would take the core from the thread that serves the
-        # collective.
+        # Multiring's `init` sets the same number of threads. A second thread would take the core from the thread that
+        # serves the collective.
         tf.config.threading.set_inter_op_parallelism_threads(1)
     elif keras.backend.backend() == "torch":
         import torch  # noqa: PLC0415 -- as above

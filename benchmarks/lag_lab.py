@@ -92,7 +92,7 @@ class Network(nn.Module):
         total, owed = sum(each.numel() for each in self.weights), 0.0
         for weight, gradient in zip(self.weights, self.gradients, strict=True):
             owed += self._seconds * (1 - FORWARD) * weight.numel() / total
-            # A sleep of less than a millisecond takes too long, so short times are added up.
+            # A sleep of less than a millisecond takes longer than asked, so short times are added up.
             seconds, owed = (owed, 0.0) if owed > 1e-3 else (0.0, owed)
             inputs = Emulated.apply(inputs, weight, gradient, seconds)  # type: ignore[no-untyped-call] # torch's own
         return inputs.sum()

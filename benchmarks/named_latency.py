@@ -20,7 +20,7 @@ import multiring
 from multiring.errors import Signature
 from multiring.runtime.named.named import NamedOperations
 
-FLOOR = 6.0  # in ping-pongs
+FLOOR = 6.0  # the most ping-pongs that an operation may take
 WARM_UP = 300
 TERMS: Signature = (
     ("operation", "allreduce"),

@@ -92,7 +92,7 @@ def python_sites(path: Path, name: str) -> Iterator[tuple[Site, ast.expr]]:
 
 
 def mark_python(path: Path, sites: list[Site], root: Path) -> None:
-    """Wrap each place of a file in a call that notes its number."""
+    """Wrap each place of a file in a call that records the place's number."""
     lines = path.read_bytes().splitlines(keepends=True)
     # the tree holds the same call twice: under the raise and as a call
     found = {
@@ -112,12 +112,12 @@ def mark_python(path: Path, sites: list[Site], root: Path) -> None:
 
 
 def mark_native(path: Path, sites: list[Site], root: Path, header: Path) -> None:
-    """Wrap each kind of a fault in a C++ file in a call that notes its number."""
+    """Wrap each kind of a fault in a C++ file in a call that records its number."""
     text = path.read_text(encoding="utf-8")
     pieces, end = [f'#include "{header}"\n'], 0
     for at in NATIVE.finditer(text):
         number = text.count("\n", 0, at.start()) + 1
-        # the message ends with the statement
+        # The message's text ends where the statement ends.
         said = "{}".join(NATIVE_TEXT.findall(text[at.end() : text.find(";", at.end())]))
         pieces += [text[end : at.start()], f"::multiring_reached({len(sites)}, {at[0]})"]
         sites.append(Site(file=str(path.relative_to(root)), line=number, kind=at[0], text=said))

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = ((64, 300), (1 << 20, 60), (8 << 20, 12), (64 << 20, 3))  # bytes, and calls per sample
+CASES = ((64, 300), (1 << 20, 60), (8 << 20, 12), (64 << 20, 3))  # the sizes in bytes, and the calls per sample
 SAMPLES = 9
 FLOORS = {64: 5.0, 1 << 20: 5.0, 8 << 20: 5.0, 64 << 20: 3.0}
 CYCLES = ("0.1", "1")  # values for HOROVOD_CYCLE_TIME: the milliseconds between Horovod's polls; the default is 1

@@ -4,8 +4,8 @@
 
 For each version, the program creates an environment below build/ with only TensorFlow and its dependencies. Two ranks
 there try the operations and Keras from this checkout. A version takes a minute and 1.5 GB. The program prints a line
-for each version. The exit code is 1 if a promised version does not work; these are the oldest in
-frontend/requirements.py and newer ones.
+for each version. The exit code is 1 if a promised version does not work. The promised versions are the oldest in
+frontend/requirements.py and all newer ones.
 """
 
 import argparse

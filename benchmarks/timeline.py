@@ -33,7 +33,7 @@ from multiring.bench.machine import commit
 from multiring.bench.workers.step_case import StepCase
 from multiring.bench.workers.step_task import Task
 
-MOST = 0.01  # as a share of a step
+MOST = 0.01  # the largest allowed cost, as a share of a step
 OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15
 COMBINED = 512 * 1024  # the most bytes that the executor combines between two reads of the clock
 TASK = {"library": "multiring", "batch": 4, "image_size": 224, "dtype": "bfloat16", "threads": 1, "out_dir": ""}

@@ -242,7 +242,7 @@ class Run:
         return self._until - time.monotonic()
 
     def _take(self, line: Record) -> None:
-        """Apply a kept line to the cells."""
+        """Update the cells from a line of the file."""
         kind = line.get("kind")
         for each in self._known:
             if kind == "turn" and each.name in line["pairs"]:
