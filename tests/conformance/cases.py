@@ -183,7 +183,7 @@ def check_reduced(result: Array, operands: list[Array], op: str, axes: int, what
     bound = relative / (1 - relative) * scale + axes * SMALLEST[name]
     far = np.abs(result.astype(np.longdouble) - want) > bound
     assert not far.any(), (
-        f"{what}: {far.sum()} of {far.size} beyond the bound, first {result[far][0]} for {want[far][0]}"
+        f"{what}: {far.sum()} of {far.size} exceed the error bound; the first is {result[far][0]}, want {want[far][0]}"
     )
 
 

@@ -143,7 +143,7 @@ class Program:
             raised = error
         if raised is not None and (act.refusal is None or not isinstance(raised, act.refusal)):
             raise raised
-        assert raised is not None or act.refusal is None, "it ended well, where the ranks mean different things"
+        assert raised is not None or act.refusal is None, "it succeeded although the ranks' arguments differ"
         act.check(result)
         if act.step.kind == "all_reduce":
             team = act.team

@@ -155,7 +155,9 @@ def check_coded(result: Array, operands: list[Array], step: Step) -> None:
     scale = len(operands) if step.op == "average" else 1
     bound = (2 * (MOST_AXES - 1) * 1.1 * lost + 2**-20 * np.abs(wide).sum(0)) / scale + 2**-24
     far = np.abs(result - wide.sum(0) / scale) > bound
-    assert not far.any(), f"{step}: {far.sum()} of {far.size} beyond the bound, first at {np.flatnonzero(far)[0]}"
+    assert not far.any(), (
+        f"{step}: {far.sum()} of {far.size} exceed the error bound, the first at {np.flatnonzero(far)[0]}"
+    )
 
 
 def _lost(magnitudes: Array, wire: str | None) -> Array:

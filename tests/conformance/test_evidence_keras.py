@@ -24,7 +24,7 @@ def test_random_programs_are_those_of_one_process(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     for tried in run_ranks(try_cases, 2, str(tmp_path), process=LOADED, deadline_s=280.0):
         assert not tried["faults"]
-        assert tried["cases"] == CASES * len(FAMILIES), "each family has been tried"
+        assert tried["cases"] == CASES * len(FAMILIES), "some families were not tried"
 
 
 def try_cases(here: Here, folder: str) -> dict[str, object]:

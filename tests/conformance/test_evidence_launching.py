@@ -23,4 +23,4 @@ def test_random_jobs_end_as_the_bare_program_does(tmp_path: Path) -> None:
         folder.mkdir()
         assert not list(faults_of(family, seed, folder)), f"{family.name}, seed {seed}"
         tried += 1
-    assert tried >= len(families), "each family has been tried"
+    assert tried >= len(families), "some families were not tried"

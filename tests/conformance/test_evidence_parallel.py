@@ -20,7 +20,7 @@ LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence_parallel_mode
 def test_random_parallel_models_train_as_one_process(tmp_path: Path) -> None:
     for each in run_ranks(try_cases, 2, str(tmp_path), process=LOADED, deadline_s=150.0):
         assert not each["faults"]
-        assert each["tried"] >= len(TOPIC.families), "each family has been tried"
+        assert each["tried"] >= len(TOPIC.families), "some families were not tried"
 
 
 def try_cases(here: Here, folder: str) -> dict[str, object]:

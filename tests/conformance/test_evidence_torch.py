@@ -16,7 +16,7 @@ CASES, SEED = 2, 7_000
 def test_random_programs_are_as_in_one_process(tmp_path: Path) -> None:
     for tried in run_ranks(try_cases, 2, str(tmp_path), deadline_s=150.0):
         assert not tried["faults"]
-        assert tried["cases"] == CASES * len(TOPIC.families), "each family has been tried"
+        assert tried["cases"] == CASES * len(TOPIC.families), "some families were not tried"
 
 
 def try_cases(_here: Here, folder: str) -> dict[str, object]:

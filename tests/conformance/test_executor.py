@@ -41,7 +41,7 @@ def compare_logs(here: Here) -> int:
             for index, counts in enumerate(sizes)
             for entry in expected_log(moves, schedule.extents_of(here.rank, counts), case)
         ]
-        assert log == want, f"{case}: did {log}, the schedule has {want}"
+        assert log == want, f"{case}: the executor did {log}, want {want}"
         compared += len(want)
     return compared
 

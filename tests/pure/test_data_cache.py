@@ -181,7 +181,7 @@ def test_killed_at_any_moment_it_leaves_whole_blocks_and_no_lock(large: str, tmp
         storage = CachedStorage(LocalStorage(large), BlockCache(tmp_path, QUOTA, told.append))
         for shard, block in storage.each_block():
             assert storage.block(shard, block) == shards[shard][block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        assert not told, "a block that is there is whole"
+        assert not told, "a block in the cache is damaged"
 
 
 def test_threads_that_want_the_same_fetch_it_once(large: str, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_cached_gives_what_the_data_set_gives_and_reads_it_once(tmp_path: Path) 
             assert image.size == (3, 2)
             assert image.getpixel((0, 0)) == (number, 0, 0)
             assert isinstance(scalar, np.float32)
-    assert inner.reads == 6 + 5, "6 of three samples that tell data sets apart"
+    assert inner.reads == 6 + 5, "want 6 reads to identify the data sets, and 5 of samples"
     assert torch.equal(pickle.loads(pickle.dumps(outer))[4][0], outer[4][0])  # noqa: S301 -- its own
     again = Pairs()
     assert cached(again, tmp_path, key="pairs")[1][1]["label"] == 1
@@ -313,7 +313,9 @@ def test_fsspec_reads_through_the_cache(large: str, tmp_path: Path, monkeypatch:
     with fsspec.open(url, "rb") as file:
         assert file.read() == content
     system, path = fsspec.core.url_to_fs(url)
-    monkeypatch.setattr(system.fs, "cat_file", lambda *_, **__: pytest.fail("it is in the cache"))
+    monkeypatch.setattr(
+        system.fs, "cat_file", lambda *_, **__: pytest.fail("the file is read although it is in the cache")
+    )
     assert system.cat_file(path, 5, 100) == content[5:100]
     assert system.cat_file(path, -10) == content[-10:]
     with pytest.raises(ArgumentError, match="reads only"):

@@ -103,12 +103,12 @@ def test_readers_do_not_wait_for_a_look_at_the_folder(tmp_path: Path, monkeypatc
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        assert done.wait(10), "a reader waits for the look"
+        assert done.wait(10), "a reader waits for the listing of the folder"
     finally:
         goes_on.set()
         looker.join()
     assert cache.holds("k", 3)
-    assert keeping._disk.held[3], "what was kept while the folder was looked at counts as kept"
+    assert keeping._disk.held[3], "a block kept during the listing of the folder is not counted"
 
 
 def test_a_look_takes_no_search_for_each_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

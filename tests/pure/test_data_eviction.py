@@ -65,7 +65,9 @@ def test_few_unequal_units_are_kept_nearly_as_well_as_they_can_be(kind: str) -> 
     total = int(sizes[sequence].sum())
     most = total - least(sequence, sizes, capacity)
     assert total - fetched(NextUse(sizes, capacity), sequence, sizes) >= 0.95 * most
-    assert total - fetched(LeastRecent(sizes, capacity), sequence, sizes) < 0.9 * most, "else the check shows nothing"
+    assert total - fetched(LeastRecent(sizes, capacity), sequence, sizes) < 0.9 * most, (
+        "the sequence does not separate the two policies"
+    )
 
 
 def test_equal_units_are_kept_as_well_as_they_can_be() -> None:

@@ -233,7 +233,7 @@ def test_a_files_key_changes_with_all_that_tells_it_from_others(tmp_path: Path) 
     assert base == key_in(system, "/a", dict(says), tmp_path)
     assert base == key_in(system, "/a", says | {"url": "https://x/?signature=123", "atime": 5}, tmp_path)
     assert base == key_in(Told(secret=str(object()), session=object()), "/a", says, tmp_path), (
-        "credentials are in no key"
+        "the key depends on credentials"
     )
     changed = [
         key_in(system, "/b", says, tmp_path),
@@ -315,7 +315,7 @@ def test_a_data_sets_digest_changes_with_its_format_and_its_shards() -> None:
     changed = [digest_of("tar", [Shard(**{**shard, **each})]) for each in others]
     changed += [digest_of("mds", [Shard(**shard)]), digest_of("tar", [Shard(**shard)] * 2)]  # type: ignore[arg-type]
     assert len({base, *changed}) == 6
-    assert {*shard} == {*Shard.__dataclass_fields__}, "each field is tried"
+    assert {*shard} == {*Shard.__dataclass_fields__}, "some fields were not tried"
 
 
 def test_a_packs_digest_changes_with_each_thing_in_its_manifest() -> None:

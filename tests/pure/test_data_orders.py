@@ -109,7 +109,9 @@ def test_a_mixture_goes_through_each_source_in_its_own_order_and_as_its_weight_s
             share = weights[number] / sum(weights) * mixture.length * (epoch + 1)
             assert abs(len(seen[number]) - share) < 2
         if length is None and weights == sizes:
-            assert np.array_equal(np.sort(found), np.arange(sum(sizes))), "each sample once an epoch"
+            assert np.array_equal(np.sort(found), np.arange(sum(sizes))), (
+                "some samples do not occur exactly once in the epoch"
+            )
     for number, source in enumerate(sources):
         passes = -(-len(seen[number]) // sizes[number])
         own_order = [each for one in range(passes) for each in source.samples(one, np.arange(sizes[number])).tolist()]
@@ -151,10 +153,10 @@ def test_a_digest_changes_with_everything_that_decides_an_order(
     kind: str, make: Callable[..., Order], first: dict[str, Any], others: dict[str, Any]
 ) -> None:
     digest = make(**first).digest
-    assert make(**first).digest == digest, "the same in another process"
+    assert make(**first).digest == digest, "the digest differs between equal orders"
     found = {digest, *(make(**{**first, name: value}).digest for name, value in others.items())}
     assert len(found) == 1 + len(others), kind
-    assert first.keys() == others.keys() == {*inspect.signature(make).parameters}, "each argument is tried"
+    assert first.keys() == others.keys() == {*inspect.signature(make).parameters}, "some arguments were not tried"
 
 
 def test_no_two_kinds_of_order_have_one_digest() -> None:

@@ -123,7 +123,7 @@ def test_every_call_that_could_is_listed_with_its_reason() -> None:
         if any(each in (text := path.read_text("utf-8")) for each in WORDS)
         for each in calls_in(ast.parse(text))
     )
-    assert set(found) == set(KNOWN_BY), "say in KNOWN_BY what the files are known by, or call replace_file"
+    assert set(found) == set(KNOWN_BY), "add to KNOWN_BY why the files are multiring's own, or call replace_file"
 
 
 def test_calls_that_could_are_found() -> None:

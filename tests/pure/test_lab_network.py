@@ -46,5 +46,5 @@ def test_no_change_of_speed_stops_a_link(seed: int) -> None:
         _shape(kernel, 7, rate)
         assert (kernel.bucket is None) == (rate is None)
         if kernel.bucket is not None:
-            assert kernel.waiting <= kernel.bucket.burst, "it waits for good"
+            assert kernel.waiting <= kernel.bucket.burst, "a packet waits forever"
             kernel.waiting = min(kernel.bucket.burst, 65536)

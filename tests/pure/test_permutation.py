@@ -19,7 +19,7 @@ def test_each_number_comes_once_and_is_found_again(length: int) -> None:
     assert np.array_equal(np.sort(found), np.arange(length))
     assert np.array_equal(order.places_of(found), np.arange(length))
     some = np.arange(0, length, 3)[::-1]
-    assert np.array_equal(order(some), found[some]), "by the piece as in one"
+    assert np.array_equal(order(some), found[some]), "a part gives other numbers than the whole"
 
 
 @pytest.mark.parametrize("length", [2**33 + 1, MOST])

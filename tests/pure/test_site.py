@@ -128,7 +128,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     text = INLINE.sub("", FENCE.sub("", path.read_text()))
     for target, anchor in LINK.findall(text):
         leads_to = (path.parent / target).resolve() if target else path
-        assert leads_to.exists(), f"{target} is not there"
+        assert leads_to.exists(), f"{target} does not exist"
         if anchor and leads_to.suffix == ".md" and leads_to.exists():
             titles = re.findall(r"^#+ (.+)$", leads_to.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, anchor

@@ -102,7 +102,7 @@ def test_the_glossary_is_read() -> None:
 @pytest.mark.parametrize("word", words(), ids=lambda word: word.old)
 def test_no_name_has_an_old_word(word: Word, names: dict[str, set[tuple[str, str]]]) -> None:
     found = {(file, name) for where in word.where for file, name in names[where] if word.is_in(name)}
-    assert not found, f"the field says: {word.new}"
+    assert not found, f"use the field's word: {word.new}"
 
 
 @pytest.mark.parametrize("word", words(), ids=lambda word: word.old)

@@ -42,11 +42,11 @@ class Crowd:
             for light in self._lights:
                 selector.register(light.sock, selectors.EVENT_READ, (light, self._talk(light)))
             while selector.get_map():
-                assert time.monotonic() < deadline, f"{len(selector.get_map())} have not joined"
+                assert time.monotonic() < deadline, f"{len(selector.get_map())} ranks have not joined"
                 for key, _ in selector.select(1.0):
                     light, talk = key.data
                     data = light.sock.recv(_SMALL_FRAME_BYTES)
-                    assert data, f"rank {light.rank} was turned away"
+                    assert data, f"rank {light.rank} was rejected"
                     light.reader.feed(data)
                     while (payload := light.reader.next_frame()) is not None:
                         if talk(payload):
@@ -71,7 +71,7 @@ class Crowd:
                 sizes[light.rank] = _LENGTH.unpack(head)[0]
                 selector.register(light.sock, selectors.EVENT_READ, [light.rank, sizes[light.rank]])
             while selector.get_map():
-                assert time.monotonic() < deadline, f"{len(selector.get_map())} have no table"
+                assert time.monotonic() < deadline, f"{len(selector.get_map())} ranks have no table"
                 for key, _ in selector.select(1.0):
                     key.data[1] -= key.fileobj.recv_into(buffer, min(_RECEIVE_BYTES, key.data[1]))  # type: ignore[union-attr]
                     if key.data[1] == 0:

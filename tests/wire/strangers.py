@@ -59,4 +59,4 @@ def listening_port() -> int:
                 return int(found.getsockname()[1])
         finally:
             found.detach()
-    raise AssertionError("nobody listens")
+    raise AssertionError("no socket of this process listens")

@@ -176,7 +176,7 @@ except StoppedError as error:
 def wait_until(condition: object, what: str) -> None:
     end = time.monotonic() + DEADLINE_S
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, f"waited in vain until {what}"
+        assert time.monotonic() < end, f"timed out while waiting until {what}"
         time.sleep(0.02)
 
 

@@ -72,7 +72,7 @@ def test_short_trainings_are_bounded_by_what_is_slow(url: str) -> None:
     for _ in with_processes:
         pass
     assert with_processes.spent["decode"] > with_processes.samples.order.length * SLOW_S, (
-        "processes tell what they spent"
+        "the workers' decoding time is missing"
     )
     with_processes.close()
 
@@ -111,7 +111,7 @@ def summing(here: Here, url: str) -> tuple[Counted, Counted]:
 def test_the_wire_and_late_ranks_are_told_apart(url: str) -> None:
     (wire, waited), (_, late) = run_ranks(summing, 2, url, engine="tcp")
     assert 0 < wire.exposed_s <= wire.wire_s <= wire.wall_s
-    assert waited.peers_s > 4 * LATE_S / 2, "what it waited before the other rank came is none of the wire's"
+    assert waited.peers_s > 4 * LATE_S / 2, "the wait for the late rank was counted as wire time"
     assert late.peers_s < waited.peers_s
     assert waited.exposed_s < wire.exposed_s
 
@@ -127,7 +127,7 @@ def test_a_batch_that_is_kept_stays_and_memory_of_others_is_used_again(url: str)
             assert not np.shares_memory(batch["array"], kept)
         del batch
     np.testing.assert_array_equal(kept, before)
-    assert len(places) <= 8, "20 batches"
+    assert len(places) <= 8, "memory of dropped batches was not reused"
 
 
 def test_rows_that_are_read_at_once_are_those_read_alone(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_samples_and_augmentation_are_the_same_for_any_ranks_and_workers(url: st
     assert seen(with_processes) == whole
     second = seen(with_processes)
     assert sorted(number for number, _ in second) == list(range(COUNT))
-    assert not {each for _, each in whole} & {each for _, each in second}, "another epoch, other random numbers"
+    assert not {each for _, each in whole} & {each for _, each in second}, "two epochs had the same random numbers"
     for each in with_processes:
         each.close()
 
@@ -102,7 +102,7 @@ def test_a_training_goes_on_on_other_ranks_from_the_batches_it_used(url: str) ->
         found += [(int(b["label"][i]), digest(b["array"][i])) for i in range(2) for b in batches]
     states = [each.state_dict() for each in first]
     assert states[0] == states[1]
-    assert states[0]["samples"] == 8, "not what was prefetched"
+    assert states[0]["samples"] == 8, "prefetched samples were counted"
     rest = [Loader(data, 3, rank=rank, ranks=3, workers=1) for rank in range(3)]
     for each in rest:
         each.load_state_dict(states[0])
@@ -176,7 +176,7 @@ def test_records_of_lists_and_numbers_are_batched_by_field(tmp_path: Path) -> No
     first = next(iter(loader))
     assert first["array"].shape == (5, 3, 4)
     assert first["name"] == [f"{number:03}.npy" for number in range(5)]
-    assert [len(each["name"]) for each in loader][-1] == 2, "the iteration that was broken off goes on"
+    assert [len(each["name"]) for each in loader][-1] == 2, "the interrupted iteration did not continue"
 
 
 def test_samples_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

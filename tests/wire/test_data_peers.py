@@ -133,7 +133,7 @@ def test_spread_over_hosts_the_caches_hold_it_together(url: str, tmp_path: Path)
         data = [Dataset(each.storage, shuffle="exact") for each in exchanges]
         for number in range(24):
             assert len({each[number]["array"].tobytes() for each in data}) == 1
-        assert source.read_bytes == size, "a second pass reads from hosts alone"
+        assert source.read_bytes == size, "a second pass read from the source"
 
 
 def test_a_host_that_dies_costs_a_second_fetch(url: str, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def trains(here: Here, url: str, folder: str) -> list[int]:
                 assert np.array_equal(batch["array"][row], want)
         group.barrier()
         sent.append(source.read_bytes - before)
-    assert loader.spent["network"] > 0, "what other hosts gave is counted"
+    assert loader.spent["network"] > 0, "blocks from other hosts were not counted"
     loader.close()
     data.close()
     multiring.shutdown()
@@ -336,7 +336,7 @@ def trains(here: Here, url: str, folder: str) -> list[int]:
 def test_hosts_share_blocks_while_they_train(url: str, tmp_path: Path) -> None:
     found = run_ranks(trains, 3, url, str(tmp_path), engine="tcp")
     size = Dataset(url).source.manifest.size_bytes
-    assert sum(each[0] for each in found) == size, "each byte leaves the source once"
+    assert sum(each[0] for each in found) == size, "some bytes were not read exactly once from the source"
     assert [sum(each[epoch] for each in found) for epoch in (1, 2)] == [0, 0]
 
 
@@ -371,7 +371,7 @@ def moves(here: Here, url: str, folder: str) -> list[int]:
 
 def test_the_hosts_that_share_are_those_of_the_job_that_there_is(url: str, tmp_path: Path) -> None:
     found = run_ranks(moves, 3, url, str(tmp_path), engine="tcp", data_share=True)
-    assert sum(each[2] for each in found[:2]) == 0, "their caches hold the pack together"
+    assert sum(each[2] for each in found[:2]) == 0, "the two caches together do not hold the pack"
 
 
 def test_blocks_wait_while_gradients_move_and_not_for_ever() -> None:
@@ -384,16 +384,16 @@ def test_blocks_wait_while_gradients_move_and_not_for_ever() -> None:
 
     yielding = Yielding(lambda: moved[0], lambda: now[0], sleep)
     yielding.wait()
-    assert not slept, "nothing moves"
+    assert not slept, "it waited although nothing moved"
     now[0], moved[0] = 1.0, 5
     yielding.wait()
-    assert 0.01 < sum(slept) < 0.03, "it moves on and on"
+    assert 0.01 < sum(slept) < 0.03, "it did not wait for about 20 ms of movement"
     now[0] += 1.0
     yielding.is_busy()
     now[0] += 1.0
     slept.clear()
     yielding.wait()
-    assert not slept, "it has ended"
+    assert not slept, "it waited after the movement had ended"
 
 
 def test_a_source_that_others_crowd_is_asked_less() -> None:

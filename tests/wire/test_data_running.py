@@ -37,7 +37,7 @@ def test_a_loader_of_fewer_ranks_has_larger_batches(tmp_path: Path) -> None:
     found = [batch["array"] for batch in loader]
     assert [each[:, 0].tolist() for each in found] == [list(range(begin, begin + 64)) for begin in range(64, 640, 64)]
     assert all((each == each[:, :1]).all() for each in found)
-    assert next(first)["array"][:, 0].tolist() == list(range(64, 128, 4)), "the older iteration is of the older place"
+    assert next(first)["array"][:, 0].tolist() == list(range(64, 128, 4)), "the older iteration did not keep its place"
     loader.close()
 
 
@@ -183,7 +183,7 @@ def test_no_worker_outlives_its_training(tmp_path: Path, context: str) -> None:
         until = time.monotonic() + 10
         try:
             while left := [each for each in workers if Path(f"/proc/{each}").exists()]:
-                assert time.monotonic() < until, f"workers {left} are there yet"
+                assert time.monotonic() < until, f"workers {left} are still alive"
                 time.sleep(0.05)
         finally:
             os.kill(int(other), signal.SIGKILL)

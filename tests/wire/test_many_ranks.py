@@ -40,7 +40,7 @@ def test_descriptors_grow_with_the_grid(engine: str) -> None:
         (grid,) = {grid for _, grid in by_rank}
         # Ranks watch both neighbours along each axis for their death; tcp connects to all ranks on the axis.
         neighbours = sum(min(size - 1, 2) if engine == "shm" else size - 1 for size in grid)
-        assert neighbours <= most[ranks] <= neighbours + OWN, f"{most[ranks]} for {neighbours} neighbours"
+        assert neighbours <= most[ranks] <= neighbours + OWN, f"{most[ranks]} descriptors for {neighbours} neighbours"
     if engine == "tcp":
         assert most[20] < most[16]  # 5 x 4 ranks have 7 peers on their axes, 16 ranks in a row have 15
 

@@ -233,7 +233,7 @@ def test_a_killed_rank_that_the_kernel_holds_does_not_hold_the_launcher(make: Ma
             try:
                 if tracing.stdout is None or tracing.stdout.readline() != "traced\n":
                     launcher.terminate()
-                    pytest.skip("this system lets nobody trace another process")
+                    pytest.skip("this system does not allow tracing another process")
                 (tmp_path / "traced").touch()
                 _, said = launcher.communicate(timeout=DEADLINE_S)
             finally:
