@@ -52,7 +52,7 @@ def main() -> int:
     """Create the tables and write them into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="programs,suite", help="some of programs,suite")
-    parser.add_argument("--failures", type=Path, help="where to write what failed, in full")
+    parser.add_argument("--failures", type=Path, help="file for the failures in full")
     arguments = parser.parse_args()
     parts = {"programs": programs, "suite": suite}
     wrong: list[str] = []
@@ -219,7 +219,7 @@ def outcomes(backend: str) -> dict[str, Outcome]:
 def run(reading: str, backend: str, *names: str) -> Iterator[Outcome]:
     """Yield the results of tests as the tests end."""
     command = [sys.executable, str(ROOT / "benchmarks" / "torch_suite.py"), reading, backend, *names]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # noqa: TID251 -- the tests' own is in it
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # noqa: TID251 -- includes the tests' variables
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:  # noqa: S603
         assert process.stdout is not None
         for line in process.stdout:

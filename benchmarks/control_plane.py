@@ -180,7 +180,7 @@ def _be(rank: Rank, links: list[dict[int, socket.socket]], results: int) -> None
         line = json.dumps({"decisions": digest, **asdict(rank.counted)}) + "\n"
         os.write(results, line.encode())  # shorter than PIPE_BUF, so the write is atomic
         os._exit(0)
-    except BaseException:  # noqa: BLE001 -- this process is a copy of another one, in which nothing must go on
+    except BaseException:  # noqa: BLE001 -- a forked child must always exit here
         traceback.print_exc()
         os._exit(1)
 
@@ -213,12 +213,12 @@ def total(counted: Iterable[Counted]) -> Counted:
 def main() -> None:
     """Print a line for each number of ranks; fail if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", default="256,27360", help="how many, several with commas (%(default)s)")
+    parser.add_argument("--ranks", default="256,27360", help="numbers of ranks, separated by commas (%(default)s)")
     parser.add_argument("--radix", type=int, default=16, help="children of a rank (%(default)s)")
-    parser.add_argument("--operations", type=int, default=4, help="in one round (%(default)s)")
+    parser.add_argument("--operations", type=int, default=4, help="operations in one round (%(default)s)")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--processes", action="store_true", help="each rank a process, not simulated")
-    kinds.add_argument("--job", action="store_true", help="each rank one of a job of multiring's")
+    kinds.add_argument("--processes", action="store_true", help="run each rank as a process")
+    kinds.add_argument("--job", action="store_true", help="run the ranks as a job of multiring")
     args = parser.parse_args()
     columns = ("ranks", "radix", "sent", "limit", "taken", "flat", "steps", "limit", "flat", "longest")
     print(f"{'':13}{'messages of the busiest rank':^35}{'steps':^21}{'bytes':>9}")

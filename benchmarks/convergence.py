@@ -42,8 +42,8 @@ def main() -> int:
     """Run a piece of an experiment; return 1 if the experiment is not complete yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=list(EXPERIMENTS))
-    parser.add_argument("--minutes", type=float, default=20.0, help="after which no further run begins")
-    parser.add_argument("--show", action="store_true", help="run nothing; print what is complete")
+    parser.add_argument("--minutes", type=float, default=20.0, help="time after which no further run starts")
+    parser.add_argument("--show", action="store_true", help="run nothing; print the recorded results")
     options = parser.parse_args()
     # The prediction and the measurement of an experiment share a file.
     name = options.experiment.replace("predict-", "law-")

@@ -32,7 +32,7 @@ def main() -> int:
     """Print the results; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cycles", type=int, default=100)
-    parser.add_argument("--warm-up", type=int, default=20, help="cycles before those")
+    parser.add_argument("--warm-up", type=int, default=20, help="untimed cycles before the timed ones")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for _ in range(arguments.warm_up):

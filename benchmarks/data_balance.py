@@ -194,10 +194,10 @@ def inner(arguments: argparse.Namespace) -> None:
 def main() -> int:
     """Print a row for each case; return 1 if fewer than 9 in 10 were right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--severities", type=int, default=10, help="of each limit (10)")
+    parser.add_argument("--severities", type=int, default=10, help="severities of each limit (10)")
     parser.add_argument("--first", type=int, default=0, help="number of the first severity (0)")
-    parser.add_argument("--limits", default=",".join(STAGES), help="some of them (all)")
-    parser.add_argument("--steps", type=int, default=24, help="of a training (24)")
+    parser.add_argument("--limits", default=",".join(STAGES), help="limits to test, separated by commas (all)")
+    parser.add_argument("--steps", type=int, default=24, help="steps of a training (24)")
     parser.add_argument(INNER, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inner:

@@ -226,7 +226,7 @@ def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) 
     with ExitStack() as opened:
 
         def giver(number: int) -> Callable[[Any], bytes]:
-            return lambda request: exchanges[number].give(request)  # noqa: PLW0108 -- there is none yet
+            return lambda request: exchanges[number].give(request)  # noqa: PLW0108 -- the exchange does not exist yet
 
         servers = [BlockServer(SECRET, "127.0.0.1", giver(number), print) for number in range(hosts)]
         for here, storage in enumerate(storages):
@@ -246,9 +246,9 @@ def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) 
 def main() -> int:
     """Print all comparisons; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=512, help="of the data sets (512)")
-    parser.add_argument("--trials", type=int, default=10, help="of each comparison with the optimum (10)")
-    parser.add_argument("--epochs", type=int, default=4, help="that are read (4)")
+    parser.add_argument("--megabytes", type=int, default=512, help="size of the data sets (512)")
+    parser.add_argument("--trials", type=int, default=10, help="trials of each comparison with the optimum (10)")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs to read (4)")
     arguments = parser.parse_args()
     print(f"# What a cache saves, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n")

@@ -63,13 +63,15 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCH_DEVICE_BAC
 def main() -> int:
     """Print a table for each case; return 1 if fewer than four other libraries ran."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PEERS), help="some of the libraries, with commas between")
+    parser.add_argument("--only", default=",".join(PEERS), help="libraries to run, separated by commas")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each turn (10)")
-    parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")
-    parser.add_argument("--samples", type=int, default=2000, help="of a data set (2000)")
-    parser.add_argument("--cold", action="store_true", help="one epoch from the disk for each turn")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of each (as many as cores)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each turn (10)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of turns (5)")
+    parser.add_argument("--samples", type=int, default=2000, help="samples in a data set (2000)")
+    parser.add_argument("--cold", action="store_true", help="read one epoch from the disk in each turn")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="workers of each library (number of cores)"
+    )
     arguments = parser.parse_args()
     print(f"# Feeding, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n", flush=True)

@@ -109,9 +109,9 @@ def timed(act: Callable[[], Any], seconds: float) -> tuple[float, float]:
 def main() -> int:
     """Print a row for each case; return 1 if a case is below the floor."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="digits,resnet", help="some of them, with commas between")
-    parser.add_argument("--rounds", type=int, default=5, help="of turns (5)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each turn (6)")
+    parser.add_argument("--cases", default="digits,resnet", help="cases to run, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of turns (5)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of each turn (6)")
     arguments = parser.parse_args()
     print(f"# Training fed, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n")

@@ -52,7 +52,7 @@ def main() -> int:
     """Print the exposed times; return 1 if the floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=10, help="in each job")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds in each job")
     parser.add_argument("--rank-of", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -50,8 +50,8 @@ def report(claims: Mapping[str, Callable[[int], Iterator[Claim]]], description: 
     """Print the claims selected on the command line; return 1 if any claim fails."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--only", default=",".join(claims), help=f"some of {','.join(claims)}")
-    parser.add_argument("--short", action="store_true", help="a tenth of everything, to try it out")
-    parser.add_argument("--divide", type=int, default=1, metavar="N", help="1/N of everything")
+    parser.add_argument("--short", action="store_true", help="run a tenth of everything, as a trial")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="run 1/N of everything")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.only.split(",") if name not in claims]:
         parser.error(f"unknown {', '.join(unknown)}; known are {', '.join(claims)}")

@@ -117,12 +117,14 @@ class Topic:
 def main(topic: Topic) -> int:
     """Run the command line of a topic's program; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1800.0, help="for how long, in all runs of this command")
-    parser.add_argument("--seed", type=int, default=1, help="of each family's first case")
-    parser.add_argument("--only", default=",".join(each.name for each in topic.families), help="families")
-    parser.add_argument("--again", action="store_true", help="forget what earlier runs of this command recorded")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="whose multiring runs the cases")
-    parser.add_argument("--cases", type=int, help="run so many cases of each family, and no more")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="total time of all runs of this command")
+    parser.add_argument("--seed", type=int, default=1, help="seed of each family's first case")
+    parser.add_argument(
+        "--only", default=",".join(each.name for each in topic.families), help="families to run, separated by commas"
+    )
+    parser.add_argument("--again", action="store_true", help="drop the records of earlier runs of this command")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="checkout whose multiring runs the cases")
+    parser.add_argument("--cases", type=int, help="number of cases of each family")
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -136,7 +138,7 @@ def main(topic: Topic) -> int:
     return Run(topic, families, arguments).go_on()
 
 
-# ---- in the process, or the rank, of a turn ----
+# ---- in a turn's process or rank ----
 
 
 def run_turn(family: Family, seed: int, cases: int, folder: Path) -> None:
@@ -160,7 +162,7 @@ def faults_of(family: Family, seed: int, folder: Path) -> Iterator[tuple[str, st
     try:
         for fault in family.run(random, folder):
             yield fault.sign, fault.text
-    except Exception as error:  # noqa: BLE001 -- an error that nobody expected is what is looked for
+    except Exception as error:  # noqa: BLE001 -- any unexpected error is a fault
         where = "".join(traceback.format_exception(error))
         yield f"{family.name}: {type(error).__name__}", where[-2 * TOLD :]
 

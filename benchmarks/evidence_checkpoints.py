@@ -113,7 +113,7 @@ def values(random: Random, folder: Path) -> Iterator[Fault]:
         return
     try:
         found = {path: bits(each) for path, each in leaves(mt.load(folder / "c")["tree"])}
-    except Exception as error:  # noqa: BLE001 -- whatever it is, what was saved is lost
+    except Exception as error:  # noqa: BLE001 -- after any error, the saved data is lost
         is_float8 = any("float8" in each[1] for each in wanted.values())
         yield Fault(f"values: {'float8 saved, and not loaded' if is_float8 else 'saved, and not loaded'}", repr(error))
         return
@@ -129,7 +129,7 @@ def values(random: Random, folder: Path) -> Iterator[Fault]:
         yield Fault(f"values: {kind}", f"{path}: saved {each}, loaded {found.get(path)}")
 
 
-# ---- folders of others ----
+# ---- folders with foreign files ----
 
 
 def strangers(random: Random, folder: Path) -> Iterator[Fault]:
@@ -170,7 +170,7 @@ def strangers(random: Random, folder: Path) -> Iterator[Fault]:
             )
 
 
-# ---- kills, writers, readers: each save in a process of its own ----
+# ---- kills, writers, readers: each save in its own process ----
 
 
 def _begin() -> None:
@@ -208,7 +208,7 @@ def in_child(act: Callable[[], str]) -> tuple[int, str]:
         os.close(hears)
         try:
             text = act()
-        except BaseException as error:  # noqa: BLE001 -- it is told
+        except BaseException as error:  # noqa: BLE001 -- sent to the parent
             text = f"{type(error).__name__}: {error}"
         os.write(says, text.encode()[:4000])
         os._exit(0)

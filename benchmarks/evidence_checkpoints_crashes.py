@@ -54,7 +54,7 @@ class Child:
             return
         try:
             text = act()
-        except BaseException as error:  # noqa: BLE001 -- it is told
+        except BaseException as error:  # noqa: BLE001 -- sent to the parent
             text = f"{type(error).__name__}: {error}"
         os.write(says, text.encode(errors="replace")[:60000])
         os._exit(0)
@@ -135,7 +135,7 @@ def looked(paths: Sequence[Path]) -> list[str]:
     return found
 
 
-# ---- where a save begins ----
+# ---- starting points of a save ----
 
 
 class Start(NamedTuple):

@@ -71,7 +71,7 @@ def _begin() -> None:
         mt.init()
 
 
-# ---- names that meet ----
+# ---- names that collide ----
 
 
 def _tree_of(random: Random, names: list[Any], depth: int, counter: Iterator[int]) -> Any:
@@ -108,7 +108,7 @@ def names(random: Random, folder: Path) -> Iterator[Fault]:
         return
     try:
         found = mt.load(folder / "c")
-    except Exception as error:  # noqa: BLE001 -- whatever it is, what was saved is lost
+    except Exception as error:  # noqa: BLE001 -- after any error, the saved data is lost
         yield Fault("names: saved, and not loaded", f"{parts}: {error!r}")
         return
     for name, value in (*parts.items(), ("own", own)):
@@ -131,7 +131,7 @@ def _arrays_in(tree: Any) -> Iterator[Any]:
 
 # ---- values that programs have ----
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024 -- what programs have
+Point = namedtuple("Point", "x y")  # noqa: PYI024 -- programs use such tuples
 
 
 @dataclass
@@ -267,7 +267,7 @@ def states(random: Random, folder: Path) -> Iterator[Fault]:
         return
     try:
         found = bits(mt.load(path)["value"])
-    except Exception as error:  # noqa: BLE001 -- whatever it is, what was saved is lost
+    except Exception as error:  # noqa: BLE001 -- after any error, the saved data is lost
         yield Fault("states: saved, and not loaded", f"{error!r} of {value}"[-500:])
         return
     if found != wanted:
@@ -418,7 +418,7 @@ def bits_of_part(part: Any) -> Any:
     return bits(dict(sorted(state.items(), key=lambda each: str(each[0]))))
 
 
-# ---- on several ranks, and on another number of them ----
+# ---- on several ranks ----
 
 
 def ranks(random: Random, folder: Path) -> Iterator[Fault]:

@@ -53,9 +53,9 @@ CASES = (Case("1gbit", "200mbit"), Case("250mbit", "1gbit", "100mbit"))
 def main() -> int:
     """Print a table for each case; return 1 if a floor was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=200, help="of the data set (200)")
-    parser.add_argument("--hosts", default="4,8", help="how many, with commas between (4,8)")
-    parser.add_argument("--runs", type=int, default=3, help="of each (3)")
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the data set (200)")
+    parser.add_argument("--hosts", default="4,8", help="numbers of hosts, separated by commas (4,8)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each case (3)")
     arguments = parser.parse_args()
     print(f"# Read once, {time.strftime('%Y-%m-%d %H:%M')}\n")
     print(f"`{shlex.join(['python', *sys.argv])}` at commit {commit()}, {machine()}\n", flush=True)

@@ -84,7 +84,7 @@ def packing(files: Path, target: Path) -> None:
     pack(source, SAMPLES, target, PackOptions(shard_bytes=3 << 20), lambda *_: None)
 
 
-# ---- what is done while things fail ----
+# ---- acts that get faults ----
 
 
 def stages(ground: Ground, folder: Path) -> None:

@@ -313,7 +313,7 @@ def sources(random: Random, folder: Path) -> Iterator[Fault]:
             storage.read_into("", 0, memoryview(out))
             if bytes(out) != content:
                 yield Fault("source: other bytes", f"status {server.status}")
-        except Exception as error:  # noqa: BLE001 -- whatever it says is looked at
+        except Exception as error:  # noqa: BLE001 -- every error is checked
             if secret in str(error) or secret in repr(error.__cause__) or secret in repr(error.__context__):
                 yield Fault("source: a secret stands in an error", str(error))
             if passing:

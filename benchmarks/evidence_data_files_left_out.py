@@ -79,7 +79,7 @@ def left_out(random: Random, folder: Path) -> Iterator[Fault]:
                 found = next(batches)
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001 -- whatever it is, nothing may end it
+            except Exception as error:  # noqa: BLE001 -- no error may end the training
                 yield Fault("left out: it ended the training", f"batch {batch}, {ranks} ranks, {bad}: {error!r}")
                 return
             weight = loader.share.weight

@@ -52,7 +52,7 @@ class ProgramJob(Job):
         deadline = time.monotonic() + PATIENCE_S
         while not (self.is_training and last_step(run) >= self.resumed_from + steps):
             if self.launcher.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"step {last_step(run)} only; output:\n{self.output[-4000:]}")
+                raise RuntimeError(f"the run reached only step {last_step(run)}; output:\n{self.output[-4000:]}")
             time.sleep(0.01)
 
     @property

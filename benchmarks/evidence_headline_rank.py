@@ -60,7 +60,7 @@ def wait_in_save(folder: Path, chosen: int) -> None:
 
 def wait_in_accumulation(folder: Path, chosen: int) -> None:
     """Wait half-way through the micro-batches of step number `chosen`."""
-    parts, count = loop._parts, itertools.count(1)  # noqa: SLF001 -- there is no other place between two backwards
+    parts, count = loop._parts, itertools.count(1)  # noqa: SLF001 -- no public hook runs between two backwards
 
     def waiting(batch: loop.Batch, samples: int, passes: int) -> Iterator[loop.Batch]:
         is_chosen = next(count) == chosen
@@ -77,7 +77,7 @@ def note_steps() -> None:
 
     The metrics log a step one step later.
     """
-    step = loop.Run._step  # noqa: SLF001 -- what is counted is the work itself
+    step = loop.Run._step  # noqa: SLF001 -- no public hook runs at each step
 
     @functools.wraps(step)
     def noting(run: loop.Run, batch: loop.Batch) -> float:
@@ -87,7 +87,7 @@ def note_steps() -> None:
                 file.write(f"{run.progress.step + 1}\n")
         return own
 
-    setattr(loop.Run, "_step", noting)  # noqa: B010 -- a method is not assigned to
+    setattr(loop.Run, "_step", noting)  # noqa: B010 -- mypy refuses an assignment to a method
 
 
 def main() -> None:

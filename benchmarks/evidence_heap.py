@@ -42,9 +42,13 @@ ALLOCATORS: dict[str, tuple[str | None, dict[str, str]]] = {
 def main() -> int:
     """Print a line for each allocator; return 1 if a program failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long each allocator is tried")
-    parser.add_argument("--allocators", default="", help="those whose names begin so, with commas between; or all")
-    parser.add_argument("--first-seed", type=int, default=1, help="the first program's; the others' follow")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time for each allocator")
+    parser.add_argument(
+        "--allocators", default="", help="prefixes of the allocators' names, separated by commas (default: all)"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=1, help="seed of the first program; later programs use the next seeds"
+    )
     parser.add_argument("--play", nargs=2, metavar=("SEED", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.play:

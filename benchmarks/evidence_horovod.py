@@ -28,9 +28,9 @@ IMPATIENT: dict[str, Any] = {
 def main() -> int:
     """For each number of ranks, print the passed cells and the faults of the others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--adapters", default=",".join(TABLES), help="which, with commas between")
-    parser.add_argument("--ranks", default="1,2,3,4", help="how many, with commas between")
-    parser.add_argument("--only", default="", help="cells whose line this expression is found in")
+    parser.add_argument("--adapters", default=",".join(TABLES), help="adapters to test, separated by commas")
+    parser.add_argument("--ranks", default="1,2,3,4", help="numbers of ranks, separated by commas")
+    parser.add_argument("--only", default="", help="regular expression that selects cells by their line")
     arguments = parser.parse_args()
     missed = 0
     for adapter in arguments.adapters.split(","):

@@ -97,7 +97,9 @@ class Job:
                 self.heard.append(json.loads(self.words.recv(1 << 16)))
             except TimeoutError:
                 if self.launcher.poll() is not None or time.monotonic() > deadline:
-                    raise TimeoutError(f"heard {self.heard[-4:]} only; output:\n{self.output[-4000:]}") from None
+                    raise TimeoutError(
+                        f"the last reports are {self.heard[-4:]}; output:\n{self.output[-4000:]}"
+                    ) from None
 
     def processes(self) -> list[int]:
         """Return the ids of this job's running processes, without the launcher."""

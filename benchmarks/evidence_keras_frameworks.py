@@ -248,7 +248,7 @@ def tensorflow_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
     in_graph = random.random() < 0.5
 
     def call(name: str) -> object:
-        run: Any = lambda: mt.allreduce(tf.constant(1.0), name=name)  # noqa: E731 -- or there is a name more
+        run: Any = lambda: mt.allreduce(tf.constant(1.0), name=name)  # noqa: E731 -- avoids another named function
         return (tf.function(run) if in_graph else run)()
 
     yield from apart(random, mt, call)
@@ -261,7 +261,7 @@ def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
     compiled = random.random() < 0.5
 
     def call(name: str) -> object:
-        run: Any = lambda x: mj.all_reduce(x, name=name)  # noqa: E731 -- or there is a name more
+        run: Any = lambda x: mj.all_reduce(x, name=name)  # noqa: E731 -- avoids another named function
         return library.block_until_ready((library.jit(run) if compiled else run)(library.numpy.ones(2)))
 
     yield from apart(random, mj, call)

@@ -223,7 +223,7 @@ def settings(random: Random, folder: Path) -> Iterator[Fault]:
         yield Fault(f"setting {name}: {'no end' if done.code is None else 'a raw error, or none that names it'}", about)
 
 
-# ---- surroundings
+# ---- environments
 
 
 def limits(random: Random, folder: Path) -> Iterator[Fault]:

@@ -213,7 +213,7 @@ def np_range(count: int) -> list[int]:
     return list(range(count))
 
 
-# ---- what is left behind
+# ---- leftovers
 
 _numbers = itertools.count()
 
@@ -265,7 +265,7 @@ def _sleepers(length_s: str) -> Iterator[int]:
                 continue
 
 
-# ---- who is a rank
+# ---- child processes as ranks
 
 
 def workers(random: Random, folder: Path) -> Iterator[Fault]:

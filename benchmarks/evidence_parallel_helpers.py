@@ -484,7 +484,7 @@ def cell(row: Row, mesh: Mesh, kind: str, folder: Path) -> str:
         row.loop(parallel)
     except (ArgumentError, UnsupportedError) as error:
         return REFUSED if len(str(error)) > 30 else f"WRONG: refused without a word: {error}"
-    except Exception as error:  # noqa: BLE001 -- is told
+    except Exception as error:  # noqa: BLE001 -- returned as the cell's fault
         failure = error
     if failure is not None:
         return f"WRONG: {type(failure).__name__}: {failure}"

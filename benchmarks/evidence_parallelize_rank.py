@@ -129,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     backend = "multiring" if hasattr(dist.Backend, "MULTIRING") else "gloo"
     if settings.rank is None or settings.size is None:
-        raise SystemExit("not started by multiring lab")
+        raise SystemExit("not started by `multiring lab`: run evidence_parallelize.py")
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=settings.rank, world_size=settings.size)
     case = CASES[name]
     torch.manual_seed(0)

@@ -95,8 +95,8 @@ def main() -> int:
     """Run programs until the time is used up; return 1 if a program failed."""
     known = dict(places())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="for how long in all")
-    parser.add_argument("--seed", type=int, default=1, help="of the first program")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="total time")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first program")
     parser.add_argument("--only", action="append", choices=list(known), metavar="PLACE", help="; ".join(known))
     arguments = parser.parse_args()
     print(f"# Random programs, {time.strftime('%Y-%m-%d %H:%M')}\n")

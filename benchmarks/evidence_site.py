@@ -123,7 +123,7 @@ def looked_at(site: Path, pages: list[str]) -> list[dict[str, Any]]:
             process.terminate()
         server.shutdown()
     if not ended:
-        sys.exit(f"chromium did not come to the end of {len(pages)} pages within {DEADLINE_S:.0f} s")
+        sys.exit(f"chromium did not finish {len(pages)} pages within {DEADLINE_S:.0f} s")
     return found
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve()
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     if not pages:
-        sys.exit(f"no pages at {site}: make site")
+        sys.exit(f"no pages at {site}: run `make site` first")
     wrong = [f"{name} is not in the reference" for name in missing_names(site)]
     for each in looked_at(site, pages):
         where = f"{each['page']} at {each['width']} px"

@@ -70,7 +70,7 @@ def parsers(share: int) -> Iterator[Claim]:
     try:
         strangers_come()
         an_impostor_waits()
-    except BaseException as error:  # noqa: BLE001 -- whatever got through is the finding
+    except BaseException as error:  # noqa: BLE001 -- any error is the finding
         fault = f"{type(error).__name__}: {error}"
     finally:
         door.server.close()

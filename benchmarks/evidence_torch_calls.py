@@ -391,7 +391,7 @@ def our_sparse(case: Case, random: Random, group: Any) -> Compared:
         yield own.to_dense(), wanted
 
 
-# ---- what has no place, or no meaning ----
+# ---- calls that must be refused ----
 
 
 def refuse(call: Callable[[], Any]) -> None:
@@ -476,7 +476,7 @@ def calls(random: Random, _folder: Path) -> Iterator[Fault]:
                     yield Fault(f"calls: {name}", f"{kind}, {case.notes}: {found} for {wanted}")
         except RefusedRightly:
             pass
-        except Exception as error:  # noqa: BLE001 -- whatever is raised is a finding
+        except Exception as error:  # noqa: BLE001 -- any error is a finding
             yield Fault(f"calls: {name}: {type(error).__name__}", f"{kind}, {case.notes}: {error}")
             return  # stop, because the ranks may be out of step
         for layout in case.spoilt():

@@ -127,7 +127,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(first, second)
 
 
-# ---- truth ----
+# ---- expected results ----
 
 
 def reduced(op: str, parts: Sequence[Tensor]) -> Tensor:
@@ -173,7 +173,7 @@ def integers(whole: Any, kind: torch.dtype) -> Tensor:
     return torch.from_numpy(wrapped.astype(f"uint{bits}").view(name).reshape(whole.shape).copy())
 
 
-# ---- what a case hands over ----
+# ---- the tensors of a case ----
 
 
 @dataclass

@@ -49,7 +49,7 @@ def check(group: multiring.Group, count: int, *, in_arena: bool) -> None:
 def main() -> int:
     """Check all results; print the user and the ranks that read memory in place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--unreadable", action="store_true", help="refuse peers the reading of this process's memory")
+    parser.add_argument("--unreadable", action="store_true", help="forbid peers to read this process's memory")
     unreadable = parser.parse_args().unreadable
     if unreadable and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
@@ -57,7 +57,7 @@ def main() -> int:
     for count in SIZES:
         for in_arena in (True, False):
             check(group, count, in_arena=in_arena)
-    readers = group._calls.services.context.read_by()  # noqa: SLF001 -- evidence looks behind the curtain
+    readers = group._calls.services.context.read_by()  # noqa: SLF001 -- no public name gives this
     room = shutil.disk_usage("/dev/shm").total >> 20  # noqa: S108 -- only looked at
     print(
         f"uid {os.getuid()}, /dev/shm of {room} MB: all results right, ordinary memory read in place by ranks {readers}"

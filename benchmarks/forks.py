@@ -29,7 +29,7 @@ FORKS, FLOOR_S, FLOOR_RATIO = 8, 0.5, 1.1
 def main() -> int:
     """Print a line for each kind of memory; return 1 if a floor is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=1.0, help="of buckets, for each rank (1)")
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the buckets of each rank (1)")
     count = int(parser.parse_args().gib * (1 << 28))
     plain = measured(torch.ones(count), lambda tensor: tensor.mul_(0.5))
     dist.init_process_group("multiring")

@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("horovod", type=Path, help="a checkout of Horovod 0.28.1")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", default="", help="as pytest -k")
+    parser.add_argument("--only", default="", help="expression for pytest -k")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -185,9 +185,9 @@ def main() -> int:
     """Run a job for each link speed; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--link", action="append", help="speed of the wires; 1gbit and 4gbit")
-    parser.add_argument("--steps", type=int, default=12, help="measured, of each kind")
-    parser.add_argument("--sample-ms", type=float, default=1e3 * SAMPLE_S, help="of emulated compute")
+    parser.add_argument("--link", action="append", help="speed of the links; repeatable (default: 1gbit and 4gbit)")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of each kind")
+    parser.add_argument("--sample-ms", type=float, default=1e3 * SAMPLE_S, help="emulated computation of a sample")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

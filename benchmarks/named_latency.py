@@ -52,8 +52,8 @@ def main() -> int:
     """Print the measurements; return 1 if the floor is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=3000, help="operations, and ping-pongs, of a turn")
-    parser.add_argument("--work", action="store_true", help="be one rank")
+    parser.add_argument("--rounds", type=int, default=3000, help="operations and ping-pongs in a turn")
+    parser.add_argument("--work", action="store_true", help="run one rank")
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.rounds)

@@ -173,10 +173,10 @@ def main() -> None:
     """Draw faults, or run them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["draw", "run"])
-    parser.add_argument("faults", nargs="?", type=Path, help="what `draw` printed")
-    parser.add_argument("--checkout", type=Path, help="where faults are put in; its sources are the draw's")
+    parser.add_argument("faults", nargs="?", type=Path, help="file with the output of `draw`")
+    parser.add_argument("--checkout", type=Path, help="checkout to change; its sources must be those of `draw`")
     parser.add_argument("--tests", nargs="*", default=["tests"])
-    parser.add_argument("--only", nargs="*", type=int, help="numbers of the faults, from 0, in place of all")
+    parser.add_argument("--only", nargs="*", type=int, help="numbers of the faults to run, from 0 (default: all)")
     parser.add_argument("--timeout-s", type=float, default=1800)
     options = parser.parse_args()
     if options.action == "draw":

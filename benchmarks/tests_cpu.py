@@ -82,12 +82,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--by", choices=["room", "file", "test"], default="file")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="where to write the seconds of each test")
+    parser.add_argument("--json", type=Path, help="file for the seconds of each test")
     options, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         begun = time.monotonic()
         command = f"{sys.executable} -m pytest -p tests_cpu -n {options.workers} --dist worksteal".split()
-        environment = {**os.environ, RECORDS: name, "PYTHONPATH": str(Path(__file__).parent)}  # noqa: TID251 -- as it is
+        environment = {**os.environ, RECORDS: name, "PYTHONPATH": str(Path(__file__).parent)}  # noqa: TID251 -- the child gets all variables
         with subprocess.Popen([*command, *arguments], env=environment) as process:  # noqa: S603 -- pytest
             try:
                 code = process.wait()

@@ -43,7 +43,7 @@ def main() -> int:
     """Print the costs, and whether they are below the limit; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="resnet50")
-    parser.add_argument("--steps", type=int, default=12, help="of a round, with and without a timeline each")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a round, both with and without a timeline")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> int:
         return judge(Path(name), arguments, costs)
 
 
-# ---- the cost of one
+# ---- the cost of one event
 
 
 def cost_of_one(folder: Path) -> dict[str, float]:

@@ -433,7 +433,7 @@ def _failure(cells: list[Known], cases: list[Case], text: str, *, has_joined: bo
     return CellError(cells, text)  # the job failed at its end, after all cells
 
 
-# ---- what is said ----
+# ---- output ----
 
 
 def tell(text: str) -> None:
@@ -554,13 +554,17 @@ def without_frameworks(jobs: list[Job]) -> list[Job]:
 def parsed() -> argparse.Namespace:
     """Return the command line's arguments; `jobs` holds the jobs selected by --only."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", nargs="?", help="the commit that has the floors")
-    parser.add_argument("new", nargs="?", help="the one that is judged (default HEAD)")
-    parser.add_argument("--only", metavar="NAME,...", help="cells, or jobs, by how their names begin")
-    parser.add_argument("--minutes", type=float, default=60.0, help="for all of it, the builds too (%(default)g)")
-    parser.add_argument("--alternations", type=int, default=10, help="of each cell, at least 6 (%(default)s)")
-    parser.add_argument("--again", action="store_true", help="forget what was kept of these cells, and the time")
-    parser.add_argument("--json", action="store_true", help="an object a line instead of a table")
+    parser.add_argument("base", nargs="?", help="the commit to compare with")
+    parser.add_argument("new", nargs="?", help="the commit to judge (default HEAD)")
+    parser.add_argument("--only", metavar="NAME,...", help="beginnings of the names of cells or jobs")
+    parser.add_argument("--minutes", type=float, default=60.0, help="total time, including the builds (%(default)g)")
+    parser.add_argument(
+        "--alternations", type=int, default=10, help="alternations of each cell, at least 6 (%(default)s)"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="drop the kept measurements and the time spent on these cells"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of a table")
     parser.add_argument("--list", action="store_true", help="print the cells' names and measure nothing")
     args = parser.parse_args()
     if args.base is None and not args.list:

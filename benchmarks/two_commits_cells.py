@@ -256,7 +256,7 @@ def with_what_they_need(
     return able, left_out
 
 
-# ---- what a ratio means ----
+# ---- verdicts on ratios ----
 
 
 def is_wide(found: Interval) -> bool:

@@ -58,8 +58,10 @@ class Told(TypedDict):
 def main() -> int:
     """Print a table for each lab; return 1 if joining was slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=6, help="for each lab (6)")
-    parser.add_argument("--lab", action="append", metavar="OPTIONS", help=f"instead of {' and '.join(LABS)}")
+    parser.add_argument("--jobs", type=int, default=6, help="jobs for each lab (6)")
+    parser.add_argument(
+        "--lab", action="append", metavar="OPTIONS", help=f"labs to run instead of {' and '.join(LABS)}"
+    )
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
