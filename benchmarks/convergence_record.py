@@ -1,4 +1,4 @@
-"""Record the runs of an experiment one by one, so an interrupted experiment continues."""
+"""Record the runs of an experiment, so that it can continue after an interruption."""
 
 import json
 import time

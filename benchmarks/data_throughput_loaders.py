@@ -1,4 +1,4 @@
-"""Run one library on a case of data_throughput.py, in the library's own environment.
+"""Run one library on a case of data_throughput.py, in the library's environment.
 
 The arguments are NAME CASE FOLDER WORKERS SECONDS.
 """
@@ -188,7 +188,7 @@ def tfdata(case: str, place: Path, workers: int) -> Iterator[int]:
 
 
 def bound(case: str, place: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples that plain threads copy from the page cache or decode."""
+    """Yield the numbers of samples that plain threads copy or decode."""
     paths = files(place)
     done = [0] * workers
     contents = [each.read_bytes() for each in paths] if case == "jpeg" else []

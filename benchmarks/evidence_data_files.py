@@ -1,4 +1,4 @@
-"""Compare multiring's reading of random data sets with the libraries that wrote them.
+"""Read random data sets with multiring and with the libraries that wrote them.
 
 See benchmarks/evidence_cases.py for the options.
 """

@@ -1,4 +1,4 @@
-"""Check which damaged samples `skip_bad` leaves out, and how batches weigh the rest."""
+"""Check which damaged samples `skip_bad` leaves out, and the weights of the rest."""
 
 import os
 import struct

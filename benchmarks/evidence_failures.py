@@ -76,7 +76,10 @@ class Outcome:
 
 
 def failures(fault: str, engine: str, share: int) -> Iterator[Claim]:
-    """Yield the claims about hosts with the fault "kill", "freeze" or "cut" (unplugged)."""
+    """Yield the claims about hosts with the fault "kill", "freeze" or "cut".
+
+    The fault "cut" unplugs a host.
+    """
     choice = random.Random(f"4 {fault} {engine}")  # noqa: S311 -- which host, and when
     for stage in STAGES:
         cases = [

@@ -1,9 +1,10 @@
-"""Measure how soon ranks detect a failure in Keras' `fit` and tf.function, and exit.
+"""Measure how soon ranks in Keras' `fit` detect a failure and exit.
 
     python benchmarks/evidence_fit.py [--repeats 3]
 
-The program starts the ranks itself, because a launcher would end the other ranks. The exit code is 1 if a rank detects
-the failure later than TOLD_S (for Ctrl-C: INTERRUPTED_S). It is also 1 if a rank still runs ENDED_S after that.
+The failures occur in `fit` and in tf.function. The program starts the ranks itself, because a launcher would end the
+other ranks. The exit code is 1 if a rank detects the failure later than TOLD_S (for Ctrl-C: INTERRUPTED_S). It is also
+1 if a rank still runs ENDED_S after that.
 """
 
 import argparse

@@ -197,7 +197,7 @@ def others(share: int) -> Iterator[Claim]:
 
 
 def precision(share: int) -> Iterator[Claim]:
-    """Compare the accuracies of bf16 and float32 on the first example of docs/imagenet.md."""
+    """Compare the accuracies of bf16 and float32 on docs/imagenet.md's first example."""
     data = PRECISION_RUNS / "images"
     if not (data / "classes.txt").exists():
         image_generator.generate(data, 40, {"train": 400, "val": 100, "shifted": 0})

@@ -1,4 +1,4 @@
-"""Run random programs of reductions in torch's own memory, with several allocators.
+"""Run random programs of reductions in torch's memory with several allocators.
 
     python benchmarks/evidence_heap.py [--seconds 120] [--allocators glibc,jemalloc] [--first-seed 1]
 

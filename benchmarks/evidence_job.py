@@ -1,4 +1,4 @@
-"""Run a job under `multiring run`, watch it from outside, and search for its remains."""
+"""Run a job under `multiring run`, watch it, and search for its remains."""
 
 import contextlib
 import json
@@ -155,7 +155,7 @@ class LabJob(Job):
 
 
 def traces() -> set[str]:
-    """Return multiring's abstract Unix sockets, all TCP sockets and all shared memory files.
+    """Return multiring's Unix sockets, all TCP sockets and all shared memory files.
 
     TCP sockets in TIME_WAIT are left out.
     """

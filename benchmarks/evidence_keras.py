@@ -1,4 +1,4 @@
-"""Compare random Keras programs on several ranks with one process without multiring.
+"""Compare random Keras programs on several ranks with the same in one process.
 
     python benchmarks/evidence_keras.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--again] [--against CHECKOUT]
 

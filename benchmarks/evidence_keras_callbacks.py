@@ -1,4 +1,4 @@
-"""Draw random callbacks that write files, for benchmarks/evidence_keras_programs.py."""
+"""Draw random callbacks that write files, for evidence_keras_programs.py."""
 
 import csv
 import json

@@ -285,7 +285,7 @@ HOROVOD = {
 
 @cache
 def horovod() -> tuple[Any, Any]:
-    """Join the job like a Horovod program; return TensorFlow and horovod.tensorflow.keras."""
+    """Join the job like a Horovod program; return TensorFlow and Horovod's Keras module."""
     found: Any = importlib.import_module("multiring")
     sys.path.insert(0, str(Path(found.__file__).parent / "horovod" / "onpath"))
     hvd: Any = importlib.import_module("horovod.tensorflow.keras")

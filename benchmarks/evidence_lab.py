@@ -30,8 +30,8 @@ UP_S = 5.0
 
 def main() -> int:
     """Run the endings, then the starts."""
-    # A background process (nohup, a shell's &) ignores these signals, and its children inherit that. The labs need
-    # them.
+    # A background process (nohup, a shell's &) ignores these signals, and its children inherit that. But the labs
+    # must end on these signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

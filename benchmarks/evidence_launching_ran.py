@@ -1,4 +1,4 @@
-"""Run commands for the launching evidence; keep the output bytes and the exit code."""
+"""Run commands for the launching evidence, with their output and exit codes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Compare every public helper of multiring.torch under every mesh with one process.
+"""Compare each public helper of multiring.torch under each mesh with one process.
 
 evidence_parallel.py runs this table. Each row is a helper. A cell is a row under a mesh, in a kind of loop: plain,
 accumulating, with a last batch that the ranks cannot divide, or with two optimizers. The result of a cell is SAME,

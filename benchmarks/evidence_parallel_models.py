@@ -1,4 +1,4 @@
-"""Draw random models and train them under random parallelisms, for evidence_parallel.py."""
+"""Train random models under random parallelisms, for evidence_parallel.py."""
 
 import copy
 import tempfile

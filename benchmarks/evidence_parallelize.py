@@ -1,4 +1,4 @@
-"""Compare the parallelism that `parallelize` chooses with the fastest one it lists.
+"""Compare the parallelism that `parallelize` chooses with the fastest on its list.
 
     sudo .venv/bin/python benchmarks/evidence_parallelize.py [--only wide,deep,...] [--short | --divide N]
 

@@ -38,7 +38,7 @@ _RUN = ("-m", "multiring", "run", "-n")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a program: the command that starts its ranks, and their environment."""
+    """The place of a program: the command that starts its ranks, and the environment."""
 
     starter: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,4 +1,4 @@
-"""Attack a job from outside: fuzzed messages, occupied ports and a full rendezvous.
+"""Attack a job from outside: fuzzed messages, occupied ports, a full rendezvous.
 
     python benchmarks/evidence_strangers.py [--only parsers,ports] [--short]
 
@@ -140,7 +140,7 @@ def ports(share: int) -> Iterator[Claim]:
 
 
 def doors(share: int) -> Iterator[Claim]:
-    """Hold silent connections at every rank's port while the ranks connect to each other."""
+    """Hold silent connections at every rank's port while the ranks connect."""
     hosts, slots = (8, 8) if share == 1 else (4, 2)
     with Job(hosts * slots, "crowded", hosts, HELD, multiring_init_timeout_s=300) as job:
         job.wait_for(lambda heard: len(heard) == hosts * slots, 500)

@@ -52,7 +52,7 @@ def digits(share: int) -> Iterator[Claim]:
 
 
 def learned(options: str, seeds: range, epochs: int) -> tuple[list[tuple[int, float]], str]:
-    """Train with several seeds; return the bytes per step and accuracies, and any error.
+    """Train with several seeds; return bytes per step and accuracies, and any error.
 
     The accuracy is in percent. The error text is "" if all runs ended well.
     """

@@ -1,4 +1,4 @@
-"""Measure forks of a process with large buckets, and the memory that a step then adds.
+"""Measure forks of a process with large buckets, and the memory of a later step.
 
     multiring run -n 2 -- python benchmarks/forks.py [--gib 1]
 

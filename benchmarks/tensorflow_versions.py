@@ -24,7 +24,7 @@ PATIENCE_S = 300.0
 CHECK = """
 from multiring.frontend import requirements
 
-requirements.OLDEST |= {"tensorflow": "0", "keras": "0"}  # or what is older than promised would only be refused
+requirements.OLDEST |= {"tensorflow": "0", "keras": "0"}  # otherwise multiring refuses versions that are too old
 import keras
 import numpy as np
 import tensorflow as tf

@@ -286,7 +286,7 @@ class Run:
         self._keep(kind="out", cells=names, side=side, why=str(error))
 
     def _set_calls(self, turns: int) -> None:
-        """Fix the number of timed calls per cell, so that all alternations fit into the time."""
+        """Fix the number of timed calls per cell, so that all alternations fit."""
         doing = [each for each in self._known if not each.failed and not each.calls]
         names = {each.name for each in doing}
         starts_s = sum(max(each.start_s for each in cells) for cells in self._by_job(lambda each: each.name in names))
@@ -348,7 +348,7 @@ class Run:
                 return
 
     def _job(self, side: str, cells: list[Known]) -> dict[str, tuple[float, float, float]]:
-        """Run a job; return each cell's seconds per call, its overhead, and the job's start time.
+        """Run a job; return each cell's seconds per call, overhead and job start.
 
         Raises:
             CellError: A cell failed.

@@ -1,4 +1,4 @@
-"""Define the cells of two_commits.py, the verdicts on ratios and the use of the time.
+"""Define the cells of two_commits.py, the verdicts and the use of the time.
 
 This module holds only values and arithmetic. A ratio is the base commit's seconds divided by the new commit's seconds:
 below 1, the new commit is slower.

@@ -1,4 +1,4 @@
-"""Run one rank of a job of two_commits.py: verify and time cells one after the other.
+"""Run one rank of a two_commits.py job: verify and time cells one by one.
 
     python two_commits_rank.py JOB.json
 

@@ -1,4 +1,4 @@
-"""Define the tasks of two_commits.py: saving, loading, reading samples, and training.
+"""Define the tasks of two_commits.py: saving, loading, reading and training.
 
 The tasks use only interfaces that both commits have. Each task returns the timed call and a check. The check returns
 the arrays that the call made, and their expected values, which are computed without multiring.
