@@ -32,7 +32,7 @@ LAYERS = (
     "setting_values | replacing",
     "errors | version",
 )
-BUILDS_ON_OTHERS = "keras"  # its model runs on one of the other frameworks
+BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # A worker of the bench is a program of its own; no module imports it.
 WORKERS = "multiring.bench.workers.*"
 

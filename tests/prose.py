@@ -19,7 +19,7 @@ BLANK = "\N{MIDDLE DOT}"  # neither a word nor a space, so words on both sides o
 WANTED = {
     "typography.symbols": False,
     "typography.diacritical_marks": False,
-    "typography.punctuation.exclamation": False,  # rejects a single mark in a page of a hundred lines
+    "typography.punctuation.exclamation": False,  # rejects one exclamation mark in a hundred lines
     "typography": True,
     "archaism": True,
     "cliches": True,

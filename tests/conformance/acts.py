@@ -37,7 +37,7 @@ class Start(Protocol):
 
 @dataclass(slots=True)
 class Act:
-    """This rank's action for a step.
+    """An action of this rank in a step of a random program.
 
     `start` returns a handle, or the result with `waits=True`. `check` takes the result.
     """

@@ -57,7 +57,7 @@ SHARES = ((1,), (1, 1), (3, 1, 2), (1, 1, 1, 1))
 
 
 class Program:
-    """One rank's run of the program of a seed, on its own copy of the world group."""
+    """One rank's run of the program of a seed, on its own twin of the world group."""
 
     def __init__(self, world: multiring.Group, seed: int) -> None:
         self._seed = seed
@@ -173,7 +173,7 @@ class Program:
     def _pin(self, step: Step) -> None:
         """Pin a random valid schedule for a step, with random channels and segments."""
         group, collective, dice = self._teams[step.team].member(), PINNED[step.kind], step.dice()
-        dice.permutation(len(step.shape))  # skip the draw for the order of the strides
+        dice.permutation(len(step.shape))  # draw the order of the strides, which is not needed here
         root = int(dice.integers(group.size)) if collective is Collective.BROADCAST else 0
         count, topology = math.prod(step.shape), group.topology
         op = step.op if collective is Collective.ALL_REDUCE else "sum"

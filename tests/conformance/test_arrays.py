@@ -93,7 +93,7 @@ def test_special_values() -> None:
 
 
 def arena(here: Here) -> list[Any]:
-    """Arena memory is 64-byte aligned, is freed with its last view, and is never allocated twice."""
+    """Check that arena memory is 64-byte aligned, is freed with its last view, and is not reused before."""
     group = here.join()
     context = group._calls.services.context
     start = context.arena_bytes()

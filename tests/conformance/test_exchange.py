@@ -40,7 +40,7 @@ def test_blocking_calls_of_small_arrays_are_lowered_to_an_exchange(ranks: int) -
     for *blocking, asynchronous in run_ranks(met_in_slots, ranks):
         for log, size_bytes, algorithm in blocking:
             assert algorithm == "exchange"
-            assert log == [("exchange", 0, 2, size_bytes)]  # the third move, which combines
+            assert log == [("exchange", 0, 2, size_bytes)]  # the third move, which combines the contributions
         assert [lowering for lowering, *_ in asynchronous[0]] == [None] * 3
 
 
@@ -118,7 +118,7 @@ def disagree(here: Here) -> list[str]:
     group = here.join()
     odd = here.rank == 1
     told = []
-    for _ in range(2):  # in the second round every call is a repeated one
+    for _ in range(2):  # in the second round, every call repeats an earlier one
         mine = np.full(4, 1.0 + here.rank)
         wrong_calls: list[Any] = [
             lambda mine=mine: group.all_reduce(mine, "max" if odd else "sum"),

@@ -177,7 +177,7 @@ MAKERS: dict[str, Callable[[Path], str]] = {
 
 
 def opened(kind: str, url: str, **options: Any) -> Dataset:
-    """Return one of these data sets. Formats without random access are read in the order of their shards."""
+    """Open one of the small data sets. Formats without random access are read in the order of their shards."""
     shuffle = "windowed" if kind in {"parquet", "mds-zstd"} else "exact"
     wanted = "npy-files" if kind == "npy-files" else None
     return Dataset(url, **{"format": wanted, "shuffle": shuffle, **options})

@@ -226,7 +226,7 @@ BY_02 = {"x": np.arange(3, dtype=np.float32), "y": np.arange(4), "z": (1, float(
 def test_a_checkpoint_of_02_is_loaded_and_replaced(place: str, tmp_path: Path) -> None:
     kept = saved_by_02(tmp_path / place)
     assert same(loaded(tmp_path / "c"), BY_02)
-    for name in ("all.json", "all.safetensors"):  # the name in that version
+    for name in ("all.json", "all.safetensors"):  # the file names in multiring 0.2
         (kept / name).rename(kept / name.replace("all", "shared"))
     with pytest.raises(ArgumentError, match=r"all\.x is a set"):
         saved(tmp_path / "c", {"x": {1}})

@@ -27,7 +27,7 @@ from multiring.errors import ArgumentError, DataError, MultiringError, Unsupport
 
 
 def none_of(*names: str) -> Callable[[Path], None]:
-    """Return a function that creates these files, empty, in a folder."""
+    """Return a function that creates empty files with these names in a folder."""
 
     def make(place: Path) -> None:
         for name in names:

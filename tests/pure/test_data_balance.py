@@ -126,7 +126,7 @@ def test_workers_that_wait_for_a_core_gain_nothing_by_more_workers() -> None:
         "exposed_s": 0.1,
         "wire_s": 0.1,
     }
-    assert balance_of([counted(**shared)]).gains["workers"] > 1.3  # computed as if cores were free
+    assert balance_of([counted(**shared)]).gains["workers"] > 1.3  # computed for free cores
     shared["spent"] |= {"queued": 0.4}
     balance = balance_of([counted(**shared)])
     assert balance.bound == "decode"

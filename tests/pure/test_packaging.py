@@ -49,7 +49,7 @@ def test_the_conda_recipe_wants_what_the_project_wants(recipe: Any) -> None:
 
 
 def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> None:
-    # In a copy of the tree, whose folder of wheels fits no interpreter.
+    # The script runs in a copy of the tree whose folder of wheels fits no interpreter.
     for name in (".ci/wheel-check", "constraints.txt", "examples/digits_torch.py", "examples/digits_horovod.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())

@@ -46,7 +46,7 @@ def test_a_plan_serves_from_its_size_to_the_next() -> None:
 
 def test_another_topology_is_refused() -> None:
     pins = Pins(RACKED.shape(), ())
-    pins.refuse_other(replace(RACKED, rails=(TCP, replace(TCP, latency_s=1.0)), names=("a", "b")))  # the same shape
+    pins.refuse_other(replace(RACKED, rails=(TCP, replace(TCP, latency_s=1.0)), names=("a", "b")))  # same shape
     for other in (replace(RACKED, racks=()), replace(RACKED, rails=(TCP,)), Topology(((0, 2), (1, 3)))):
         with pytest.raises(ArgumentError, match=r"of another topology .* make new ones with multiring plan --save"):
             pins.refuse_other(other)

@@ -143,7 +143,7 @@ def test_ranks_of_a_host_share_its_way_out() -> None:
     assert found["direct", (8,)] == [
         Way(link=replace(TCP, bandwidth_bytes_per_s=TCP.bandwidth_bytes_per_s / 4 * 0.94), port=1)
     ]
-    assert found["ring", (8,)] == [Way(link=TCP, port=1)]  # only one rank does
+    assert found["ring", (8,)] == [Way(link=TCP, port=1)]  # only one rank sends to the other host
     assert found["direct", (4, 2)] == found["ring", (4, 2)] == [local, shared]
     broadcasts = _found(topology, Collective.BROADCAST, root=5)
     assert broadcasts["direct", (4, 2)] == [local, Way(link=TCP, port=1)]  # only the root sends between hosts

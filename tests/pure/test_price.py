@@ -101,7 +101,7 @@ def test_an_uplink_narrows_what_passes_it() -> None:
     schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2, 2)))
     link = Link(latency_s=0, overhead_s=0, bandwidth_bytes_per_s=1e9, reduce_bytes_per_s=math.inf)
     ways = [Way(link=link, port=0), Way(link=link, port=0, uplink_bytes_per_s=1e8)]
-    assert price(schedule, 1e9, ways) == pytest.approx(1.0 + 0.5 * 10)  # store nothing: the uplink is busy all the time
+    assert price(schedule, 1e9, ways) == pytest.approx(1.0 + 0.5 * 10)  # the uplink slows the second axis tenfold
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "tree"])

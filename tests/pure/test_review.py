@@ -24,7 +24,7 @@ def test_one_check_alone_changes_nothing() -> None:
     assert review.check(EVEN) is None
     assert review.check(table(1.4, [[0] * 3] * 3)) is None
     assert review.check(EVEN) is None
-    assert review.check(np.zeros((6, 5))) is None  # all zeros count neither way
+    assert review.check(np.zeros((6, 5))) is None  # zeros count neither for nor against a change
     assert review.check(EVEN) is not None
 
 

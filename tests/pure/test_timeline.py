@@ -541,7 +541,7 @@ def test_what_is_ours_is_removed_also_compressed_or_unfinished(tmp_path: Path) -
         unfinished._file.write(unfinished._separator)
         unfinished._file.flush()
         assert len(list(tmp_path.iterdir())) == 3
-        unfinished._file.close()  # as the kernel does for a killed process
+        unfinished._file.close()  # the kernel does the same for a killed process
         clear(path)
         assert not list(tmp_path.iterdir())
         path.touch()

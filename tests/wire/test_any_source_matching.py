@@ -137,7 +137,7 @@ def test_after_all_left() -> None:
 
 
 def a_late_mailbox(here: Here) -> int:
-    """Post a receive before the other ranks create their matching; it completes once they have."""
+    """Post a receive before the other ranks create their `AnySourceMatching`; it completes afterwards."""
     group = here.join()
     got = np.zeros(3, np.int64)
     if here.rank == 0:

@@ -143,7 +143,7 @@ def compute(here: Here) -> list[str]:
         memoryview(engine.allocate((1,), "float32"))  # type: ignore[arg-type]  # that is the point
 
     array = device_array(group, (3, 5), np.float32).put(rank + 1)
-    for times in range(3):  # unlike the host's engine, it caches no calls by array
+    for times in range(3):  # the device's engine, unlike the host's, caches no calls by array
         group.all_reduce(array)
         assert (array.get() == size * (size + 1) / 2 * size**times).all()
     group.broadcast(array.put(rank), root=size - 1)

@@ -474,7 +474,7 @@ def test_a_kernel_without_token_buckets(
     def refuse(*_: object, **__: object) -> None:
         raise NetlinkError(code, "full")
 
-    monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # otherwise found by __getattr__
+    monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # otherwise __getattr__ finds `tc`
     with pytest.raises(error, match=words), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
         pass
 

@@ -53,7 +53,7 @@ def some_are_missing(here: Here) -> list[BarrierOutcome]:
     roll_call = MonitoredBarrier(group)
     rolls = []
     if here.rank == 0:
-        roll_call._context.link_with([1, 2, 3])  # as the call does; before it, rank 2 may have no connection
+        roll_call._context.link_with([1, 2, 3])  # connect as the call does; rank 2 may have no connection yet
         await_sign(lambda: roll_call._come.get(1) == {2})
         rolls.append(roll_call.call(0.1, waits_for_all=True))
     elif here.rank == 2:

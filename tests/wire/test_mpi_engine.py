@@ -222,7 +222,7 @@ def test_silence_ends_at_the_timeout_and_the_survivors_end_too(tmp_path: Path) -
     ) as job:
         assert job.stdout is not None
         lines: list[str] = []
-        while not any("ending without it" in line for line in lines):  # by one survivor; its exit may free the other
+        while not any("ending without it" in line for line in lines):  # one survivor's exit may free the other
             lines.append(job.stdout.readline())
             assert lines[-1], lines
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
