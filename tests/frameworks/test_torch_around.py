@@ -220,7 +220,7 @@ def misuse(here: Here, folder: str) -> None:
     with pytest.raises(ArgumentError, match="optimizer does not take"):
         mt.load(path, optimizer=torch.optim.Adam([nn.Parameter(torch.ones(1))]))
     mt.barrier()
-    if here.rank == 0:  # of another save
+    if here.rank == 0:  # the shared part of another save
         (shared,) = Path(path).rglob("shared.json")
         shared.write_text(json.dumps({**json.loads(shared.read_text()), "token": "another"}))
     mt.barrier()
@@ -275,7 +275,7 @@ def hand_on(here: Here) -> list[Any]:
     log = mt.metrics_hook(start, every=2)
     weight = torch.ones(1, requires_grad=True)
     for step in range(3):
-        # Of 1 and 2 samples in the first step, 0 and 1 in the others.
+        # The ranks have 1 and 2 samples in the first step, and 0 and 1 in the other steps.
         count = here.rank + (step == 0)
         found = log(step, {"loss": (weight * (step + here.rank)).sum(), "two": np.full(2, step)}, weight=count)
         assert (found is None) is (step != 1)
@@ -295,7 +295,7 @@ def test_a_hook_hands_on_what_one_process_would() -> None:
     assert other == []
     [(step, metrics), (last, _)] = first
     assert (step, last) == (1, 2)
-    # 0 once and 1 twice in the first step, 2 once in the second.
+    # The losses are 0 once and 1 twice in the first step, and 2 once in the second.
     assert metrics["loss"] == (0 + 1 + 1 + 2) / 4
     assert metrics["two"].tolist() == [1 / 4, 1 / 4]
 
@@ -317,7 +317,7 @@ def scale(here: Here, distributes: bool) -> list[list[float]]:  # noqa: FBT001 -
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(inputs).float().square().mean()
-        # On one rank alone, in the first step.
+        # Only one rank overflows, in the first step.
         factor = float("inf") if (number, here.rank) == (0, 1) else 1.0
         scaler.scale(loss * factor).backward()
         scaler.unscale_(optimizer)

@@ -1,4 +1,4 @@
-"""broadcast_parameters and broadcast_optimizer_state."""
+"""Tests of broadcast_parameters and broadcast_optimizer_state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +110,7 @@ def broadcast_state(here: Here, name: str) -> None:
         assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.2)
         assert optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.1)
         assert {key: type(value) for key, value in optimizer.param_groups[0].items()} | {"lr": 0} == kinds | {"lr": 0}
-        # From here on both take the same way.
+        # From here on both ranks take the same steps.
         model.zero_grad()
         backward(loss_of(model, 7))
         optimizer.step()
@@ -157,7 +157,7 @@ def misuse_parameters(here: Here) -> None:
     for params, root, kind, text in bad:
         with pytest.raises(kind, match=text):
             mt.broadcast_parameters(params, root)
-    # Wrong on one rank only: the others are told.
+    # If only one rank is wrong, the other ranks get an error, too.
     with pytest.raises(ArgumentError if here.rank == 1 else MismatchError, match="want a tensor"):
         mt.broadcast_parameters(mixed if here.rank == 1 else {"a": torch.ones(1)}, 0)
     value = torch.full((2,), float(here.rank))

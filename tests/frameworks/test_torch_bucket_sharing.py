@@ -1,4 +1,4 @@
-"""DistributedDataParallel with multiring's communication hook: buckets in the arena, wire types, what is carried on."""
+"""DDP with multiring's communication hook: arena buckets, wire types, residuals."""
 
 import copy
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ import multiring.torch as mt
 from multiring.errors import ArgumentError
 
 RATE = 0.1
-# Of a gradient's largest element: float32's own rounding, and once for each rank what the wire type loses.
+# Bounds relative to a gradient's largest element: float32's rounding, and the wire type's loss once for each rank.
 BOUNDS = {"none": 1e-5, "fp16": 2e-3, "bf16": 2e-2, "int8": 3e-2}
 
 
 def small() -> nn.Module:
-    """Return a network of which some parameters lie in memory as channels_last."""
+    """Return a network with some parameters in the channels_last memory format."""
     made = network(torch.float32)
     made.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch has no stub for it
     return made
 
 
 def hooked(model: nn.Module, sharing: mt.BucketSharing, *, view: bool = True, **options: Any) -> Any:
-    """Return `model` in buckets of a few hundred bytes, so that there are several."""
+    """Return `model` as DDP with the hook, in several buckets of a few hundred bytes."""
     made = DistributedDataParallel(model, gradient_as_bucket_view=view, bucket_cap_mb=3e-4, **options)
     made.register_comm_hook(sharing, mt.share_bucket)
     return made
@@ -54,7 +54,10 @@ def test_gradients_are_made_and_averaged_in_the_arena(tmp_path: Path) -> None:
 
 
 def average(here: Here, store: Path) -> None:
-    """However gradients are dropped, and also where they are copied into buckets and out of them."""
+    """Average in the arena, in whatever way gradients are reset.
+
+    With view=False, DDP copies gradients into and out of its buckets.
+    """
     with process_group(here, store) as group:
         for view, options in ((True, {}), (True, {"static_graph": True}), (False, {})):
             model = hooked(small(), mt.BucketSharing(), view=view, **options)
@@ -86,7 +89,7 @@ def code(here: Here, store: Path) -> None:
                 for step in range(3):
                     model.zero_grad()
                     step_of(here, model, step)
-                    # A residual that was owed may be as large as what is lost now.
+                    # The residual of the previous step may be as large as the loss of this step.
                     expect_close(model, means_of(here, small(), step), name, 2.0 if feedback else 1.0)
                     expect_same_bits(group, gradients(model))
                 if name == "bf16" and not feedback:
@@ -101,7 +104,7 @@ def test_unused_parameters_and_ranks_that_ran_out(tmp_path: Path) -> None:
 
 
 class Forks(nn.Module):
-    """Two layers, of which a forward takes one; and one that nothing uses."""
+    """Three layers: each forward pass uses one of the first two, and none the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +126,7 @@ def leave_out(here: Here, store: Path) -> None:
                     optimizer.zero_grad()
                     x = torch.full((1, 3), float(1 + step))
                     backward(model(x, (here.rank + step) % 2).sum())
-                    if step < 2:  # both ranks have a sample, and each layer is one rank's
+                    if step < 2:  # both ranks have samples, and each layer is used by one rank
                         for layer in model.module.layers[:2]:
                             wanted = torch.full((2, 3), 0.5 * (1 + step))
                             assert torch.allclose(layer.weight.grad, wanted, atol=0.05 * (1 + step))
@@ -132,11 +135,11 @@ def leave_out(here: Here, store: Path) -> None:
             expect_same_bits(group, list(model.parameters()))
 
 
-# ---- what is lost, and carried on ----
+# ---- losses and residuals ----
 
 
 class Weights(nn.Module):
-    """Two matrices and a vector, whose gradients are what they are multiplied with."""
+    """Two matrices and a vector; each gradient equals the tensor passed for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,11 +157,11 @@ def given_to(rank: int, step: int) -> list[Tensor]:
     return [torch.randn(each.shape, generator=generator) for each in Weights().parameters()]
 
 
-# What a wire loses of the ranks' sums nobody owes: up to 2^-9 of an element, in each of five steps.
+# No residual holds the rounding of the ranks' sums: up to 2^-9 of an element in each of five steps.
 NOT_OWED = {"powersgd": 1e-4, "bf16": 0.05}
 LOSSY = {
     "powersgd": lambda: mt.BucketSharing(mt.PowerSGD(2)),
-    # Not int8, which codes blocks of elements: in other buckets they are other ones.
+    # int8 is missing because it quantizes blocks of elements, and blocks depend on the buckets.
     "bf16": lambda: mt.BucketSharing(mt.Compression.bf16, error_feedback=True),
 }
 
@@ -169,7 +172,10 @@ def test_nothing_is_lost_for_good_and_states_resume_to_the_bit(tmp_path: Path, n
 
 
 def conserve(here: Here, store: Path, name: str) -> None:
-    """All that was applied, and what all ranks still owe, is all there was; a state goes on in other buckets."""
+    """The applied gradients plus all residuals equal all gradients.
+
+    A saved state resumes with other buckets.
+    """
     with process_group(here, store) as group:
         sharing = LOSSY[name]()
         model = hooked(Weights(), sharing)
@@ -187,7 +193,7 @@ def conserve(here: Here, store: Path, name: str) -> None:
                 group.all_reduce(each.numpy(), "average")
             lost += float((found - total).abs().max())
             assert torch.allclose(found + rest, total, rtol=0, atol=NOT_OWED[name])
-        assert lost > 1e-3  # it is the residuals that make up for it
+        assert lost > 1e-3  # a loss that the residuals make up for
         saved = copy.deepcopy(sharing.state_dict(model.module))
         again = LOSSY[name]()
         other = hooked(Weights(), again, static_graph=True)
@@ -217,7 +223,7 @@ def refuse(here: Here, store: Path) -> None:
     with pytest.raises(ArgumentError, match="error_feedback=True without a wire type"):
         mt.BucketSharing(error_feedback=True)
     join(here)
-    made = dist.FileStore(str(store), here.size)  # type: ignore[attr-defined] # torch does
+    made = dist.FileStore(str(store), here.size)  # type: ignore[attr-defined] # torch defines it
     dist.init_process_group("gloo", store=made, rank=here.rank, world_size=here.size)
     with pytest.raises(ArgumentError, match=r"want a group of multiring, made by init_process_group\('multiring'\)"):
         _ = mt.BucketSharing().group

@@ -1,4 +1,4 @@
-"""A sample of the table of cells; all of it is in benchmarks/evidence_horovod.py."""
+"""A random sample of the table of cells; benchmarks/evidence_horovod.py runs all."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checkpoints of torch's models, optimizers and tensors: all that belongs to them, or a refusal by name."""
+"""Checkpoints of models, optimizers and tensors: complete, or rejected by name."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ DTYPES = sorted(
 
 
 def tensors(dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors of a type, of random bits and several layouts."""
+    """Return tensors of type `dtype` with random bits, in several layouts."""
     torch.manual_seed(1)
     found = []
     for shape in ((), (0,), (1,), (4, 6), (2, 0, 3)):
@@ -51,7 +51,7 @@ def bits_of(tensor: Tensor) -> Any:
 
 def keep_all_types(_here: Here, folder: str) -> None:
     enter()
-    warnings.simplefilter("ignore", UserWarning)  # of torch, about types that it may give up
+    warnings.simplefilter("ignore", UserWarning)  # torch warns about types that it may remove
     wanted = {str(dtype): tensors(dtype) for dtype in DTYPES}
     assert {"torch.float8_e8m0fnu", "torch.uint16", "torch.complex128", "torch.bool"} <= set(wanted)
     mt.save(f"{folder}/c", x=wanted, size=torch.Size([2, 3]), device=torch.device("cpu"), dtype=torch.bfloat16)
@@ -63,12 +63,12 @@ def keep_all_types(_here: Here, folder: str) -> None:
 
 
 class Subclass(Tensor):
-    """A kind of tensor of its own."""
+    """A subclass of Tensor."""
 
 
 def refuse(_here: Here, folder: str) -> None:
     enter()
-    warnings.simplefilter("ignore", UserWarning)  # of torch, about types that it may give up
+    warnings.simplefilter("ignore", UserWarning)  # torch warns about types that it may remove
     path = f"{folder}/c"
     mt.save(path, good=torch.ones(2))
     lazy = nn.LazyLinear(3)
@@ -122,7 +122,7 @@ def say_what_is_left(_here: Here, folder: str) -> None:
 
 
 class Kept(nn.Module):
-    """A module with everything that a module may have beside its parameters."""
+    """A module with everything that a module may have besides parameters."""
 
     _version = 3
     mean: Tensor
@@ -158,7 +158,7 @@ def keep_what_belongs_to_a_module(here: Here, folder: str) -> None:
         again = Kept()
         mt.load(path, model=nn.ModuleDict({"a": again}))
         assert str(again.count) == str(extra)
-        assert again.mean.tolist() == [1.0 + here.rank] * 2  # as BatchNorm's statistics, each rank's own
+        assert again.mean.tolist() == [1.0 + here.rank] * 2  # like BatchNorm's statistics, each rank has its own
         assert again.loaded_version == 3
     model.count = object()
     kind = ArgumentError if here.rank == 0 else MismatchError
@@ -170,7 +170,10 @@ def keep_what_belongs_to_a_module(here: Here, folder: str) -> None:
 
 
 class Scaled(nn.Module):
-    """A module with a scale, and perhaps another one inside that is called as DistributedDataParallel calls it."""
+    """A module with a scale, and perhaps an inner module.
+
+    The inner module is called `module`, as in DistributedDataParallel.
+    """
 
     scale: Tensor
 
@@ -199,7 +202,7 @@ def keep_rates_apart(path: str) -> None:
     optimizer, again = made(), made()
     optimizer.param_groups[0]["lr"] = torch.tensor(0.25)
     mt.save(path, optimizer=optimizer)
-    mt.load(path, optimizer=again)  # whose groups share one tensor
+    mt.load(path, optimizer=again)  # its groups share one tensor
     assert [float(group["lr"]) for group in again.param_groups] == [0.25, 0.5]
 
 

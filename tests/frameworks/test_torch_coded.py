@@ -1,4 +1,7 @@
-"""Wires that round, and error feedback: against NumPy's own 16-bit types, and by what must hold whatever is lost."""
+"""Wire types that round, with and without error feedback.
+
+The reference uses NumPy's 16-bit types.
+"""
 
 import copy
 from typing import Any
@@ -56,7 +59,7 @@ def follow_reference(here: Here, wire: str, is_coded: bool) -> None:  # noqa: FB
                 assert np.array_equal(found[i].numpy(), owed[here.rank][i])
                 assert parameter.grad is not None
                 exact = scale * np.mean([each.astype(np.float64) for each in sent], axis=0)
-                # Of a sum that comes over a wire, that is rounded too.
+                # A sum that crosses a wire is rounded, too.
                 bound = (ROUNDOFF[wire] if is_coded else 0) + 2.0**-21
                 assert (np.abs(parameter.grad.numpy() - exact) <= bound * np.abs(sent).sum(axis=0)).all()
             optimizer.step()
@@ -65,7 +68,10 @@ def follow_reference(here: Here, wire: str, is_coded: bool) -> None:  # noqa: FB
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_nothing_is_lost_for_good(wire: str) -> None:
-    """On one host, where no sum is coded: all that was applied and is owed is all there was to apply."""
+    """On one host, applied gradients plus residuals equal all gradients.
+
+    No sum is compressed there.
+    """
     run_ranks(conserve, 3, wire)
 
 
@@ -90,7 +96,7 @@ def conserve(here: Here, wire: str) -> None:
             group.all_reduce(each.numpy(), "average")
         assert (applied[i] + mean - handed[i]).abs().max() < 2e-6
         largest = max(largest, float((applied[i] - handed[i]).abs().max()))
-    assert largest > 4e-5  # it is the residuals that make up for it
+    assert largest > 4e-5  # a loss that the residuals make up for
 
 
 @pytest.mark.parametrize("error_feedback", [False, True])
@@ -99,7 +105,7 @@ def test_what_is_too_small_for_a_wire_arrives_in_time(error_feedback: bool) -> N
 
 
 def send_small(here: Here, error_feedback: bool) -> None:  # noqa: FBT001
-    """Beside 1.0 int8 has nothing between 0 and 1/127."""
+    """Send small values beside 1.0; int8 then has no value between 0 and 1/127."""
     join(here)
     weight = nn.Parameter(torch.zeros(64))
     optimizer = optimizer_of([weight], "int8", error_feedback=error_feedback)
@@ -119,7 +125,7 @@ def send_small(here: Here, error_feedback: bool) -> None:  # noqa: FBT001
         assert not applied[6:].any()
 
 
-# ---- ranks that differ in what they have ----
+# ---- ranks with different gradients ----
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -135,9 +141,8 @@ def lack_gradients(here: Here, wire: str) -> None:
     before = residuals(optimizer)
     optimizer.synchronize()
     optimizer.zero_grad()
-    if (
-        here.rank == 1
-    ):  # the first by one rank, the others by none; so large that a flag beside it would be rounded away
+    # Only rank 1 has a gradient, of the first parameter. A flag beside so large a value would be rounded away.
+    if here.rank == 1:
         backward((shared[0] * 1e4 * torch.from_numpy(gradient((6, 8), 9))).sum())
     else:
         optimizer.synchronize()
@@ -146,7 +151,7 @@ def lack_gradients(here: Here, wire: str) -> None:
     assert shared[1].grad is shared[2].grad is None
     expect_same_bits(group, [shared[0].grad])
     after = residuals(optimizer)
-    # What is owed waits for a gradient to go with.
+    # A residual waits for the parameter's next gradient.
     assert torch.equal(before[0], after[0]) == (here.rank == 0)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[2], after[2])
@@ -227,7 +232,7 @@ def resume(here: Here) -> None:
     ends = []
     for kept in (state, {**state, "multiring": {**state["multiring"], "residuals": {}}}):
         again = [nn.Parameter(value.clone()) for value in values]
-        # Buckets of another size: residuals belong to parameters.
+        # Residuals belong to parameters, so they also fit buckets of another size.
         optimizer = optimizer_of(again, "bf16")
         optimizer.load_state_dict(copy.deepcopy(kept))
         run(again, optimizer, range(3, 6))
@@ -252,7 +257,7 @@ def send_nothing(here: Here) -> None:
 
 
 def test_bytes_are_those_of_the_wire() -> None:
-    padded = 16 * (3 + 1 + 7 + 1)  # to 64 bytes each
+    padded = 16 * (3 + 1 + 7 + 1)  # each tensor is padded to 64 bytes
     flags = len(SHAPES) + 3
     wanted = [2 * padded + flags, 2 * padded + flags, padded + 4 + flags]
     assert run_ranks(count_bytes, 2) == [wanted] * 2

@@ -1,4 +1,4 @@
-"""DistributedOptimizer's contract as Horovod has it: its methods, what it refuses, and in which words."""
+"""Horovod's contract of DistributedOptimizer: methods, errors and their texts."""
 
 import copy
 import pickle
@@ -70,10 +70,10 @@ def warn_once(here: Here) -> None:
             before = first_of(model).detach().clone()
             with optimizer.skip_synchronize():
                 assert warnings_of(optimizer.step) == []
-            assert torch.equal(first_of(model), before)  # as they were left, not reduced again
+            assert torch.equal(first_of(model), before)  # the zeroed gradients were not reduced again
         else:
             assert warnings_of(optimizer.step) == []
-    # What was synchronised is none of a later step's business.
+    # A call of synchronize without a step does not affect later steps.
     optimizer.synchronize()
     optimizer.zero_grad()
     backward(loss_of(model, here.rank))
@@ -94,12 +94,12 @@ def refuse_early_zero(here: Here) -> None:
     backward(loss_of(model, here.rank))
     optimizer.synchronize()
     optimizer.zero_grad()
-    # Also where nothing has been reduced yet.
+    # The same holds before any gradient was reduced.
     optimizer.set_backward_passes_per_step(2)
     backward(loss_of(model, here.rank))
     with pytest.raises(AssertionError, match=TOO_EARLY):
         optimizer.zero_grad()
-    optimizer.load_state_dict(optimizer.state_dict())  # as going back to a checkpoint does
+    optimizer.load_state_dict(optimizer.state_dict())  # as after a return to a checkpoint
     optimizer.zero_grad()
     expect_same_parameters(model)
 
@@ -166,7 +166,7 @@ def refuse_options(_: Here) -> None:
 
 
 def leave_scaled_step(here: Here) -> None:
-    """A scaler leaves the step out, and nobody sets the gradients to zero either; then they may be."""
+    """A scaler skips steps, first without and then with zeroed gradients."""
     for kind in ({}, {"fused": True}):
         model = network(torch.float32)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, **kind)
@@ -187,7 +187,10 @@ def leave_scaled_step(here: Here) -> None:
 
 
 def derive_classes(here: Here) -> None:
-    """A class derived from a distributed optimizer's makes plain optimizers, until they are distributed."""
+    """A class derived from a distributed optimizer's class makes plain optimizers.
+
+    They stay plain until they are distributed.
+    """
     distributed = sgd(network())
     base: Any = type(distributed)
     steps = []
@@ -208,7 +211,7 @@ def derive_classes(here: Here) -> None:
     assert type(optimizer) is Counting
     optimizer.zero_grad()
     backward(loss_of(model, here.rank))
-    optimizer.step()  # the base's step comes within: gradients are not reduced a second time
+    optimizer.step()  # calls the base's step, which must not reduce gradients again
     expect_same_parameters(model)
     optimizer.zero_grad()
 
@@ -222,11 +225,11 @@ def derive_classes(here: Here) -> None:
     expect_same_parameters(model)
     assert steps == [0.1] * 3
     assert type(copy.deepcopy(optimizer)) is Counting
-    assert type(pickle.loads(pickle.dumps(distributed))) is torch.optim.SGD  # noqa: S301 -- our own
+    assert type(pickle.loads(pickle.dumps(distributed))) is torch.optim.SGD  # noqa: S301 -- the test's data
 
 
 def stay_outside(here: Here) -> None:
-    """A set without this rank: it trains for itself."""
+    """A rank outside the optimizer's process set trains alone."""
     multiring.shutdown()
     alone = mt.ProcessSet([0])
     mt.init(process_sets=[alone])
@@ -248,7 +251,7 @@ def stay_outside(here: Here) -> None:
 
 
 class Halved:
-    """A compressor of a program's own."""
+    """A user's own compressor."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -271,7 +274,7 @@ def translate(here: Here) -> None:
 
 
 def leave_other_types(here: Here) -> None:
-    """Only float32 is coded between hosts; what is not goes as it is."""
+    """Only float32 is compressed between hosts; other types are sent unchanged."""
     model = network(torch.float64)
     sgd(model, compression=mt.Compression.fp16)
     backward(loss_of(model, here.rank))
@@ -299,7 +302,7 @@ def share_in_another_job(here: Here) -> None:
     multiring.init()
     optimizer.step()
     optimizer.zero_grad()
-    backward(loss_of(model, here.rank))  # of the next job
+    backward(loss_of(model, here.rank))  # a gradient of the next job
     optimizer.step()
     expect_same_parameters(model)
     share_anew(optimizer)
@@ -307,7 +310,7 @@ def share_in_another_job(here: Here) -> None:
     backward(loss_of(model, here.rank))
     optimizer.step()
     expect_same_parameters(model)
-    share_anew(torch.optim.SGD(model.parameters()))  # nothing to share
+    share_anew(torch.optim.SGD(model.parameters()))  # a plain optimizer shares nothing
 
 
 def test_names_are_checked_before_init() -> None:

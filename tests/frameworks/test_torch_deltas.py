@@ -1,4 +1,7 @@
-"""op=Adasum: every rank steps by itself, and what the steps changed is combined; against one process that plays all."""
+"""op=Adasum: each rank steps alone, and the ranks' changes are combined.
+
+The reference is one process that plays all ranks.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +18,7 @@ import multiring.torch as mt
 from multiring.frontend.adasum import adasum
 
 STEPS = 3
-Made = Callable[[Any], Any]  # an optimizer of parameters
+Made = Callable[[Any], Any]  # makes an optimizer of parameters
 
 
 def sgd(parameters: Any) -> Any:
@@ -27,7 +30,7 @@ def adam(parameters: Any) -> Any:
 
 
 def played(make: Made, ranks: int) -> list[Tensor]:
-    """Return the parameters after some steps of so many ranks."""
+    """Return the parameters after the steps of `ranks` ranks, played by one process."""
     models = [network() for _ in range(ranks)]
     optimizers = [make(model.parameters()) for model in models]
     for step in range(STEPS):
@@ -90,7 +93,7 @@ def closure_step(model: Any, optimizer: Any, seed: int) -> None:
 
 
 def check_overflow(here: Here, settings: dict[str, Any]) -> None:
-    """One rank's overflow makes all leave the step out; without one all unscale."""
+    """If one rank overflows, all ranks skip the step; otherwise all unscale."""
     model, plain = network(torch.float32), network(torch.float32)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     mt.DistributedOptimizer(optimizer, model.named_parameters(), op="adasum")
@@ -107,7 +110,7 @@ def check_overflow(here: Here, settings: dict[str, Any]) -> None:
         if step == 0:
             assert all(torch.equal(one, each) for one, each in zip(before, model.parameters(), strict=True))
             continue
-        # All ranks changed the same: that is what Adasum makes of it.
+        # Adasum of equal changes is the same change.
         backward(loss_of(plain, 1))
         for each, own in zip(plain.parameters(), model.parameters(), strict=True):
             assert each.grad is not None
@@ -118,7 +121,7 @@ def check_overflow(here: Here, settings: dict[str, Any]) -> None:
 
 
 def check_derived(here: Here) -> None:
-    """What a derived class's step does besides its base's is combined as well."""
+    """Changes that a derived class's step makes are combined, too."""
 
     class Drifting(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

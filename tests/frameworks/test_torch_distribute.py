@@ -1,4 +1,4 @@
-"""What `distribute` makes of a script for one process trains as that one does, at any number of ranks."""
+"""A script with `distribute` trains as in one process, on any number of ranks."""
 
 import itertools
 from typing import Any
@@ -27,13 +27,13 @@ import multiring.torch as mt
 
 
 def near(values: list[float]) -> object:
-    """Return what equals `values` up to rounding in another order."""
+    """Return a matcher of `values` that allows for another order of summation."""
     return pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Curve]:
-    """What the scripts do in one process, without multiring."""
+    """Return the curves of the scripts in one process, without multiring."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found = {}
@@ -46,7 +46,10 @@ def alone() -> dict[str, Curve]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_curves_are_those_of_one_process(ranks: int, alone: dict[str, Curve]) -> None:
-    """Last batches are uneven, or fewer than there are ranks; other ranks begin with other parameters and seeds."""
+    """Last batches are uneven, or smaller than the number of ranks.
+
+    All ranks but rank 0 start with other parameters and seeds.
+    """
     for curves in run_ranks(train_all, ranks):
         for name, (losses, parameters) in curves.items():
             assert losses == near(alone[name][0]), name
@@ -68,7 +71,7 @@ def test_batches_per_rank_are_one_large_batch(rule: str) -> None:
     factor = {"linear": 3.0, "sqrt": 3**0.5, "keep": 1.0}[rule]
 
     def quick(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1 * factor)  # type: ignore[arg-type] # an iterable of them
+        return torch.optim.SGD(parameters, lr=0.1 * factor)  # type: ignore[arg-type] # parameters are iterable
 
     seed(7)
     losses, parameters = curve_of(Case(lambda: DataLoader(data(), 6, shuffle=True), optimizer=quick))
@@ -93,7 +96,7 @@ SIZES = (7, 4, 2)  # samples of each rank
 
 
 def test_shards_of_unlike_length() -> None:
-    """The step's batch is what all ranks have of it, until none has any."""
+    """A step's batch joins the ranks' shards, until all shards are used up."""
     own = [data(size, seed=rank)[:] for rank, size in enumerate(SIZES)]
     steps = [
         [tuple(each[start : start + 3] for each in samples) for samples in own if len(samples[0]) > start]
@@ -134,7 +137,7 @@ def train_shards(here: Here) -> list[list[float]]:
 
 
 def test_samplers_that_deal_to_ranks() -> None:
-    """Each pass has an order of its own, also where nobody calls set_epoch; or the one that was asked for."""
+    """Each pass has its own order; `set_epoch` selects an order."""
     by_rank = run_ranks(take_dealt, 2)
     passes = [sorted(itertools.chain(*parts)) for parts in zip(*by_rank, strict=True)]
     assert passes == [list(range(8))] * 4
@@ -158,7 +161,7 @@ def take_dealt(here: Here) -> list[list[int]]:
 
 
 class Seeds(Dataset[tuple[int, int]]):
-    """What workers were seeded with."""
+    """A data set of the workers' seeds."""
 
     def __len__(self) -> int:
         return 12
@@ -171,7 +174,10 @@ class Seeds(Dataset[tuple[int, int]]):
 
 
 def test_workers_have_seeds_of_their_own() -> None:
-    """Other ones on each rank, in each worker and epoch, by rank 0's seed; and rank 0's those of one process."""
+    """Workers' seeds differ by rank, worker and epoch, and derive from rank 0's seed.
+
+    Rank 0's workers have the seeds of one process.
+    """
     seed(3)
     alone = seeds_of(forked(Seeds()))
     by_rank = run_ranks(tell_seeds, 2)

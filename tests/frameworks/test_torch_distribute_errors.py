@@ -1,4 +1,4 @@
-"""What `distribute`, and the loader it makes, refuse; every rank is told, and the job goes on."""
+"""Errors of `distribute` and its loader reach all ranks, and the job continues."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class OwnLoader(DataLoader[Any]):
 
 def pass_wrong_arguments(here: Here) -> None:
     join(here)
-    dealing: Any = DistributedSampler(range(22), 2, here.rank)  # type: ignore[arg-type] # of numbers
+    dealing: Any = DistributedSampler(range(22), 2, here.rank)  # type: ignore[arg-type] # a range is no Dataset
     other: Any = DistributedSampler(range(22), 4, here.rank)  # type: ignore[arg-type]
     scheduled = sgd(network().parameters())
     torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
@@ -121,12 +121,12 @@ def pass_wrong_arguments(here: Here) -> None:
 
 
 def test_samples() -> None:
-    """Ranks that have the same samples, others than they should, or none."""
+    """Ranks have equal samples, different samples, or no samples."""
     run_ranks(pass_wrong_samples, 3)
 
 
 class Shuffled(Stream):
-    """Each rank has another order."""
+    """A stream with a different order on each rank."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(data())
@@ -138,7 +138,7 @@ class Shuffled(Stream):
 
 
 class Same(Dataset[float]):
-    """Whatever sample one asks for, it is the same."""
+    """A data set in which all samples are equal."""
 
     def __len__(self) -> int:
         return 12
@@ -148,7 +148,7 @@ class Same(Dataset[float]):
 
 
 class Breaking:
-    """Batches of which rank 0 cannot draw the third."""
+    """A batch sampler that fails at its third batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
         yield from ([0, 1, 2], [3, 4, 5])
@@ -156,7 +156,7 @@ class Breaking:
 
 
 class Drawing:
-    """Batches without samples."""
+    """A batch sampler that yields an empty batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
         yield []
@@ -207,12 +207,18 @@ def pass_wrong_samples(here: Here) -> None:
 
 
 def test_data_that_differ_between_ranks() -> None:
-    """Told at the call, by a few samples; not of what is random by intention, and nothing is drawn for it."""
+    """`distribute` compares a few samples and reports different data.
+
+    It ignores data that are random by intention, and draws no random numbers.
+    """
     run_ranks(distribute_unlike_data, 3)
 
 
 class Augmented(Dataset[float]):
-    """The same samples on all ranks, with noise: from the global generators, or from one of each data set's own."""
+    """Equal samples on all ranks, plus noise.
+
+    The noise comes from the global generators and, with `has_own`, from a generator of the data set.
+    """
 
     def __init__(self, *, has_own: bool) -> None:
         self.own = random.Random() if has_own else random  # noqa: S311 -- no secret
@@ -221,11 +227,11 @@ class Augmented(Dataset[float]):
         return 12
 
     def __getitem__(self, index: int) -> float:
-        return index + self.own.random() + float(torch.rand(())) + np.random.rand()  # noqa: NPY002 -- what data sets use
+        return index + self.own.random() + float(torch.rand(())) + np.random.rand()  # noqa: NPY002 -- used by data sets
 
 
 class Keyed(Dataset[float]):
-    """Samples that are not numbered."""
+    """A data set with keys instead of numbers."""
 
     def __len__(self) -> int:
         return 3

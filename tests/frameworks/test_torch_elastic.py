@@ -1,4 +1,4 @@
-"""Training that goes on after a failure: with the same result, and each sample once."""
+"""Training that resumes after failures: the same result, and each sample once."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ SAMPLES, EPOCHS, BATCH = 18, 2, 2
 
 
 class Failing:
-    """Raises HorovodInternalError on one rank, at certain steps, once at each."""
+    """Raises HorovodInternalError on rank 1, once at each of the given steps."""
 
     def __init__(self, here: Here, steps: list[int]) -> None:
         self._left = steps if here.rank == 1 else []
@@ -41,7 +41,7 @@ def loss_on(model: nn.Module, indices: list[int]) -> Tensor:
 
 
 def train(here: Here, failures: list[int], *, one_by_one: bool = False, news_at: int | None = None) -> tuple[Any, Any]:
-    """Return the parameters after some epochs, and how often each sample was committed in each of them."""
+    """Train; return the parameters, and how often each epoch committed each sample."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     kept.append(optimizer)
@@ -94,7 +94,7 @@ def fail_and_go_on(here: Here) -> None:
     assert {index for _, index in seen} == set(range(SAMPLES))
     found, seen_again = train(here, [1, 4, 5, 9])
     assert seen_again == seen
-    # After a failure the rest of an epoch is dealt anew, to as many ranks: in the same batches.
+    # After a failure, the rest of the epoch is dealt again to the same number of ranks, in the same batches.
     for after, before in zip(found, wanted, strict=True):
         assert torch.allclose(after, before, rtol=1e-9, atol=1e-12)
     for each in found:
@@ -115,7 +115,7 @@ def fail_to_commit(_: Here) -> None:
     model.weight.fill_(1.0)
     state.commit()
     model.weight.fill_(2.0)
-    state.epoch = threading.Lock()  # no lock can be copied
+    state.epoch = threading.Lock()  # locks cannot be copied
     with pytest.raises(TypeError, match="lock"):
         state.commit()
     state.restore()
@@ -126,14 +126,14 @@ def test_states_on_several_ranks() -> None:
     run_ranks(keep_states, 2)
 
 
-def keep_states(here: Here) -> None:  # noqa: PLR0915 -- one job of ranks for all of it
+def keep_states(here: Here) -> None:  # noqa: PLR0915 -- one job for all checks
     enter()
     model, other = network(seed=here.rank), network(seed=7)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (1 + here.rank))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 + here.rank)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0 * (1 + here.rank))
     sampler = mt.elastic.ElasticSampler(range(16), shuffle=False)
-    if here.rank == 0:  # the others have no state of the optimizer yet
+    if here.rank == 0:  # the other ranks have no optimizer state yet
         backward(loss_of(model, 0))
         optimizer.step()
     state: Any = mt.elastic.TorchState(
@@ -148,7 +148,7 @@ def keep_states(here: Here) -> None:  # noqa: PLR0915 -- one job of ranks for al
     for parameter in model.parameters():
         assert torch.equal(mt.allreduce(parameter.detach(), op=mt.Min), mt.allreduce(parameter.detach(), op=mt.Max))
 
-    for _ in range(2):  # what was restored is not what is kept: the second time it is there again
+    for _ in range(2):  # restored values are copies, so a second restore works, too
         backward(loss_of(model, 1))
         optimizer.step()
         scheduler.step()
@@ -170,7 +170,7 @@ def keep_states(here: Here) -> None:  # noqa: PLR0915 -- one job of ranks for al
     assert (state.batch, sampler.processed_num, len(sampler)) == (22, 6, 5)
     for parameter, wanted in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(parameter, wanted)
-    # Another object under the same name is kept from then on.
+    # From now on the state keeps another object under the same name.
     state.model = network(seed=3)
     state.model.load_state_dict(other.state_dict())
     state.restore()

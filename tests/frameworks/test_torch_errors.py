@@ -1,4 +1,4 @@
-"""What DistributedOptimizer and backward refuse, and how they say it on every rank."""
+"""Errors of DistributedOptimizer and of backward passes, on every rank."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def wrap(shared: list[nn.Parameter], names: str = "abc", **options: Any) -> torc
 
 
 def check(wrong: list[Wrong]) -> None:
-    """Each of `wrong` raises what it should, and the group goes on."""
+    """Check that each call raises its error, and that the group works afterwards."""
     for call, kind, text in wrong:
         with pytest.raises(kind, match=text):
             call()
@@ -72,7 +72,7 @@ def differ(here: Here) -> None:
                 MismatchError,
                 "rank 1: op='sum', bucket_bytes=26214400, backward_passes_per_step=1; ranks 0, 2: op='average'",
             ),
-            # Wrong on one rank only: the others are told.
+            # If only one rank is wrong, the other ranks get an error, too.
             (
                 lambda: wrap(parameters((2,)), op="max" if odd else "sum"),
                 ArgumentError if odd else MismatchError,
@@ -145,7 +145,7 @@ def share_partly(here: Here) -> None:
     second.zero_grad()
     backward((a + b + c) * (1.0 + here.rank))
     assert (b.grad, c.grad) == (torch.tensor([1.5]), torch.tensor([1.5]))
-    assert a.grad == torch.tensor([2.5 + here.rank])  # nobody shares it any more
+    assert a.grad == torch.tensor([2.5 + here.rank])  # no optimizer shares `a` any more
 
 
 def test_gradients_that_cannot_be_shared() -> None:
@@ -197,7 +197,7 @@ def sum_twice(here: Here) -> None:
         backward(loss_of(model, here.rank))
         optimizer.step()
         check([(lambda: repeat(model, optimizer), StateError, "is a sum over the ranks already; .* count it 2 times")])  # noqa: B023
-    # Zeroed by the optimizer, or set to None by anybody, they are new.
+    # Gradients that the optimizer zeroed, or that the program set to None, count as new.
     model = network()
     optimizer = sgd(model, op="sum")
     for zero in (lambda: optimizer.zero_grad(set_to_none=False), model.zero_grad, optimizer.zero_grad):
@@ -208,13 +208,13 @@ def sum_twice(here: Here) -> None:
 
 
 def by_part(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
-    """Bring new gradients for a part; the other part's are still the old sums."""
+    """Compute new gradients for one part; the other part keeps the old sums."""
     model[7].zero_grad()  # type: ignore[index] # a Sequential
     backward(model[7](torch.ones(1, 7).double()).sum())  # type: ignore[index] # a Sequential
 
 
 class Broken(torch.autograd.Function):
-    """Raises in backward."""
+    """An identity function that raises an error in its backward pass."""
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor) -> Tensor:

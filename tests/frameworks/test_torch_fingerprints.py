@@ -1,4 +1,4 @@
-"""Which values a fingerprint tells apart, and what counts samples in a worker."""
+"""The values that a fingerprint tells apart, and the sample counter of workers."""
 
 import pickle
 from typing import Any

@@ -1,4 +1,4 @@
-"""The first steps of an optimizer: ranks are told where they train different models, or on the same samples."""
+"""First optimizer steps: errors for different models, warnings for equal samples."""
 
 import warnings
 from typing import Any
@@ -18,12 +18,12 @@ from multiring.frontend.first_steps import _ROUNDING, UNKNOWN, FirstSteps, _dist
 def step_on(
     model: nn.Module, rank: int, steps: int, *, same: bool = False, between: Any = None, **options: Any
 ) -> list[str]:
-    """Return what is warned of while `model` takes so many steps."""
+    """Train `model` for `steps` steps; return the texts of the warnings."""
     lag = options.pop("lag", False)
     optimizer = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options)
     if lag:
         mt.gradient_lag(optimizer)
-    vars(model)["optimizer"] = optimizer  # as long as the model is there
+    vars(model)["optimizer"] = optimizer  # keeps the optimizer as long as the model
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for step in range(steps):
@@ -56,13 +56,13 @@ def be_told(here: Here) -> list[list[str]]:
     enter()
     told: list[list[str]] = []
     for options in OPTIONS:
-        # Other models from the start.
+        # The ranks' models differ from the start.
         try:
             step_on(network(here.rank), here.rank, 4, **options)
             told.append([f"nothing for {options}"])
         except MismatchError as error:
             told.append([str(error)])
-        # One tensor of one rank, by a little.
+        # One tensor of one rank differs slightly.
         model = network(0)
         if here.rank == 1:
             with torch.no_grad():
@@ -72,7 +72,7 @@ def be_told(here: Here) -> list[list[str]]:
             told.append([f"nothing for {options}, in one element"])
         except MismatchError as error:
             told.append([str(error), "a bias" if "2.bias" in str(error) else "another"])
-        # A broadcast after the first step, as Horovod's callbacks do, and one before.
+        # A broadcast comes after the first step, as in Horovod's callbacks, or before it.
         late = network(here.rank)
 
         def give(step: int, late: nn.Module = late) -> None:
@@ -97,7 +97,7 @@ def be_warned(here: Here) -> list[list[str]]:
     enter()
     found = [step_on(network(0), here.rank, 2)]
     found += [step_on(network(0), here.rank, 2, same=True), step_on(network(0), here.rank, 2, same=True)]
-    # Without a word: gradients that are zero on all ranks; one rank; and with the setting off.
+    # With the setting off there is no warning about equal samples and no error about different models.
     mt.shutdown()
     multiring.init(check_first_steps=False)
     found.append(step_on(network(here.rank), here.rank, 3, same=True))
@@ -118,7 +118,7 @@ def drop_what_distribute_returns(_here: Here) -> list[str]:
     data = torch.utils.data.TensorDataset(torch.arange(16.0).view(8, 2))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    mt.distribute(model, optimizer, loader)  # and not what it returns
+    mt.distribute(model, optimizer, loader)  # the script drops the results
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for (batch,) in loader:
@@ -136,7 +136,7 @@ def test_a_loader_that_stays_whole_is_warned_of() -> None:
 
 
 def end_early(here: Here) -> None:
-    """A rank that joins before the others' second step, or before their first one, holds nobody up."""
+    """A rank that joins before the first or second step does not delay the others."""
     enter()
     for steps in (0, 1, 2):
         model = network(0)
@@ -149,7 +149,7 @@ def test_a_rank_that_has_joined_takes_part() -> None:
 
 
 def test_fingerprints_are_of_all_that_a_parameter_is() -> None:
-    """Each change of content, type and shape changes the number."""
+    """Each change of content, type or shape changes the fingerprint."""
     random = np.random.default_rng(0)
     for kind in ("f2", "f4", "f8", "i4", "u1", "?"):
         array = random.integers(0, 2, (3, 4)).astype(kind)

@@ -1,4 +1,4 @@
-"""Groups that come again, where they lie: what the native core sees of tensors, and what changes between two times."""
+"""Layouts of tensor groups in the native core, and the changes that it notices."""
 
 import gc
 import weakref
@@ -50,17 +50,17 @@ def test_footprints_of_tensors_alike(name: str) -> None:
         assert each.is_of(tensors)
         assert each.is_of(tuple(tensors))
         assert not each.is_of(tensors[1:])
-        assert not each.is_of([tensor.detach() for tensor in tensors])  # which are other objects
+        assert not each.is_of([tensor.detach() for tensor in tensors])  # detached tensors are other objects
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_tensors_that_have_no_footprint(name: str) -> None:
-    assert tensor_layout_of(OTHER[name]) is None  # type: ignore[arg-type] # that is the point
+    assert tensor_layout_of(OTHER[name]) is None  # type: ignore[arg-type] # the wrong types are the point
     assert PlainTensorLayout.of(OTHER[name]) is None  # type: ignore[arg-type]
 
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
-    "other memory": lambda tensor: tensor.set_(torch.zeros(4, 4)),  # type: ignore[call-overload] # torch knows it
+    "other memory": lambda tensor: tensor.set_(torch.zeros(4, 4)),  # type: ignore[call-overload] # torch accepts it
     "another shape": lambda tensor: tensor.unsqueeze_(0),
     "fewer elements": lambda tensor: tensor.resize_(2, 4),
     "another order": lambda tensor: tensor.t_(),
@@ -109,7 +109,7 @@ def come_again(here: Here) -> None:
         reduce(turn, op=mt.Average)
         reduce(turn, name="by another name")
         reduce(turn, name=None)
-    for number in range(20):  # more names than are kept
+    for number in range(20):  # more names than multiring keeps
         reduce(1, name=f"name {number}")
     for _ in range(2):
         for tensor in own:
@@ -117,7 +117,7 @@ def come_again(here: Here) -> None:
         mt.synchronize(mt.grouped_allreduce_async_(own, name="again", op=mt.Sum))
         assert own[0].tolist() == [[2.0] * 5] * 3
 
-    # A change counts as one for autograd, before and after.
+    # autograd notices the in-place reduction, with a repeated name and without a name.
     weight = torch.ones(7, requires_grad=True)
     for name in ("again", None):
         product = (own[1] * weight).sum()
@@ -143,7 +143,7 @@ def come_again_otherwise(here: Here) -> None:
 
     reduce(0)
     reduce(1)
-    # What the ranks call it differently, once it was called alike: all are told, and it goes on.
+    # After equal calls, the ranks' groups differ under the same name: all ranks get an error, and later calls work.
     with pytest.raises(mt.HorovodInternalError, match="Mismatched"):
         mt.grouped_allreduce_(own[: 3 + here.rank], name="again", op=mt.Sum)
     reduce(2)
@@ -151,10 +151,10 @@ def come_again_otherwise(here: Here) -> None:
     handles = [mt.grouped_allreduce_async_(mt.arena_like(own), name=name) for name in order[:: 1 - 2 * here.rank]]
     for handle in handles:
         mt.synchronize(handle)
-    for turn in range(3):  # by a negotiation from now on
+    for turn in range(3):  # from now on, each call negotiates
         reduce(turn)
 
-    # Tensors that are replaced one by one, and memory that goes with the last of them.
+    # Tensors are replaced one by one; the shared memory is freed with the last of them.
     span = packing.known_span(own)
     assert span is not None
     own[2] = own[2].detach()

@@ -1,4 +1,7 @@
-"""What is in `.grad`, and when: each case compares with plain backwards of all ranks' losses."""
+"""The content of `.grad` after each call.
+
+Each test compares gradients with plain backward passes of all ranks' losses.
+"""
 
 import time
 from functools import partial
@@ -34,8 +37,8 @@ def leave_average(here: Here, bucket_bytes: int) -> None:
         optimizer.zero_grad(set_to_none=set_to_none)
         backward(loss_of(model, here.rank + 10))
         expect(model, [10, 11, 12])
-        optimizer.synchronize()  # as a step would, it lets the gradients be dropped
-        # In the arena both times: autograd's own tensors are not kept, and not reduced.
+        optimizer.synchronize()  # like a step, it allows the gradients to be dropped
+        # Both times the gradients are in the arena; autograd's own tensors are neither kept nor reduced.
         assert places == [each.grad.data_ptr() for each in model.parameters() if each.grad is not None]
         assert all(place % 64 == 0 for place in places)
         model.zero_grad(set_to_none=not set_to_none)
@@ -107,7 +110,7 @@ def leave_average_with_strides(here: Here) -> None:
         model.zero_grad(set_to_none=False)
 
 
-# ---- several backwards, or fewer ----
+# ---- several backward passes, or none ----
 
 
 def test_backwards_add_up() -> None:
@@ -127,7 +130,7 @@ def add_up(here: Here) -> None:
             expect(model, [0, 1, 10, 11, 20, 21], scale=3 * scale)
             optimizer.synchronize()
             (model if set_to_none else optimizer).zero_grad(set_to_none=set_to_none)
-        # Two of three, and then it is time for a step.
+        # Only two of the three backward passes come before the step.
         backward(loss_of(model, here.rank))
         backward(loss_of(model, here.rank + 10))
         optimizer.synchronize()
@@ -139,7 +142,7 @@ def test_backwards_after_a_step_that_was_left_out() -> None:
 
 
 def leave_step_out(here: Here) -> None:
-    """As loss scaling does after an overflow; here nothing is set to zero either."""
+    """Skip a step without zeroing gradients, as loss scaling may after an overflow."""
     join(here)
     model = network()
     optimizer = sgd(model, backward_passes_per_step=2)
@@ -197,7 +200,7 @@ def step_after_gradients_by_hand(here: Here) -> float:
 
 
 class Branches(nn.Module):
-    """Layers, of which a backward uses some, in some order."""
+    """Layers; each forward pass names the layers that it uses, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +208,7 @@ class Branches(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(2, 1, dtype=torch.float64) for _ in range(4))
 
     def slopes(self) -> list[float | None]:
-        """Return one element of each layer's gradient."""
+        """Return one element of each layer's gradient, or None."""
         gradients = [layer.get_parameter("weight").grad for layer in self.layers]
         return [None if each is None else each[0, 0].item() for each in gradients]
 
@@ -226,7 +229,7 @@ def use_some(here: Here) -> None:
             optimizer = sgd(model, op=op, bucket_bytes=bucket_bytes)
             for set_to_none in (True, True):
                 backward(model([[0, 1], [2, 1]][here.rank], 1.0 + here.rank))
-                # Layer 0 by rank 0, 1 by both, 2 by rank 1, 3 by none: as one process would have it.
+                # Rank 0 uses layer 0, both ranks use layer 1, rank 1 uses layer 2, and no rank uses layer 3.
                 assert model.slopes() == [1 / divisor, 3 / divisor, 2 / divisor, None]
                 optimizer.synchronize()
                 optimizer.zero_grad(set_to_none=set_to_none)
@@ -265,8 +268,8 @@ def train_two_models(here: Here) -> None:
     first, second = network(seed=1), network(seed=2)
     optimizers = sgd(first, bucket_bytes=300), sgd(second, bucket_bytes=300)
     for step in range(4):
-        # One backward for both. Which comes first differs between the ranks, and both have gradients to wait for at its
-        # end: those that the last layers would have, if they were used.
+        # One backward pass serves both models, in an order that differs between the ranks. At its end, both models still
+        # wait for the gradients of their last layers, which were not used.
         used = 7 + step % 2
         losses = {}
         for which in (0, 1) if here.rank else (1, 0):
@@ -282,11 +285,14 @@ def train_two_models(here: Here) -> None:
     group.barrier()
 
 
-# ---- while backward runs ----
+# ---- during the backward pass ----
 
 
 class Stamp(torch.autograd.Function):
-    """Notes when backward comes by, after giving the ranks time to reduce what is there already."""
+    """Records the time of its backward pass.
+
+    Before that, it gives the ranks time to reduce earlier gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, times: list[float]) -> Tensor:

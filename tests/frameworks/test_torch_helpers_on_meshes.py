@@ -1,4 +1,7 @@
-"""Every helper of docs/loop.md and docs/convergence.md under every mesh: one process' result, or a refusal by name."""
+"""Each public helper on each mesh gives one process's result or a named error.
+
+The helpers are those of docs/loop.md and docs/convergence.md.
+"""
 
 import re
 from pathlib import Path
@@ -33,13 +36,13 @@ PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("loop.md", "conv
 
 
 def public_names() -> set[str]:
-    """Return what the module offers: what it lists, and what it imports under its own name to offer it."""
+    """Return multiring.torch's public names: `__all__` and other public attributes."""
     found = {name for name, each in vars(mt).items() if not name.startswith("_") and not isinstance(each, ModuleType)}
     return (found | set(mt.__all__)) - {"require_framework", "keep_untraced"}
 
 
 def test_every_public_helper_has_a_row_or_a_reason() -> None:
-    """A helper that is added later, without either, fails here."""
+    """A new helper without a row or a reason fails this test."""
     named = {each for row in ROWS.values() for each in row.names}
     assert named.isdisjoint(WITHOUT_ROW)
     assert named | set(WITHOUT_ROW) == public_names()
@@ -67,7 +70,7 @@ def test_other_meshes_are_refused_by_name(mesh: dict[str, int]) -> None:
 
 
 class Remembering(nn.Module):
-    """Counts in extra state, and in a buffer that is not in the state_dict."""
+    """Counts batches in extra state, and in a buffer outside the state_dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,15 +80,15 @@ class Remembering(nn.Module):
         self.register_buffer("total", torch.zeros(()), persistent=False)
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return the input, weighted."""
+        """Return the input times the weight."""
         return given * self.weight
 
     def get_extra_state(self) -> dict[str, int]:
-        """Return what is no tensor."""
+        """Return the counts, which are not tensors."""
         return dict(self.seen)
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Resume with the saved counts."""
         self.seen = dict(state)
 
 
@@ -95,7 +98,7 @@ def remembering() -> nn.Sequential:
 
 
 def try_checkpoints(folder: Path) -> None:
-    """Save a model and an average of it under a pipeline and a data axis; load under both, and in one process."""
+    """Check that checkpoints of two meshes load on each mesh and in one process."""
     inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(3)).double()
     found = look(remembering(), (inputs,), None, 1, None)
     for axis in ("pipeline", "data"):
@@ -164,5 +167,8 @@ def try_cells(here: Here, folder: str) -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_helpers_on_meshes(tmp_path: Path) -> None:
-    """In one kind of loop each, by turns; benchmarks/evidence_parallel.py has all kinds, and four ranks."""
+    """Try each helper in one kind of loop; the kinds take turns.
+
+    benchmarks/evidence_parallel.py tries all kinds, and four ranks.
+    """
     assert run_ranks(try_cells, 2, str(tmp_path), deadline_s=350.0) == [[], []]

@@ -1,4 +1,4 @@
-"""join: ranks that have no more data, beside others that have; and operations in orders that differ."""
+"""join: ranks without data beside ranks with data, and operations in any order."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import multiring.torch as mt
 
-# What an operation gives where one rank of three has joined and the others bring 2.
+# The results of operations in which one of three ranks has joined and the others contribute 2.
 JOINED: dict[str, Callable[[torch.dtype], Tensor]] = {
     "Average": lambda dtype: torch.tensor(4 / 3, dtype=torch.float64).to(dtype),
     "Sum": lambda dtype: torch.tensor(4).to(dtype),
@@ -43,7 +43,7 @@ def join_early(here: Here) -> list[int]:
         if here.rank != first:
             reduce_beside_joined()
         lasts.append(mt.join())
-        # All are there again, and count alike what has no name.
+        # All ranks take part again, and their unnamed operations still match.
         assert mt.allreduce(torch.ones(1), op=mt.Sum).item() == 3.0
     return lasts
 

@@ -1,4 +1,4 @@
-"""Ranks that join before the others, with optimizers: they stand in with nothing until all have joined."""
+"""Optimizers beside joined ranks, which contribute nothing until all have joined."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def join_early(here: Here) -> None:
             optimizer.zero_grad()
     last = torch.tensor(mt.join())
     assert mt.allreduce(last, op=mt.Min) == mt.allreduce(last, op=mt.Max)
-    # And then all go on.
+    # Afterwards all ranks continue.
     for each, optimizer in zip((model, table), optimizers, strict=True):
         optimizer.zero_grad()
         backward(loss_of(each, here.rank) if each is model else each([1]))

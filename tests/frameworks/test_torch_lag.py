@@ -1,4 +1,4 @@
-"""Gradient lag on ranks: the reduction runs behind the next step, and what is applied is what a wait would give."""
+"""Gradient lag on ranks: reductions overlap the next step and change no result."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Embedded(nn.Module):
-    """A network with an embedding, whose gradients may be sparse from a step on, on one rank: all have to learn it."""
+    """A network with an embedding.
+
+    Its gradients may become sparse on one rank in some step, and all other ranks must detect this.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,14 +49,17 @@ class Embedded(nn.Module):
 
 
 def train(here: Here, options: dict[str, Any], *, waits: bool, make: Callable[[], nn.Module] = network) -> list[Tensor]:
-    """Return the weights after training with lag; with `waits`, each gradient is waited for in its own step."""
+    """Train with lag; return the weights.
+
+    With `waits`, each step waits for its own gradient.
+    """
     torch.manual_seed(5)
     model = make()
     if "compression" in options:
         model.float()
     is_sparse = isinstance(model, Embedded)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.0 if is_sparse else 0.5)
-    # Before or after the ranks share gradients.
+    # Lag may be set before or after the ranks share gradients.
     lag = mt.gradient_lag(optimizer) if "op" in options else None
     shared: Any = mt.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     lag = lag or mt.gradient_lag(optimizer)
@@ -106,7 +112,7 @@ def compare_few(here: Here) -> None:
 
 
 def by_hand(here: Here) -> list[Tensor]:
-    """Return the weights after SGD by the average of the ranks' gradients of the step before."""
+    """Return the weights after SGD with the previous step's averaged gradients."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.5)
     waiting: list[Tensor] = []
@@ -125,7 +131,10 @@ def test_a_step_does_not_wait_for_other_ranks() -> None:
 
 
 def go_ahead(here: Here) -> None:
-    """Rank 1 begins its first backward when rank 0 has ended its first step; without hiding, both would wait."""
+    """Rank 1 starts its first backward pass only after rank 0's first step.
+
+    Without overlap, both ranks would wait for each other.
+    """
     join(here)
     model = network()
     optimizer: Any = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05), model.named_parameters())
@@ -136,12 +145,12 @@ def go_ahead(here: Here) -> None:
     optimizer.step()
     if here.rank == 0:
         mt.broadcast(torch.zeros(1), 0, name="go")
-    # What is on its way is a copy; whoever changes the gradients in between would be changing nothing.
+    # Lag reduces copies, so a change of the gradients during the reduction would have no effect.
     backward(loss_of(model, 2 + here.rank))
     with pytest.raises(LoopOrderError, match="more than backward_passes_per_step times"):
         backward(loss_of(model, 2 + here.rank))
     optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
-    assert lag.is_pending  # of the sharing before: the rest was dropped with it
+    assert lag.is_pending  # from before the new DistributedOptimizer, which dropped the rest
     for change in (lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01), lambda: unscale(optimizer)):
         for each in model.parameters():
             each.grad = None
@@ -161,7 +170,7 @@ def go_ahead(here: Here) -> None:
     assert math.sqrt(moved) == pytest.approx(0.05 * 0.01, rel=1e-3)
     backward(loss_of(model, 9))
     optimizer.step()
-    backward(loss_of(model, 9))  # which no step has seen
+    backward(loss_of(model, 9))  # no step uses these gradients
     with pytest.raises(LoopOrderError, match=r"zero_grad\(\) was called after"):
         lag.flush()
 
@@ -177,7 +186,7 @@ def test_lag_and_a_grad_scaler_on_ranks() -> None:
 
 
 def scale(here: Here) -> None:
-    """As in one process: one rank's overflow drops that gradient alone, on all ranks."""
+    """As in one process, one rank's overflow drops only that gradient, on all ranks."""
     join(here)
     weight = nn.Parameter(torch.zeros(2))
     optimizer = mt.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)])
@@ -197,7 +206,7 @@ def train_unevenly(here: Here) -> None:
         lag = mt.gradient_lag(optimizer)
         for step in range(2 + 2 * here.rank):
             optimizer.zero_grad()
-            if isinstance(model, Embedded):  # for some steps only: rows that are gathered need every rank
+            if isinstance(model, Embedded):  # sparse in some steps only, because gathered rows need every rank
                 model.rows.sparse = here.rank == 2 and step > 3
             backward(loss_of(model, 10 * step + here.rank))
             optimizer.step()
@@ -261,7 +270,7 @@ def train_until_death(here: Here) -> None:
 
 
 def test_a_job_may_end_with_a_gradient_on_its_way() -> None:
-    """Nobody asked for the last one."""
+    """No call asks for the last gradient."""
     run_ranks(end_early, 2)
 
 

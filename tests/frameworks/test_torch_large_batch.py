@@ -1,4 +1,4 @@
-"""Optimizers and stages of a step in one process: against float64 formulas, optax, and torch's own."""
+"""Optimizers and step stages in one process: against formulas, optax and torch."""
 
 import copy
 import math
@@ -42,13 +42,16 @@ def train(
 
 
 def by_optax(name: str, *numbers: float, **options: Any) -> list[Any]:
-    """Return what a rule of optax makes of `weights()`; JAX is loaded in a process that does not fork."""
+    """Return the result of an optax rule on `weights()`.
+
+    JAX is loaded in a process that does not fork.
+    """
     [found] = run_ranks(optaxs, 1, name, numbers, options)
     return list(found)
 
 
 def optaxs(_: Here, name: str, numbers: tuple[float, ...], options: dict[str, Any]) -> list[Any]:
-    import jax  # noqa: PLC0415 -- for this oracle alone
+    import jax  # noqa: PLC0415 -- only for this reference
     import optax  # noqa: PLC0415
 
     rule = getattr(optax, name)(*numbers, **options)
@@ -202,7 +205,7 @@ def test_larc_around_adam_scales_its_step(mode: str) -> None:
 
 
 def test_larc_before_adams_moments_changes_little() -> None:
-    """As published; the moments divide a ratio that does not change out again."""
+    """The order is the published one; Adam's moments cancel a constant ratio."""
     own, plain = weights(), weights()
     train(mt.LARC(torch.optim.Adam(own, 1e-4), mode="scale", order="before_moments"), own)
     train(torch.optim.Adam(plain, 1e-4), plain)
@@ -238,7 +241,7 @@ def test_muon_is_torchs(rate: str | None, nesterov: bool) -> None:  # noqa: FBT0
 
 
 def test_muon_makes_singular_values_alike() -> None:
-    # From zero, without decay, one step is the update alone.
+    # From zero weights and without decay, one step equals the update.
     filters = nn.Parameter(torch.zeros(4, 2, 3, 3))
     optimizer = mt.Muon([filters], 1.0, weight_decay=0.0)
     filters.grad = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -400,7 +403,7 @@ def test_a_lagged_state_goes_on_to_the_bit() -> None:
 
 
 def test_lag_and_a_grad_scaler() -> None:
-    """A step whose gradient overflowed applies the one that waits, and drops its own alone."""
+    """A step with an overflow applies the waiting gradient and drops only its own."""
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], 1.0)
     assert scaled_and_lagged(optimizer, weight, math.inf) == [0.0, 1.0, 1.0, 5.0, 13.0]
@@ -451,7 +454,7 @@ def test_bf16_keeps_weights_in_float32() -> None:
 
 
 def test_unscaled_fp16_loses_what_a_scale_keeps() -> None:
-    """Gradients of 1e-9 are nothing in half precision."""
+    """Half precision rounds gradients of 1e-9 to zero."""
     moved = []
     for scale in (1.0, 2.0**16):
         weight = nn.Parameter(torch.ones(4))
@@ -503,7 +506,7 @@ def test_two_optimizers_leave_out_a_step_together() -> None:
     for factor in (1.0, math.inf, 2.0):
         for each in optimizers:
             each.zero_grad()
-        precision.backward((first + second * factor).sum())  # the second one's gradient alone overflows
+        precision.backward((first + second * factor).sum())  # only the gradient of `second` overflows
         for each in optimizers:
             each.step()
         seen.append((-first[0].item(), -second[0].item(), precision.scale))

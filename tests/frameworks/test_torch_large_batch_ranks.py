@@ -1,4 +1,4 @@
-"""Large batches on ranks: one trajectory at any number of them, one decision about each overflow, states that go on."""
+"""Large batches on ranks: equal trajectories, joint skips of steps, resumption."""
 
 import hashlib
 import math
@@ -23,9 +23,8 @@ from multiring.gradients.loss_scale import LossScale
 # ---- one trajectory ----
 
 
-@pytest.mark.timeout(
-    400
-)  # seconds of work, but 900 steps of ranks that wait for each other: on a busy machine, minutes
+# The work takes seconds, but the ranks wait for each other in 900 steps. On a busy machine this takes minutes.
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_ranks_take_the_trajectory_of_one(ranks: int) -> None:
     wanted = {name: trained(name, 0, 1) for name in CASES}
@@ -44,7 +43,7 @@ def train_all(here: Here) -> dict[str, list[Any]]:
     for lag in (0, 1):
         own = trained_adaptively(here.rank, here.size, here.size, lag=lag)
         found[f"AdaScale lag {lag}"] = [each.numpy() for each in own]
-    if here.size < 4:  # whose three samples two backwards do not divide
+    if here.size < 4:  # with 4 ranks, two backward passes cannot divide a rank's three samples
         for name in ("lag, everything", "LARC clip"):
             own = trained(name, here.rank, here.size, passes=2)
             found[f"accumulated {name}"] = [each.numpy() for each in own]
@@ -53,7 +52,7 @@ def train_all(here: Here) -> dict[str, list[Any]]:
 
 # ---- overflows ----
 
-OVERFLOWS = {3, 4, 9}  # steps
+OVERFLOWS = {3, 4, 9}  # the steps that overflow
 
 
 def overflow_cases() -> dict[str, dict[str, Any]]:
@@ -73,7 +72,7 @@ def overflow_cases() -> dict[str, dict[str, Any]]:
 def test_one_ranks_infinity_is_skipped_by_all() -> None:
     for found in run_ranks(overflow_all, 2, engine="tcp", deadline_s=110.0):
         for name, skipped in found.items():
-            # A gradient that is reduced behind the next step is seen there.
+            # With lag, a gradient is reduced during the next step, so that step detects the overflow.
             assert skipped == [step + name.startswith("lag") for step in sorted(OVERFLOWS)], name
         assert list(found) == list(overflow_cases())
 
@@ -106,7 +105,7 @@ def overflow_all(here: Here) -> dict[str, list[int]]:
 
 
 def skips(here: Here, model: nn.Module, optimizers: list[Any], precision: Any, *, passes: int) -> list[int]:
-    """Train twelve steps, some of which overflow on the last rank; return which were left out, as this rank saw it."""
+    """Train twelve steps with overflows on the last rank; return the skipped steps."""
     found = []
     for step in range(12):
         before = precision.skipped
@@ -152,7 +151,7 @@ def lose(here: Here) -> None:
 def test_checkpoints_go_on_to_the_same_bits(tmp_path: Path) -> None:
     once = run_ranks(resume, 2, str(tmp_path / "last"))
     assert once[0] == once[1]
-    # On another number of ranks it goes on, with the same weights on all of them.
+    # On another number of ranks, the training resumes with the same weights on all ranks.
     others = run_ranks(resume_on_more, 3, str(tmp_path / "last"))
     assert len(set(others)) == 1
 
@@ -230,15 +229,18 @@ def test_noise_scale_on_ranks() -> None:
 
 
 def measure(here: Here) -> list[float]:
-    """The gradient of the mean of x w is that of x, of variance 4 around 0.5 in 30 dimensions: the scale is 16."""
-    join(here, check_first_steps=False)  # ranks have models of their own, which do not learn
+    """Return measured noise scales; the true scale is 16.
+
+    The gradient of the mean of x w is the mean of x, and x has variance 4 around 0.5 in 30 dimensions.
+    """
+    join(here, check_first_steps=False)  # each rank has its own model, which does not learn
     found = []
     torch.manual_seed(7)
     data = TensorDataset(0.5 + 2.0 * torch.randn(5600, 30, dtype=torch.float64))
     torch.manual_seed(here.rank)
-    # By hand with equal parts and with unlike ones, and by `distribute`, where 14 samples are 5, 5 and 4.
+    # The cases divide samples by hand into equal or unequal parts, or by `distribute` (14 samples into 5, 5 and 4).
     for case in ("equal", "sum", "distribute", "lag"):
-        if case == "lag":  # the samples of the first case again, the last step of which stays unseen
+        if case == "lag":  # repeats the first case's samples; lag never applies the last step
             torch.manual_seed(here.rank)
         weight = nn.Linear(30, 1, bias=False, dtype=torch.float64)
         plain = torch.optim.SGD(weight.parameters(), 0.0)
@@ -256,7 +258,7 @@ def measure(here: Here) -> list[float]:
             own = (
                 batch if case == "distribute" else batch[:4] if case in {"equal", "lag"} else batch[: 3 + 2 * here.rank]
             )
-            if case != "distribute":  # each rank its own samples
+            if case != "distribute":  # each rank draws its own samples
                 own = 0.5 + 2.0 * torch.randn(len(own), 30, dtype=torch.float64)
             optimizer.zero_grad()
             outputs = weight(own)
@@ -286,7 +288,7 @@ def scale_adaptively(here: Here) -> None:
         optimizer.zero_grad()
         backward((weight * (0.5 + torch.randn(4, 20, dtype=torch.float64))).sum(dim=1).mean())
         optimizer.step()
-    # Variance 20 / 4 beside |G|^2 = 5: (5 + 5) / (5/2 + 5).
+    # The variance is 20 / 4 and |G|^2 is 5, so the gain is (5 + 5) / (5/2 + 5).
     assert rates.gain == pytest.approx(4 / 3, rel=0.2)
     assert rates.position == pytest.approx(400 * 4 / 3, rel=0.1)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * rates.gain)

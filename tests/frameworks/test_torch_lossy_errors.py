@@ -1,4 +1,4 @@
-"""What is refused of lossy gradients, and how it is said."""
+"""Errors of lossy gradient compression, and their texts."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def matrix(*shape: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter
 
 
 def check(wrong: list[Wrong]) -> None:
-    """Each of `wrong` raises what it should, and the group goes on."""
+    """Check that each call raises its error, and that the group works afterwards."""
     for call, kind, text in wrong:
         with pytest.raises(kind, match=text):
             call()
@@ -119,7 +119,7 @@ def misuse(here: Here) -> None:
             (optimizer.step, StateError, "make the DistributedOptimizer anew"),
         ]
     )
-    assert "multiring" not in optimizer.state_dict()  # nobody knows what has been sent
+    assert "multiring" not in optimizer.state_dict()  # it is unknown which gradients were sent
 
 
 def test_one_rank_checks_as_well() -> None:
@@ -136,7 +136,7 @@ def misuse_alone(here: Here) -> None:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """A handler that keeps the logged messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def load_others(here: Here) -> None:
         assert f"this is rank {here.rank} of 2: the gradients that the saving rank had not sent" in log.lines.pop()
         assert not any(each.any() for each in residuals(optimizer).values())
         load()
-    # Without a use for what the checkpoint has: said as well.
+    # An optimizer that has no use for the checkpoint's state logs this, too.
     plain = wrap(parameters())
     plain.load_state_dict(state)
     assert len(log.lines) == 1

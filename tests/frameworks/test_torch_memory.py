@@ -1,4 +1,4 @@
-"""A gradient may be given other memory, by another object or by the same one: the ranks share it all the same."""
+"""Ranks share gradients even if a program replaces a gradient or its memory."""
 
 import warnings
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def there_and_back(model: nn.Module) -> None:
     model.bfloat16().float()
 
 
-# What a program does to gradients; those that change values come before the step, as clipping does.
+# Changes that programs make to gradients. Changes of values come before the step, like clipping.
 CHANGES: dict[str, Change] = {
     "data assigned": each_gradient(clamp),
     "data assigned, other strides": each_gradient(turn_strides),
@@ -96,7 +96,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, change: Change, ra
 
 def share_whatever_is_done(here: Here) -> None:
     enter()
-    warnings.filterwarnings("ignore", "grad and param do not obey")  # torch's, of strides that a program chose
+    warnings.filterwarnings("ignore", "grad and param do not obey")  # torch warns about strides that a program chose
     for name, change in CHANGES.items():
         for to_none in (True, False):
             model, alone = network(), network()
@@ -105,7 +105,7 @@ def share_whatever_is_done(here: Here) -> None:
             train(alone, torch.optim.SGD(alone.parameters(), 0.1), change, range(here.size), to_none=to_none)
             sums = mt.allgather(torch.stack([each.detach().sum() for each in model.parameters()])[None])
             assert torch.equal(sums[0], sums[1]), f"{name}, set_to_none={to_none}: ranks differ"
-            # What 16 bits make of a rank's rounding errors is larger than these.
+            # 16-bit types enlarge a rank's rounding errors.
             most = 2e-2 if "16" in name else 1e-5
             for own, wanted in zip(model.parameters(), alone.parameters(), strict=True):
                 assert (own - wanted).abs().max() <= most, f"{name}, set_to_none={to_none}: not as in one process"
@@ -142,7 +142,7 @@ def test_a_place_stays_where_it_is_when_what_was_handed_out_moves() -> None:
 
 
 def wait_for_what_is_copied(_here: Here) -> None:
-    """The gradient that lag keeps may lie in memory that its owner writes to again."""
+    """Lag keeps a copy of a gradient whose memory its owner overwrites."""
     enter()
     weight = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([weight], 1.0)
@@ -164,7 +164,7 @@ def test_averages_follow_the_buffers_that_a_model_has_now() -> None:
     model = nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     average = mt.moving_average(optimizer, model, decay=0.5)
-    model.double().float()  # other tensors in the buffers' places
+    model.double().float()  # replaces the buffers' tensors
     assert model.running_mean is not None
     model.running_mean += 2.0
     backward(model(torch.randn(3, 2)).sum())

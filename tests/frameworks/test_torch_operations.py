@@ -1,4 +1,4 @@
-"""The operations of multiring.torch beyond the table of cells: handles, names, groups, objects, joining."""
+"""Operations of multiring.torch beyond the cells: handles, names, groups, objects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def use_handles(here: Here) -> None:
         pass
     mt.synchronize(mt.allreduce_async(tensor, name="a"))
     assert mt.synchronize(again) is tensor
-    # A local error counts for nothing: those without a name go on in step.
+    # A local error does not count as a call, so later unnamed calls still match.
     for _ in range(here.rank + 1):
         with pytest.raises(ArgumentError, match="tensor is a list"):
             mt.allreduce([1.0])  # type: ignore[arg-type]
@@ -59,14 +59,14 @@ def test_what_autograd_knows() -> None:
 
 def use_autograd(here: Here) -> None:
     enter()
-    # What a Function returns may be changed in place, also where it lies in the arena.
+    # A program may change a Function's result in place, also a result in the arena.
     for count in (3, 10_000):
         value = torch.ones(count, requires_grad=True)
         for found in (mt.allreduce(value), *mt.grouped_allreduce([value, value]), mt.allgather(value)):
             found.mul_(2)
             backward(found.sum())
         assert value.grad is not None
-    # An operation in place counts as a change; on the root of a broadcast nothing changes.
+    # autograd sees an operation in place as a change, except on the root of a broadcast.
     weight = torch.ones(3, requires_grad=True)
     changes: dict[str, Change] = {
         "allreduce_": mt.allreduce_,
@@ -111,13 +111,13 @@ def use_groups(here: Here) -> None:
             assert other is tensor
             assert tensor.data_ptr() == place
             assert torch.equal(tensor, torch.full_like(tensor, 2 * turn + 1))
-    # One rank's lie in the arena and the other's do not, and both mean the same.
+    # One rank's tensors are in the arena and the other's are not; the result is the same.
     apart = [torch.full(shape, 1.0) for shape in shapes]
     for tensor in own:
         tensor.fill_(1.0)
     mt.grouped_allreduce_(own if here.rank else apart, op=mt.Sum)
     assert all(torch.equal(each, torch.full_like(each, 2.0)) for each in (own if here.rank else apart))
-    # Between slices of somebody's tensor lies what is his.
+    # The elements between two slices of a tensor must not change.
     whole = torch.ones(64)
     mt.grouped_allreduce_([whole[:8], whole[16:32]], op=mt.Sum)
     assert whole.tolist() == [2.0] * 8 + [1.0] * 8 + [2.0] * 16 + [1.0] * 32
@@ -230,7 +230,7 @@ def shut_down(here: Here) -> None:
         mt.allreduce(torch.ones(1))
     for _ in range(3):
         enter()
-        mt.init()  # does nothing
+        mt.init()  # a second init does nothing
         assert (mt.rank(), mt.size(), mt.local_rank(), mt.local_size()) == (here.rank, 2, here.rank, 2)
         assert (mt.cross_rank(), mt.cross_size(), mt.is_homogeneous()) == (0, 1, True)
         assert mt.global_process_set.ranks == [0, 1]

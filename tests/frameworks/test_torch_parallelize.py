@@ -1,4 +1,4 @@
-"""A model under every mix of axes trains as it does alone; what a rank holds is what was forecast."""
+"""On every mix of axes a model trains alike, and ranks hold the forecast memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ Model = Callable[[], nn.Sequential]
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    """Return a model with a layer of every kind that is divided, and small ones beside."""
+    """Return a model with every kind of layer that is divided, and small layers."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Embedding(WORDS, 64), nn.Flatten()),
@@ -73,7 +73,7 @@ def enter(here: Here, folder: str, backend: str) -> None:
 
 
 def train(here: Here, folder: str) -> dict[str, dict[str, Any]]:
-    """Train under every mix; over multiring."""
+    """Train on every mesh over multiring; return the results by mesh."""
     enter(here, folder, "multiring")
     found = {}
     prospect = look(network(), (batch(0)[0],), None, 1, TWO_BY_TWO)
@@ -120,7 +120,7 @@ def test_losses_are_those_of_training_alone(trained: list[dict[str, dict[str, An
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_rank_holds_what_was_forecast(trained: list[dict[str, dict[str, Any]]], mesh: dict[str, int]) -> None:
     most = max(rank[str(mesh)]["held"] for rank in trained)
-    # A parameter whose first dimension the ranks do not divide is padded: that of the last layer.
+    # The last layer's parameter is padded, because the ranks do not divide its first dimension.
     assert most == pytest.approx(trained[0][str(mesh)]["states"], rel=2e-3)
 
 
@@ -139,7 +139,7 @@ def test_parts_of_the_batch_go_with_the_axes(trained: list[dict[str, dict[str, A
 
 
 def choose(here: Here, folder: str) -> dict[str, Any]:
-    """Look at what is chosen and refused; over Gloo."""
+    """Return the choices and errors of `parallelize`, over Gloo."""
     enter(here, folder, "gloo")
     torch.manual_seed(here.rank)
     striding = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch misses it
@@ -149,7 +149,7 @@ def choose(here: Here, folder: str) -> dict[str, Any]:
     shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4))
     shared.append(shared[0])
     words = batch(0)[0]
-    memory = 9 << 20  # of 12.6 MB of states, were they replicated
+    memory = 9 << 20  # replicated states would need 12.6 MB
     short = mt.parallelize(network(here.rank), words, memory_bytes=memory)
     optimizer = torch.optim.SGD(short.parameters(), lr=0.5, momentum=0.9)
     losses = []
@@ -246,7 +246,7 @@ def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:
 
 
 class Branching(nn.Module):
-    """No sequence; with parameters of its own, dropout and a list of layers."""
+    """A model that is no sequence, with parameters, dropout and a list of layers."""
 
     def __init__(self) -> None:
         super().__init__()

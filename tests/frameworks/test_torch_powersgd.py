@@ -1,4 +1,4 @@
-"""PowerSGD against the paper's formulas in NumPy, and what holds whatever is lost."""
+"""PowerSGD against the paper's formulas in NumPy, and checks that always hold."""
 
 import copy
 import threading
@@ -20,7 +20,7 @@ from multiring.errors import StateError
 from multiring.gradients.powersgd import Stages
 
 RANK = 1
-COMPRESSED = (0, 2)  # of SHAPES
+COMPRESSED = (0, 2)  # indices into SHAPES
 
 
 def optimizer_of(shared: list[nn.Parameter], **options: Any) -> Any:
@@ -32,13 +32,16 @@ def optimizer_of(shared: list[nn.Parameter], **options: Any) -> Any:
 
 
 def as_matrix(value: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return a gradient as PowerSGD's matrix; a convolution's with the columns in the order of channels_last."""
+    """Return a gradient as PowerSGD's matrix.
+
+    A convolution's columns are in the order of channels_last.
+    """
     moved = value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
     return moved.reshape(len(value), -1).astype(np.float64)
 
 
 class Reference:
-    """Algorithms 1 and 2 of the paper for one matrix and all ranks, in float64, with QR."""
+    """Algorithms 1 and 2 of the paper for one matrix on all ranks, in float64 with QR."""
 
     def __init__(self, ranks: int, query: NDArray[np.float64]) -> None:
         self.residuals: list[Any] = [0.0] * ranks
@@ -88,7 +91,7 @@ def test_nothing_is_lost_for_good() -> None:
 
 
 def conserve(here: Here) -> None:
-    """All that was applied, and what all ranks still owe, is all there was to apply."""
+    """The applied gradients plus all ranks' residuals equal all gradients."""
     group = join(here)
     shared = parameters()
     optimizer = optimizer_of(shared)
@@ -106,7 +109,7 @@ def conserve(here: Here) -> None:
         owed = residuals(optimizer)[i].contiguous()
         for each in (handed[i], owed):
             group.all_reduce(each.numpy(), "average")
-        assert (applied[i] - handed[i]).abs().max() > 0.1  # it is the residuals that make up for it
+        assert (applied[i] - handed[i]).abs().max() > 0.1  # a loss that the residuals make up for
         assert (applied[i] + owed - handed[i]).abs().max() < 1e-5
 
 
@@ -115,7 +118,10 @@ def test_low_rank_gradients_are_exact() -> None:
 
 
 def send_rank_one(here: Here) -> None:
-    """Also of a rank below that of the factors, whose other columns then are zero, not noise."""
+    """Send gradients whose rank is below that of the factors.
+
+    The unused columns of the factors must be zero, not noise.
+    """
     join(here)
     weight = nn.Parameter(torch.zeros(20, 30))
     optimizer = optimizer_of([weight], compression=mt.PowerSGD(3))
@@ -127,7 +133,7 @@ def send_rank_one(here: Here) -> None:
         assert weight.grad is not None
         assert torch.allclose(weight.grad, given, rtol=0, atol=1e-4)
         optimizer.synchronize()
-    # The directions that were not needed are still there for when they are.
+    # Unused directions are kept for later gradients.
     assert (optimizer.state_dict()["multiring"]["queries"][0].norm(dim=0) > 0.99).all()
     optimizer.zero_grad()
     backward((weight * torch.outer(right[:20], torch.arange(30.0))).sum())
@@ -135,7 +141,7 @@ def send_rank_one(here: Here) -> None:
     assert torch.allclose(weight.grad, torch.outer(right[:20], torch.arange(30.0)), rtol=0, atol=1e-4)
 
 
-# ---- ranks that differ in what they have ----
+# ---- ranks with different gradients ----
 
 
 def test_gradients_that_some_ranks_lack() -> None:
@@ -151,7 +157,7 @@ def lack_gradients(here: Here) -> None:
     for _ in range(2):
         optimizer.synchronize()
         optimizer.zero_grad()
-        if here.rank == 1:  # the first by one rank, the others by none
+        if here.rank == 1:  # only rank 1 has a gradient, of the first parameter
             carried = optimizer.state_dict()["multiring"]
             given = torch.from_numpy(gradient((6, 8), 9))
             backward((shared[0] * given).sum())
@@ -166,7 +172,7 @@ def lack_gradients(here: Here) -> None:
         assert shared[1].grad is shared[2].grad is None
         expect_same_bits(group, [shared[0].grad])
     after = residuals(optimizer)
-    # What is owed waits for a gradient to go with.
+    # A residual waits for the parameter's next gradient.
     assert torch.equal(before[0], after[0]) == (here.rank == 0)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[2], after[2])
@@ -178,7 +184,7 @@ def test_one_ranks_overflow(worst: float) -> None:
 
 
 def overflow(here: Here, worst: float) -> None:
-    """All ranks see that a gradient is not finite, as loss scaling needs it, and none carries that on."""
+    """All ranks detect a gradient that is not finite, and no rank adds it to a residual."""
     join(here)
     shared = parameters(((6, 8),))
     optimizer = optimizer_of(shared)
@@ -231,7 +237,7 @@ def train(here: Here, compression: Any) -> list[float]:
 
 
 class Pause(torch.autograd.Function):
-    """Holds backward until two reductions, a bucket's both, have ended."""
+    """Holds the backward pass until both reductions of a bucket have ended."""
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor) -> Tensor:
@@ -265,7 +271,10 @@ def test_processors_that_round_differently() -> None:
 
 
 def round_differently(here: Here) -> None:
-    """Matrix products of torch come out otherwise on each rank, as they may on unlike machines; gradients do not."""
+    """Make torch's matrix products differ between ranks, as on unlike machines.
+
+    The gradients must not differ.
+    """
     group = join(here)
     plain = torch.mm
 
@@ -317,10 +326,10 @@ def count_bytes(here: Here) -> tuple[int, int]:
     join(here)
     compressed = mt.gradient_bytes(optimizer_of(parameters()))
     padded = mt.gradient_bytes(optimizer_of(parameters(), compression=mt.Compression.none))
-    return compressed, padded - 4 * (len(SHAPES) + 3 + 9 + 4 + 12)  # flags, and up to 64 bytes each
+    return compressed, padded - 4 * (len(SHAPES) + 3 + 9 + 4 + 12)  # without flags, and padding to 64 bytes
 
 
-# ---- what is carried on ----
+# ---- compression state ----
 
 
 def test_state_dict_resumes_to_the_bit() -> None:
@@ -348,7 +357,7 @@ def resume(here: Here) -> None:
     ends = []
     for forgotten in ("", "residuals", "queries"):
         again = [nn.Parameter(value.clone()) for value in values]
-        # Buckets of another size: what is carried on belongs to parameters.
+        # Compression state belongs to parameters, so it also fits buckets of another size.
         optimizer = optimizer_of(again, compression=mt.PowerSGD(RANK, seed=8))
         kept = {name: value for name, value in carried.items() if name != forgotten}
         optimizer.load_state_dict(copy.deepcopy({**state, "multiring": kept}))
@@ -356,7 +365,7 @@ def resume(here: Here) -> None:
         expect_same_bits(group, again)
         ends.append([torch.equal(one, other) for one, other in zip(shared, again, strict=True)])
     assert ends == [[True] * 4, *[[False, True, False, True]] * 2], ends
-    # Making it anew carries it on as well.
+    # A new DistributedOptimizer keeps the compression state, too.
     again = [nn.Parameter(value.clone()) for value in values]
     optimizer = optimizer_of(again)
     optimizer.load_state_dict(copy.deepcopy(state))
@@ -365,7 +374,7 @@ def resume(here: Here) -> None:
     optimizer.add_param_group({"params": parameters(((5, 5),))})
     run(again, optimizer, range(4, 6))
     assert all(torch.equal(one, other) for one, other in zip(shared, again, strict=True))
-    # A plain optimizer passes over it.
+    # A plain optimizer ignores the compression state.
     torch.optim.SGD(parameters(), lr=0.1).load_state_dict(state)
 
 
@@ -395,7 +404,7 @@ def broadcast_state(here: Here) -> None:
 
 
 def test_second_reductions_take_turns() -> None:
-    """Whichever bucket's first reduction ends first, the second ones start in the order of buckets."""
+    """Second reductions start in bucket order, whichever first reduction ends first."""
     stages = Stages(None, None)  # type: ignore[arg-type]
     turns = [stages.next_turn() for _ in range(3)]
     order: list[int] = []

@@ -1,4 +1,4 @@
-"""Process sets: static ones, dynamic ones, and operations in them."""
+"""Process sets: static sets, dynamic sets, and operations in them."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def use_static_sets(here: Here) -> None:
         assert mt.global_process_set is before
         assert (pair.process_set_id, last.process_set_id) == (1, 2)
         alike = mt.ProcessSet([0, 2])
-        mt.init(process_sets=[alike])  # which joins nothing again
+        mt.init(process_sets=[alike])  # does not join the job again
         assert alike.process_set_id == 1
         with pytest.raises(ArgumentError, match="is not known, and this process has joined the job already"):
             mt.init(process_sets=[mt.ProcessSet([1])])
@@ -93,7 +93,7 @@ def use_dynamic_sets(here: Here) -> None:
     for kind in (1.5, [0.5], "ranks"):
         with pytest.raises(ArgumentError, match="list of process ranks"):
             mt.add_process_set(kind)
-    # Operations in flight are no obstacle, whatever order ranks come in.
+    # Operations may be in flight, and ranks may call in any order.
     handle = mt.allreduce_async(torch.ones(2), op=mt.Sum) if here.rank else None
     third = mt.add_process_set([0, 2])
     handle = mt.allreduce_async(torch.ones(2), op=mt.Sum) if handle is None else handle

@@ -1,6 +1,6 @@
-"""Unmodified programs for torch.distributed: with Gloo's name and with ours they have the same losses.
+"""Unmodified torch.distributed programs: equal losses on Gloo and multiring.
 
-What needs libraries, and the rest, which takes minutes, is run by benchmarks/conformance_torch.py.
+benchmarks/conformance_torch.py runs the other programs, which need libraries or take minutes.
 """
 
 import json
@@ -15,9 +15,9 @@ from tests.frameworks.program_cases import CASES, STEPS, apart, is_close, losses
 from tests.frameworks.program_ranks import PROGRAMS, ProgramError, environment_of, losses_of
 from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch does
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch defines it
 
-pytestmark = pytest.mark.timeout(960)  # three programs, each of which has its own
+pytestmark = pytest.mark.timeout(960)  # three programs, each with its own time-out
 
 
 FORKED = Process(
@@ -31,7 +31,7 @@ FORKED = Process(
 
 @cache
 def forked_losses(program: str, ranks: int, *arguments: str, backend: str) -> list[float]:
-    """As `losses_of`, by ranks that are forked and not started."""
+    """Run like `losses_of`, but on forked ranks."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     start = Start(alone=True, environments=tuple(environment_of(rank, ranks, store.port) for rank in range(ranks)))
     words = ("--backend", backend, *arguments)
@@ -54,13 +54,13 @@ def test_losses_are_those_of_gloo() -> None:
 
 
 def test_averages_are_sums_divided() -> None:
-    """Dividing by 2 rounds nothing: before or after the sum, the bits are the same."""
+    """Division by 2 is exact, so averages equal divided sums in every bit."""
     averaged, divided = (forked_losses("fsdp2.py", 2, *how, backend="multiring") for how in ((), ("--sum",)))
     assert averaged == divided
 
 
 def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
-    """Two ranks save and three go on, on the other backend too."""
+    """Two ranks save, and three ranks resume, also on the other backend."""
     where = ("--folder", str(tmp_path))
     forked_losses("checkpoint.py", 2, *where, backend="multiring")
     ours, theirs = (
@@ -70,7 +70,7 @@ def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
 
 
 def test_torchrun_needs_the_name_alone() -> None:
-    """No import of ours, nothing in the environment."""
+    """The program needs no import of multiring and no variable in the environment."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, str(PROGRAMS / "ddp.py"), "--backend", "multiring", "--steps", str(STEPS)],

@@ -1,4 +1,7 @@
-"""Promises to users of torch, tried by public names alone, so that an older tree can be asked too."""
+"""Promises to users of torch, tested by public names only.
+
+So the tests also run on older versions.
+"""
 
 import random
 import subprocess
@@ -22,7 +25,7 @@ HOSTILE = ["a", "b", "a.b", ".", "..", "", "a/b", "a.b.c", "1", 1, "0", 0, "['a'
 
 
 def hostile_tree(pick: random.Random, depth: int) -> Any:
-    """Return dicts within dicts, whose names meet as soon as they are joined, with another number at each leaf."""
+    """Return nested dicts whose joined names collide; each leaf has another number."""
     if not depth or pick.random() < 0.3:
         return torch.tensor([pick.random(), float(depth)])
     return {name: hostile_tree(pick, depth - 1) for name in pick.sample(HOSTILE, 5)}
@@ -130,7 +133,7 @@ def test_two_kills_at_any_two_changes_of_names_leave_a_checkpoint(tmp_path: Path
 
 
 def allow_dynamos_warnings() -> None:
-    """Ignore warnings: dynamo warns of what it does not trace, and the values are what is compared."""
+    """Ignore the compiler's warnings, because the test compares values only."""
     warnings.simplefilter("ignore")
 
 

@@ -1,4 +1,4 @@
-"""What a forward changes of a model, random modules' state among it, is given back after measuring."""
+"""Measuring a model undoes every change that forward passes make to it."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ from multiring.torch.step.noise import _Observation
 
 
 class Stateful(nn.Module):
-    """Changes, in its forward, whatever it remembers."""
+    """A module that changes a random choice of its state in each forward pass."""
 
     total: Tensor
     mean: Tensor
@@ -36,7 +36,7 @@ class Stateful(nn.Module):
         self.kinds = draw.sample(range(8), draw.randrange(1, 8))
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return something of `given`."""
+        """Change state, and return a scalar that depends on `given`."""
         for kind in self.kinds:
             self._change(kind, given)
         return (given * self.weight).sum()
@@ -88,7 +88,10 @@ def test_a_model_is_what_it_was_after_measuring(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_sketch_has_the_norm_of_what_it_is_of(seed: int) -> None:
-    """E |S g|^2 = |g|^2, and the sketch of a mean is the mean of sketches: linear, for the same signs."""
+    """A sketch keeps the squared norm in expectation, and it is linear.
+
+    For the same signs, the sketch of a mean is the mean of the sketches.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes = [(int(n), 7) for n in torch.randint(1, 900, (5,), generator=draw)]
     one, other = ([torch.randn(*shape, generator=draw) for shape in shapes] for _ in range(2))

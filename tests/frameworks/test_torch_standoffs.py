@@ -1,4 +1,7 @@
-"""An operation that one rank calls alone while the others train: each is told both calls, by the program's lines."""
+"""One rank calls an operation while the others train: the error shows both calls.
+
+The calls are shown by the program's lines.
+"""
 
 import threading
 import time
@@ -21,7 +24,7 @@ def test_an_allreduce_of_one_rank_beside_gradients(ranks: int) -> None:
         assert "_tensor.py" not in text
         assert "rank 0 is at test_torch_standoffs.py" in text
         assert LINES[0] in text
-        # Of three ranks one may be told by the others, and only of rank 0.
+        # With three ranks, a rank may get its error from another rank; that error shows only rank 0's call.
         assert LINES[1] in text or (ranks == 3 and rank > 0), text
 
 
@@ -33,7 +36,7 @@ def log_on_one_rank(here: Here) -> str:
     train(model, optimizer)
     with pytest.raises(StallError) as raised:
         log_and_train(here.rank, model, optimizer)
-    time.sleep(1)  # others may be a moment later
+    time.sleep(1)  # other ranks may fail a moment later
     return f"{type(raised.value).__name__}: {raised.value}"
 
 

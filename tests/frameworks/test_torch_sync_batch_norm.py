@@ -1,4 +1,4 @@
-"""SyncBatchNorm on several ranks is BatchNorm on one that has all samples."""
+"""SyncBatchNorm on several ranks equals BatchNorm on one rank with all samples."""
 
 import copy
 import io
@@ -25,14 +25,14 @@ class Case:
     counts: tuple[int, ...]  # samples of each rank
     behind: tuple[int, ...] = (4, 3)  # the dimensions behind the channels
     dtype: torch.dtype = torch.float64
-    offset: float = 1.0  # mean of what is normalised
+    offset: float = 1.0  # mean of the input
     channels_last: bool = False
     momentum: float | None = 0.1
     affine: bool = True
     track: bool = True
 
     def layer(self, kind: type[Any]) -> Any:
-        """Return a layer of `kind`, in float64 where it is the reference; parameters are 32-bit beside 16-bit input."""
+        """Return a layer of `kind`: float64 for float64 input, otherwise float32."""
         found = kind(CHANNELS, momentum=self.momentum, affine=self.affine, track_running_stats=self.track)
         generator = torch.Generator().manual_seed(1)
         for parameter in found.parameters():
@@ -40,7 +40,7 @@ class Case:
         return found.to(torch.float64 if self.dtype == torch.float64 else torch.float32)
 
     def batch(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Return all ranks' samples, and what their outputs are weighted with in the loss."""
+        """Return all ranks' samples, and the weights of their outputs in the loss."""
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(self.counts), CHANNELS, *self.behind)
         values = torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + self.offset
@@ -91,7 +91,7 @@ def compare_one(case: Case, rank: int, process_set: mt.ProcessSet) -> None:
     bound = BOUNDS[case.dtype] * max(1.0, abs(case.offset) / 10)
     plain = case.layer(LAYERS[2 + len(case.behind)])
     if case.dtype in {torch.float32, torch.bfloat16, torch.float16}:
-        plain = plain.double()  # the exact result, for what is rounded differently
+        plain = plain.double()  # the exact result, because rounding differs
     layer = mt.convert_sync_batchnorm(case.layer(nn.BatchNorm2d), process_set)
     assert isinstance(layer, mt.SyncBatchNorm)
     for seed in range(3):
@@ -114,7 +114,7 @@ def compare_one(case: Case, rank: int, process_set: mt.ProcessSet) -> None:
         assert own.grad is not None
         total = mt.allreduce(own.grad.double(), op=mt.Sum, process_set=process_set)
         assert near(total, all_ranks.grad, 10 * bound), case
-    # In evaluation nobody waits for anybody.
+    # In evaluation no rank waits for another.
     if case.track and rank == 0:
         layer.eval(), plain.eval()
         values, _ = case.batch(9)
@@ -163,7 +163,7 @@ def train_models(here: Here) -> None:
     assert mt.convert_sync_batchnorm(converted[1]) is converted[1]
     assert list(converted.state_dict()) == list(plain.state_dict())
     converted.train()
-    # Copies and files are layers like any other.
+    # Copies and loaded layers behave like any other layer.
     other = copy.deepcopy(converted)
     file = io.BytesIO()
     torch.save(converted, file)
@@ -175,10 +175,10 @@ def train_models(here: Here) -> None:
     mine = slice(0, 2) if here.rank == 0 else slice(2, 6)
     for each in (converted, other, loaded):
         assert near(each(batch[mine]), wanted[mine], 1e-12)
-    warnings.simplefilter("default")  # the compiler has some of its own
+    warnings.simplefilter("default")  # the compiler causes warnings
     compiled = torch.compile(copy.deepcopy(converted), backend="aot_eager")
     assert near(compiled(batch[mine]), plain(batch)[mine], 1e-12)
-    # What trains it needs no gradient of the input; and several layers go on one after the other.
+    # Training needs no gradient of the input, and several layers follow each other.
     optimizer = mt.DistributedOptimizer(
         torch.optim.SGD(converted.parameters(), lr=0.1), converted.named_parameters(), op="sum"
     )
@@ -210,10 +210,10 @@ def refuse(here: Here) -> None:
             layer(wrong)
     with pytest.raises(UnsupportedError, match="SyncBatchNorm's input is on meta"):
         layer(torch.ones(2, CHANNELS, device="meta"))
-    # One sample is on one rank, none on the other: both hear of it.
+    # One rank has one sample, and the other has none: both raise the error.
     with pytest.raises(ArgumentError, match="Expected more than 1 value per channel when training"):
         layer(torch.ones(1 - here.rank, CHANNELS))
-    # Ranks at different layers, or on the way back and forth.
+    # Errors occur if the ranks call different layers, or if one goes forward and the other backward.
     odd = mt.SyncBatchNorm(CHANNELS + here.rank)
     with pytest.raises(mt.HorovodInternalError, match=r"SyncBatchNorm forward .*the ranks do not agree"):
         odd(torch.ones(2, CHANNELS + here.rank))

@@ -1,4 +1,4 @@
-"""Odd tensors and odd moments: what calls of torch's and ours make of them is right, or refused by name."""
+"""Odd tensors and odd moments: results are right, or an error names the cause."""
 
 import sys
 import warnings
@@ -26,7 +26,7 @@ def test_what_overlaps_itself_is_found() -> None:
     x = torch.arange(24.0).view(2, 3, 4)
     for whole in (x, x.permute(2, 0, 1), x[:, ::2, 1:3], x[1:], x[..., 0], torch.empty(0, 3).expand(0, 3), x[:0]):
         assert not overlaps_itself(whole)
-    assert not overlaps_itself(torch.arange(12.0).as_strided((2, 3), (3, 2)))  # strides that interleave
+    assert not overlaps_itself(torch.arange(12.0).as_strided((2, 3), (3, 2)))  # interleaved strides
     for shared in (
         x[:1].expand(3, 3, 4),
         x.view(-1).unfold(0, 4, 2),
@@ -37,7 +37,7 @@ def test_what_overlaps_itself_is_found() -> None:
 
 
 def average_whole_numbers(here: Here) -> None:
-    """Sums may need more bits than their averages, and averages are truncated."""
+    """Average integers whose sums need more bits; averages are truncated."""
     group = multiring.init()
     for name in ("int8", "int32", "int64", "uint32", "uint64"):
         limits = np.iinfo(name)
@@ -84,7 +84,7 @@ def combine_negated_ones(here: Here) -> None:
 
 
 def step_with_what_is_frozen(here: Here) -> None:
-    """What a frozen layer's gradient was before does not stand in the way of a group that is added."""
+    """A frozen layer's old gradient does not block an added parameter group."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
@@ -127,7 +127,7 @@ def try_odd_ones(here: Here, place: str) -> None:
     lie_over_themselves(here)
     combine_negated_ones(here)
     step_with_what_is_frozen(here)
-    warnings.simplefilter("ignore")  # the compiler's
+    warnings.simplefilter("ignore")  # the compiler's warnings
     compile_backward(here)
     dist.destroy_process_group()
 

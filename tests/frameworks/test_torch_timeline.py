@@ -1,4 +1,4 @@
-"""A training loop in the timeline: forward, backward, waiting and optimizer, where they were."""
+"""A training loop in the timeline: forward, backward, wait and optimizer events."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import multiring.torch as mt
 
 
 class Slow(nn.Module):
-    """What takes a known time on the way forward, and on the way back; outputs in a dictionary."""
+    """A model that sleeps in its forward and backward pass; it returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ def train(here: Here, folder: str) -> None:
         backward(loss)
         optimizer.step()
     with pytest.raises(RuntimeError):
-        model(torch.ones(3, 3))  # what is open is closed by an error too
+        model(torch.ones(3, 3))  # an error also closes open events
     with torch.no_grad():
         model.body(images)
     mt.stop_timeline()
-    backward(loss_of(network(), here.rank))  # in no timeline: the hooks are gone
+    backward(loss_of(network(), here.rank))  # not in the timeline: the hooks were removed
     assert not torch.nn.modules.module._global_forward_hooks
     multiring.shutdown()
     with pytest.raises(ValueError, match="not initialised"):
@@ -88,7 +88,7 @@ def test_a_step_in_the_timeline(tmp_path: Path) -> None:
         ]
         buckets = [event for event in operations if event["name"] == "all_reduce"]
         assert len(buckets) == 3
-        # The gradients are there behind the backward, and before the optimizer takes them.
+        # A bucket's reduction starts after the backward pass starts, and before the optimizer's step.
         for bucket, before, after in zip(buckets, backwards, program[3::4], strict=False):
             assert before["ts"] <= bucket["ts"] <= after["ts"]
             assert any(bucket["ts"] <= wait["ts"] + wait["dur"] <= after["ts"] for wait in waits)
@@ -123,7 +123,7 @@ def train_twice_at_once(here: Here, folder: str) -> list[str]:
     multiring.start_timeline(f"{folder}/trace.json")
     model = network()
     outputs = [model(torch.ones(1, 1, 4, 4, dtype=torch.float64)) for _ in range(2)]
-    backward(outputs[0].sum() + outputs[1].sum())  # of two forwards, one backward
+    backward(outputs[0].sum() + outputs[1].sum())  # one backward pass of two forward passes
     failing = model(torch.ones(1, 1, 4, 4, dtype=torch.float64))
     failing.register_hook(raise_an_error)
     with pytest.raises(ZeroDivisionError):

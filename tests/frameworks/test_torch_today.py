@@ -1,4 +1,4 @@
-"""What programs do with today's torch, on two ranks: each follows the single process on the whole batch."""
+"""Today's torch programs on two ranks follow one process with the whole batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,10 @@ RANKS, STEPS, BATCH = 2, 6, 24
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One rank's part of training, or all of it: `size` is 1 then, and the optimizer plain."""
+    """One rank's part of a training.
+
+    With `size` 1 it is the whole training, with a plain optimizer.
+    """
 
     model: Any
     optimizer: Any
@@ -25,13 +28,13 @@ class Task:
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", init_scale=256.0))
 
     def loss(self, step: int, count: int = BATCH, part: slice = slice(None)) -> Tensor:
-        """Return the mean loss over this rank's share of a batch, or of a part of it."""
+        """Return the mean loss on this rank's share of a batch, or of a part of it."""
         images, labels = samples(step, count, torch.float32)
         images, labels = images[part][self.rank :: self.size], labels[part][self.rank :: self.size]
         return nn.functional.cross_entropy(self.model(images), labels)
 
     def rewrapped(self, **options: Any) -> None:
-        """Make the sharing anew, where there is one."""
+        """Make the DistributedOptimizer again, if there are several ranks."""
         if self.size > 1:
             mt.DistributedOptimizer(self.optimizer, self.model.named_parameters(), **options)
 
@@ -88,7 +91,7 @@ def with_closure(task: Task, step: int) -> None:
 
 
 def with_uneven_inputs(task: Task, step: int) -> None:
-    """Weighted by samples: each rank's share of the batch's mean, summed over the ranks."""
+    """Weight by samples: the ranks' shares of the batch's mean are summed."""
     images, labels = samples(step, BATCH + 1, torch.float32)
     errors = nn.functional.cross_entropy(
         task.model(images[task.rank :: task.size]), labels[task.rank :: task.size], reduction="sum"
@@ -99,7 +102,7 @@ def with_uneven_inputs(task: Task, step: int) -> None:
 
 
 def scaling(task: Task, step: int) -> None:
-    """In step 2 one rank's loss overflows: all ranks leave the step out, and go on at a smaller scale."""
+    """Overflow on one rank in step 2: all ranks skip the step and lower the scale."""
     overflows = step == 2 and task.rank == task.size - 1
     task.optimizer.zero_grad()
     backward(task.scaler.scale(task.loss(step)) * (float("inf") if overflows else 1.0))
@@ -140,14 +143,14 @@ def in_bfloat16(task: Task, step: int) -> None:
 
 
 def freezing(task: Task, step: int) -> None:
-    """The first layers rest for two steps; what was shared once is shared again when it trains again."""
+    """Freeze the first layer for two steps; afterwards its gradients are shared again."""
     if step in {2, 4}:
         task.model[0].requires_grad_(step == 4)
     plainly(task, step)
 
 
 def unfreezing(task: Task, step: int) -> None:
-    """The first layer begins to train, which needs its sharing made."""
+    """Unfreeze the first layer, which needs a new DistributedOptimizer."""
     if step == 0:
         task.model[0].requires_grad_(False)
         task.rewrapped()
@@ -173,7 +176,7 @@ def compiled(backend: str) -> Callable[[Task, int], None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """How to train: with which optimizer, shared how, and how to take a step."""
+    """A training: its optimizer, the optimizer's options, and how it takes a step."""
 
     step: Callable[[Task, int], None] = plainly
     kind: type[torch.optim.Optimizer] = torch.optim.SGD
@@ -199,7 +202,7 @@ CASES = {
     "GradScaler, fused": Case(step=scaling, settings={"lr": 0.2, "momentum": 0.8, "fused": True}),
     "Horovod's AMP recipe": Case(step=scaling_as_with_horovod),
     "GradScaler, clipping": Case(step=scaling_and_clipping),
-    # Each rank's products are rounded to 8 bits.
+    # bfloat16 rounds each rank's products to 8 bits.
     "autocast": Case(step=in_bfloat16, bound=3e-2),
     "freezing": Case(step=freezing),
     "unfreezing": Case(step=unfreezing),
@@ -222,7 +225,10 @@ CASES = {
 
 
 class Words(nn.Module):
-    """Two tables of rows, of which a batch uses some; for SparseAdam nothing else."""
+    """Two embedding tables; a batch uses some of their rows.
+
+    For SparseAdam, nothing else is trained.
+    """
 
     def __init__(self, *, is_all_sparse: bool) -> None:
         super().__init__()
@@ -239,7 +245,7 @@ class Words(nn.Module):
 
 
 def trained(case: Case, rank: int, size: int) -> list[float]:
-    """Return the parameters after some steps."""
+    """Return the parameters after `STEPS` steps."""
     is_lazy = case.kind is torch.optim.SparseAdam
     model = Words(is_all_sparse=is_lazy) if case.is_sparse else network(torch.float32)
     parameters = [each for each in model.parameters() if each.requires_grad]
@@ -260,7 +266,7 @@ def train_all(here: Here) -> dict[str, list[float]]:
 def test_every_way_follows_the_single_process() -> None:
     torch.set_num_threads(1)
     everyones = run_ranks(train_all, RANKS, deadline_s=100.0)
-    assert everyones[0] == everyones[1]  # to the bit
+    assert everyones[0] == everyones[1]  # equal in every bit
     deviations = {}
     for name, case in CASES.items():
         wanted = torch.tensor(trained(case, 0, 1))

@@ -1,4 +1,4 @@
-"""What a training loop does with shared gradients and the optimizer that has them."""
+"""Training loops with shared gradients, and the optimizer that shares them."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ def clip(here: Here) -> tuple[float, float]:
 
 
 def test_loss_scaling_sees_averages() -> None:
-    """One rank's overflow makes all ranks skip the step, as unscaling finds it in the average."""
+    """One rank's overflow makes all ranks skip: unscaling finds it in the average."""
     assert run_ranks(scale_losses, 2) == [[True, False, True]] * 2
 
 
@@ -155,7 +155,7 @@ def unfreeze(here: Here) -> None:
     expect(model, [0, 1], scale=2.0)
     model[5].requires_grad_(False)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))]})
-    # Another optimizer takes the parameters over; the first may still step.
+    # A second optimizer takes over the parameters; the first optimizer may still step.
     second = torch.optim.Adam([*model.parameters(), optimizer.param_groups[1]["params"][0]])
     second = mt.DistributedOptimizer(second)
     for each in (optimizer, second):

@@ -1,4 +1,4 @@
-"""N ranks at one global batch follow the single process, which is plain torch without multiring."""
+"""N ranks with one global batch follow one process with plain torch."""
 
 import functools
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ BOUNDS = {"float64": 1e-10, "float32": 1e-4}
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The loss on the whole batch before each step, and the parameters after the last."""
+    """The losses on the whole batch before each step, and the final parameters."""
 
     losses: NDArray[np.float64]
     parameters: NDArray[np.float64]
 
 
 def trained(dtype: str, rank: int, size: int, op: str, weights: str) -> Trajectory:
-    """Train on this rank's share of each batch; with size 1 without multiring."""
+    """Train on this rank's share of each batch; `size` 1 means plain torch."""
     kind = getattr(torch, dtype)
     model = network(kind, seed=0 if size == 1 else 100 + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.8)
@@ -66,7 +66,10 @@ def single(dtype: str) -> Trajectory:
 
 
 def deviation(one: Trajectory, other: Trajectory) -> float:
-    """Return how far apart two trajectories get, relative to the losses and the largest parameter."""
+    """Return the largest relative distance between two trajectories.
+
+    Losses are relative to the other losses, and parameters to the largest parameter.
+    """
     losses = np.abs(one.losses - other.losses) / other.losses
     parameters = np.abs(one.parameters - other.parameters) / np.abs(other.parameters).max()
     return float(max(losses.max(), parameters.max()))
@@ -88,7 +91,7 @@ def test_average_follows_single_process(ranks: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_sum_of_shares_follows_single_process(ranks: int, dtype: str) -> None:
-    """Batches of 25 do not divide by 2, 3 or 4: the shards are uneven."""
+    """Batches of 25 do not divide by 2, 3 or 4, so the shards are uneven."""
     follows(ranks, dtype, "sum", "whole batch")
 
 
@@ -99,7 +102,7 @@ def test_sum_taken_for_average_is_caught() -> None:
 
 
 def test_average_of_uneven_shards_means_is_caught() -> None:
-    """The bound is tight enough to see one sample in 25 weigh a little more."""
+    """The bound detects that one sample in 25 weighs slightly more than the others."""
     plain = single("float64")
     for each in run_ranks(train_mean_of_means, 2):
         assert deviation(each, plain) > 100 * BOUNDS["float64"]

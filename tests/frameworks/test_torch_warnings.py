@@ -1,4 +1,4 @@
-"""Runs that will not converge well are told so once, with the reason, while they train; healthy ones are not."""
+"""Runs that will converge badly get one warning with the reason; healthy runs none."""
 
 import math
 import warnings
@@ -26,7 +26,7 @@ def test_six_sick_runs_are_named_once() -> None:
 
 
 def be_ill(here: Here) -> dict[str, list[str]]:
-    join(here, check_first_steps=False)  # a step's samples are as seeded, on all ranks alike
+    join(here, check_first_steps=False)  # avoids warnings about equal samples
     int8 = mt.Compression.int8
     return {
         "batch": told(here, 0, noise=0.02),
@@ -44,7 +44,7 @@ def test_healthy_runs_are_not_warned_of() -> None:
 
 
 def be_well(here: Here) -> list[list[str]]:
-    join(here, check_first_steps=False)  # a step's samples are as seeded, on all ranks alike
+    join(here, check_first_steps=False)  # avoids warnings about equal samples
     wires: list[dict[str, Any]] = [
         {},
         {"compression": mt.Compression.bf16},
@@ -55,7 +55,7 @@ def be_well(here: Here) -> list[list[str]]:
     return [told(here, 100 + number, **wires[number % len(wires)]) for number in range(HEALTHY)]
 
 
-def told(  # noqa: PLR0913 -- each is what one kind is about
+def told(  # noqa: PLR0913 -- one parameter for each kind of run
     here: Here,
     seed: int,
     *,
@@ -68,19 +68,19 @@ def told(  # noqa: PLR0913 -- each is what one kind is about
     is_square: bool = False,
     **options: Any,
 ) -> list[str]:
-    """Return what is warned of while a plane of slope 0.5 and `noise` is trained on.
+    """Train a linear function of slope 0.5 with noise; return the warnings.
 
     Args:
         here: this rank.
-        seed: of the samples.
-        steps: how many.
+        seed: the seed of the samples.
+        steps: the number of steps.
         noise: the standard deviation of a sample's gradient.
-        batch: of a loader that deals samples unevenly; 0 for equal parts.
-        momentum: of SGD.
-        lag: of gradients.
-        overflows: the part of steps that do.
-        is_square: whether the gradient is a matrix whose singular values are alike, of which factors send the first.
-        options: of the DistributedOptimizer.
+        batch: the batch size of a loader that deals samples unevenly; 0 for equal parts.
+        momentum: SGD's momentum.
+        lag: the gradient lag.
+        overflows: the share of steps that overflow.
+        is_square: whether the gradient is a matrix with equal singular values, of which rank-1 factors send one.
+        options: options of the DistributedOptimizer.
     """
     generator = torch.Generator().manual_seed(1000 * seed + here.rank)
     shape = (WIDTH, WIDTH) if is_square else (WIDTH,)

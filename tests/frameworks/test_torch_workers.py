@@ -1,4 +1,4 @@
-"""Data-loader workers, which are forks of a rank, while it trains."""
+"""Data-loader workers, which are forked from a rank, while the rank trains."""
 
 import os
 
@@ -16,7 +16,7 @@ from multiring.errors import PeerLostError, StateError
 
 
 class Samples(Dataset[tuple[Tensor, Tensor, int]]):
-    """Samples, and the process that read them; a reader that communicates is refused."""
+    """Samples, and the process that read them; a worker must not use multiring."""
 
     def __len__(self) -> int:
         return 12
@@ -43,7 +43,7 @@ def train(here: Here, epochs: int) -> None:
 
 
 def test_workers_read_while_ranks_train() -> None:
-    """The rig fails the test if a rank hangs, exits with an error, or leaves a process behind."""
+    """The rig fails this test if a rank hangs, exits with an error, or leaves a process behind."""
     run_ranks(train_with_workers, 2)
 
 

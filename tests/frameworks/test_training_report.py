@@ -1,4 +1,4 @@
-"""The report of a training: its intervals against independent calculations, and what the page has to say."""
+"""The report of a training: its confidence intervals and the content of its page."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def test_an_interval_of_a_share_is_where_the_score_test_does_not_reject(hits: in
 
 
 def test_the_jackknife_of_a_mean_is_its_own_interval_by_students_distribution() -> None:
-    # Groups of one size: the mean of all samples is the mean of the groups' means, whose interval is known.
+    # With groups of one size, the mean of all samples is the mean of the groups' means, whose interval is known.
     groups = np.random.default_rng(3).integers(0, 50, (GROUPS, 1))
     ((low, high),) = by_jackknife(groups, lambda total: total / GROUPS if total.sum() == groups.sum() else total / 19)
     middle, error = groups.mean(), stats.sem(groups[:, 0])
@@ -46,7 +46,7 @@ def test_the_jackknife_of_a_mean_is_its_own_interval_by_students_distribution() 
 
 
 def test_intervals_of_climate_scores_hold_the_truth_as_often_as_they_say() -> None:
-    # 120 fields of 30 pixels each, whose pixels are alike within a field, from a known confusion of classes.
+    # There are 120 fields of 30 pixels. Pixels of a field resemble each other, and the confusion of classes is known.
     random = np.random.default_rng(1)
     task = ClimateFields.__new__(ClimateFields)
     truth = np.array([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.2, 0.1, 0.7]]) * np.array([[0.6], [0.2], [0.2]])
@@ -62,7 +62,7 @@ def test_intervals_of_climate_scores_hold_the_truth_as_often_as_they_say() -> No
 
 
 class Numbers:
-    """Samples whose loss is known."""
+    """A data set whose samples have known losses."""
 
     def __init__(self, losses: list[float]) -> None:
         self.losses = losses
@@ -96,7 +96,7 @@ def test_a_sample_whose_loss_is_no_usable_number_is_not_left_out(bad: float) -> 
 
 
 class Page(HTMLParser):
-    """Reads the cells of a page's tables, and all its text."""
+    """A parser of a page's text and of the number of cells in each table row."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
