@@ -268,8 +268,8 @@ def train_two_models(here: Here) -> None:
     first, second = network(seed=1), network(seed=2)
     optimizers = sgd(first, bucket_bytes=300), sgd(second, bucket_bytes=300)
     for step in range(4):
-        # One backward pass serves both models, in an order that differs between the ranks. At its end, both models still
-        # wait for the gradients of their last layers, which were not used.
+        # One backward pass serves both models, in an order that differs between the ranks. At its end, both models
+        # still wait for the gradients of their last layers, which were not used.
         used = 7 + step % 2
         losses = {}
         for which in (0, 1) if here.rank else (1, 0):

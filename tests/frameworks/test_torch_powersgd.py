@@ -184,7 +184,7 @@ def test_one_ranks_overflow(worst: float) -> None:
 
 
 def overflow(here: Here, worst: float) -> None:
-    """All ranks detect a gradient that is not finite, and no rank adds it to a residual."""
+    """All ranks detect a gradient that is not finite, and no residual contains it."""
     join(here)
     shared = parameters(((6, 8),))
     optimizer = optimizer_of(shared)

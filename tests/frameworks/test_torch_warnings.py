@@ -1,4 +1,4 @@
-"""Runs that will converge badly get one warning with the reason; healthy runs none."""
+"""Runs that will converge badly get one warning each; healthy runs get none."""
 
 import math
 import warnings

@@ -43,7 +43,7 @@ def train(here: Here, epochs: int) -> None:
 
 
 def test_workers_read_while_ranks_train() -> None:
-    """The rig fails this test if a rank hangs, exits with an error, or leaves a process behind."""
+    """The rig fails this test if a rank hangs, fails, or leaves a process behind."""
     run_ranks(train_with_workers, 2)
 
 
