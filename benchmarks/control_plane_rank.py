@@ -31,7 +31,7 @@ class CountedLine(ControlChannel):
     sent, taken, steps, longest_bytes = 0, 0, 0, 0
 
     def begin(self) -> None:
-        """Reset the counts."""
+        """Reset the counts to zero."""
         self.sent, self.taken, self.steps, self.longest_bytes = 0, 0, 0, 0
 
     def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Measure the samples to a target loss over the batch size, and fit the law.
+"""Measure the samples needed to reach a target loss, for each batch size.
 
-The table compares the fit with the prediction from the noise scale of a small batch.
+A law is fitted to the numbers. The table compares the fit with the prediction from the noise scale of a small batch.
 """
 
 import math
@@ -119,7 +119,7 @@ def predict(record: Record, task: str) -> dict[str, float]:
 
 
 def measure(record: Record, task: str) -> list[tuple[int, float, list[dict[str, Any]]]]:
-    """Return the best learning rate of each batch size's sweep, and ten runs with it."""
+    """Return the best learning rate of each batch size, and ten runs with this rate."""
     rows = []
     for batch in BATCHES[task]:
         rate = _best_rate(record, task, batch)

@@ -98,7 +98,7 @@ class Tier:
         self.clock: StageClock | None = None
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
-        """Read a piece as slowly as the source and the disk allow."""
+        """Read bytes of a file as slowly as the source and the disk allow."""
         if self.clock is not None:
             with self.clock.request(SOURCE), self._turns[SOURCE]:
                 time.sleep(self.speeds.source / BATCH / 1e3)

@@ -54,7 +54,7 @@ class Counted(LocalStorage):
         self._count = threading.Lock()
 
     def read_into(self, name: str, begin: int, out: memoryview) -> None:
-        """Read a piece and count its bytes."""
+        """Read bytes of a file and count them."""
         super().read_into(name, begin, out)
         if name.endswith(".tar"):
             with self._count:

@@ -499,7 +499,7 @@ def _calls_in(log: bytes, folder: Path) -> Iterator[Call]:
 
 
 def _node_of(place: Path) -> Node:
-    """Return a path's content as a node of the simulated disk, all of it synced."""
+    """Return a path's content as a node of the simulated disk, fully synced."""
     if place.is_dir():
         entries = {each.name: _node_of(each) for each in place.iterdir()}
         return Node(is_folder=True, entries=entries, synced_entries=dict(entries))

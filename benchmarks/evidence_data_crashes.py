@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/evidence_data_crashes.py [--only packing,staging,caching]
 
-The program runs an act once and records the calls that change files. A library loaded before libc records them. Then it
+The program runs an operation once. A library loaded before libc records the calls that change files. Then the program
 simulates a crash after each call, in four ways:
 
 - The disk holds everything that was called.
@@ -65,7 +65,7 @@ class Node:
 
 
 def recorded(act: str, ground: Ground, folder: Path) -> list[Call]:
-    """Run an act and return its calls."""
+    """Run an operation and return its file-system calls."""
     with tempfile.TemporaryFile() as log:
         pid = os.fork()
         if not pid:
@@ -131,7 +131,7 @@ class Disk:
                     node.content.clear()
 
     def leave(self, folder: Path, way: str) -> None:
-        """Write the files that a crash leaves."""
+        """Write the files that a crash of the simulated disk leaves."""
         _leave(self.root, folder, way)
 
 
@@ -168,7 +168,7 @@ def outcome(act: str, ground: Ground, folder: Path, *, is_over: bool) -> str:
 
 
 def crashes(act: str) -> Iterator[Claim]:
-    """Simulate a crash after each call of an act, in every way."""
+    """Simulate a crash after each call of an operation, in every way."""
     with ground_and_folder() as (ground, folder):
         calls = recorded(act, ground, folder)
         shutil.rmtree(folder)

@@ -84,7 +84,7 @@ def packing(files: Path, target: Path) -> None:
     pack(source, SAMPLES, target, PackOptions(shard_bytes=3 << 20), lambda *_: None)
 
 
-# ---- acts that get faults ----
+# ---- operations that get faults ----
 
 
 def stages(ground: Ground, folder: Path) -> None:
@@ -147,7 +147,7 @@ class Fault:
 
 
 def trial(act: str, ground: Ground, folder: Path, *, fault: Fault | None = None, kill_after_s: float = -1) -> str:
-    """Run an act in a process; return how the process ended.
+    """Run an operation in a process; return how the process ended.
 
     The outcomes are "done", "told" (it raised an error), "killed", "hung" and "wrong". The prefix "fired-" says that
     the fault occurred.
@@ -207,7 +207,7 @@ def is_right(act: str, ground: Ground, folder: Path) -> bool:
 
 
 def kills(share: int) -> Iterator[Claim]:
-    """Kill each act at random moments until `count` running processes were killed."""
+    """Kill each operation at random moments, until enough were killed while running."""
     for act in ACTS:
         ends, bad, count = Counter[str](), 0, max(2, 200 // share)
         with ground_and_folder() as (ground, root):
@@ -231,7 +231,7 @@ def kills(share: int) -> Iterator[Claim]:
 
 
 def usual(act: str, ground: Ground, root: Path) -> float:
-    """Return the shortest time of three undisturbed runs of an act, in seconds."""
+    """Return the shortest of three undisturbed runs of an operation, in seconds."""
     found = []
     for number in range(3):
         folder = root / f"usual{number}"
@@ -244,7 +244,7 @@ def usual(act: str, ground: Ground, root: Path) -> float:
 
 
 def calls(share: int) -> Iterator[Claim]:
-    """Make each act fail, or kill it, at every call of each kind."""
+    """Make each operation fail, or kill it, at every file-system call of each kind."""
     for act in ACTS:
         ends, bad, fired = Counter[str](), 0, Counter[str]()
         with ground_and_folder() as (ground, root):
@@ -259,7 +259,7 @@ def calls(share: int) -> Iterator[Claim]:
                         bad += not is_right(act, ground, folder)
                         shutil.rmtree(folder)
                         if not did:
-                            break  # the act makes fewer calls of this kind
+                            break  # the operation makes fewer calls of this kind
                         fired[call] += 1
         holds = (
             not bad

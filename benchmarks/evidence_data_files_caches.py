@@ -1,4 +1,4 @@
-"""Test `clean` on random folders, and `stage` with too little room for the pack."""
+"""Test `data clean` on random folders, and `data stage` into small caches."""
 
 import contextlib
 import io

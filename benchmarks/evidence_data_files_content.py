@@ -63,7 +63,7 @@ def _files_of(random: Random, folder: Path, kind: str) -> tuple[list[str], list[
 def batches(random: Random, folder: Path) -> Iterator[Fault]:
     """Read batches of samples of several types.
 
-    The values must be equal to the stored values. If no type can hold all values, an error is right.
+    The values must be equal to the stored values. If no type can hold all values, the loader must raise an error.
     """
     kind = chosen(random, ("npy-files", "hdf5"))
     types, values = _files_of(random, folder, kind)

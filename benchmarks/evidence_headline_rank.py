@@ -4,8 +4,8 @@
 
 MOMENT says where the program waits. `never` does not wait. `save:N` waits in the N-th checkpoint, after its parts were
 written and before they are moved to their place. `accumulation:N` waits in the N-th step, after half of its
-micro-batches ran backward. The rank sends a word to the socket in FOLDER when it waits. It sends another word with its
-peak memory at its end.
+micro-batches ran backward. The rank sends a report to the socket in FOLDER when it waits. At its end, it sends another
+report with its peak memory.
 """
 
 import functools
@@ -32,7 +32,7 @@ STEPS = "steps"  # the name of the file with the completed steps
 
 
 def tell(folder: Path, **word: Any) -> None:
-    """Send a word to the parent process."""
+    """Send a report to the parent process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.connect(str(folder / "words"))
         line.send(json.dumps({"pid": os.getpid(), **word}).encode())

@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def try_allocator(name: str, first: int, seconds: float) -> tuple[int | None, list[int]]:
-    """Return the number of programs that ran clean, and the seeds of the others.
+    """Return the number of programs that ran without a fault, and the other seeds.
 
     The number is None if the allocator is not installed.
     """
@@ -106,7 +106,7 @@ def _unlinked(library: str) -> str | None:
 
 
 def _told_by(command: list[str]) -> str | None:
-    """Return the end of a failed program's output, or None if the program ran clean."""
+    """Return the end of a failed program's output, or None if the program succeeded."""
     try:
         ended = subprocess.run(  # noqa: S603 -- our own
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANGS_S, check=False

@@ -47,8 +47,7 @@ def ranks(share: int) -> Iterator[Claim]:
             figure=f"{seconds:.1f} s, exit code {code}, sums {'right' if all_right(job.heard) else 'WRONG'}",
             holds=seconds <= JOIN_S and code == 0 and all_right(job.heard),
         )
-    # A rank has as many neighbours as the sides of the grid minus one, summed. The other descriptors are the
-    # process's own.
+    # A rank has `side - 1` neighbours on each axis of the grid. The other descriptors belong to the process itself.
     extra = {count: most - sum(side - 1 for side in grid) for count, (most, grid) in opened.items()}
     yield Claim(
         text="open descriptors a rank grow with the sides of the grid, not with the ranks",

@@ -81,7 +81,7 @@ class Job:
         return self._output.read_text(errors="replace")
 
     def tell(self, word: str) -> None:
-        """Create the file `word`, which ranks look for."""
+        """Create the file `word` in the job's folder, as a signal for the ranks."""
         (Path(self._folder.name) / word).touch()
 
     def wait_for(self, enough: Callable[[list[Word]], bool], timeout_s: float) -> None:

@@ -100,7 +100,7 @@ def endings(random: Random, folder: Path, *, by_torch: bool = False) -> Iterator
 
 
 def endings_torch(random: Random, folder: Path) -> Iterator[Fault]:
-    """Run `endings` under torch.distributed, whose hook writes the tracebacks."""
+    """Run `endings` under torch.distributed, whose exception hook prints tracebacks."""
     yield from endings(random, folder, by_torch=True)
 
 

@@ -22,7 +22,7 @@ from multiring.schedule import Collective
 from multiring.topology import Topology, text_of
 
 TURNS = 3
-AGAIN_TURNS, RIVALS = 6, 8  # Plans that were faster than the chosen plan, or nearly, get more turns.
+AGAIN_TURNS, RIVALS = 6, 8  # Plans that were faster than the chosen plan, or nearly as fast, get more turns.
 NEARLY = 1.02
 TIMED_S = 0.3  # the time to measure one plan in one turn, by its predicted time
 LEAST_CALLS, MOST_CALLS = 2, 200

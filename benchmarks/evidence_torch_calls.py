@@ -147,7 +147,7 @@ def all_gather(case: Case, random: Random, group: Any) -> Compared:
 
 
 def gather_into(case: Case, random: Random, group: Any) -> Compared:
-    """Gather into one tensor, concatenated or stacked; the source may be a part of it."""
+    """Gather into one tensor, concatenated or stacked, which may hold the source too."""
     ranks, shape = len(case.ranks), drawn_shape(random, least=1)
     is_stacked = bool(random.integers(2))
     place = case.place(0, (ranks, *shape) if is_stacked else (ranks * shape[0], *shape[1:]))

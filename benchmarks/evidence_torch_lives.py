@@ -266,7 +266,7 @@ def planned(random: Random) -> Plan:
 
 
 def lives(random: Random, _folder: Path) -> Iterator[Fault]:
-    """Train by a random plan on two ranks and in one process; compare the weights."""
+    """Train with a random plan on two ranks and in one process; compare the weights."""
     rank, ranks = ready()
     warnings.simplefilter("ignore")
     plan = planned(random)

@@ -141,7 +141,7 @@ def as_rank() -> int:
 
 
 def joins(plan: Plan) -> bool:
-    """Return whether ranks join other ranks in the plan."""
+    """Return whether extra ranks join the ranks of a grid in the plan."""
     return bool(plan.schedule.frame.joined)
 
 
