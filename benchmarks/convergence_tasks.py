@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 CLASSES = 10
 PIXELS = 64
 _CENTRES = 4  # centres per class
-_SPREAD = 0.62  # standard deviation of the centres; with noise of 1 in every pixel, classes overlap
+_SPREAD = 0.62  # the centres' standard deviation; every pixel has noise of 1, so classes overlap
 
 
 class Stream:

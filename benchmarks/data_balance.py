@@ -74,7 +74,7 @@ def seeded(stage: str, number: int) -> Speeds:
     """Return the speeds of a training that `stage` limits, with a random severity."""
     draw = random.Random(f"{stage} {number}")  # noqa: S311 -- of a benchmark
     if stage == "workers":
-        # No stage is slow by itself, so two workers would take half the time of one.
+        # Here no stage is slow by itself, so a second worker would halve the time of a step.
         source, disk, decode = (draw.uniform(6, 14) * draw.uniform(1, 2) for _ in range(3))
         compute, wire = draw.uniform(2, 6), draw.uniform(2, 4)
         return Speeds(source=source, disk=disk, decode=decode, compute=compute, wire=wire, workers=1)

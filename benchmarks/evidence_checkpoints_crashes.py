@@ -509,7 +509,7 @@ def _node_of(place: Path) -> Node:
 def _leave(node: Node, place: Path, way: str, random: Random) -> None:
     """Write the files that a power cut leaves.
 
-    The way "all" keeps everything, "synced" keeps only synced content, and "any" chooses for each file and folder.
+    If `way` is "all", keep everything. If it is "synced", keep synced content only. If "any", choose for each file.
     """
 
     def is_all() -> bool:

@@ -22,7 +22,7 @@ DEADLINE_S = 900.0
 IMPATIENT: dict[str, Any] = {
     "stall_warn_s": 10.0,
     "stall_timeout_s": 20.0,
-}  # short time-outs, so a hanging cell is named and does not delay the others
+}  # short time-outs, so that a hanging cell is reported and does not delay the others
 
 
 def main() -> int:

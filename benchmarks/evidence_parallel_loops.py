@@ -81,7 +81,7 @@ def loop_case(random: Random, folder: Path) -> Iterator[Fault]:
         yield Fault(f"{sign}: RuntimeError", f"{loop}: {error}")
         return
     except (ArgumentError, UnsupportedError):
-        return  # the error names the unsupported feature
+        return  # the error names the feature that multiring does not support
     trained(
         loop,
         OPTIMIZERS[loop["optimizer"]](one.parameters()),

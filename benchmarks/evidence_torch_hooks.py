@@ -41,7 +41,7 @@ def futures(random: Random, _folder: Path) -> Iterator[Fault]:
         )
 
     wanted = sum(rank + left for left in range(depth + 1) for rank in range(ranks))
-    # There is one chain. With several, the ranks would start the collectives in different orders.
+    # A case has one chain of callbacks. With several, the ranks would start the collectives in different orders.
     found = float(level(depth).wait()[0].reshape(-1)[0])
     if found != wanted:
         yield Fault("futures: another sum", f"depth {depth}: {found}, want {wanted}")
