@@ -115,9 +115,9 @@ def _alone(caffe: Any, mc: Any, own: Path, net: str, options: tuple[str, ...]) -
 
 
 def shares_weights(caffe: Any, mc: Any, own: Path) -> None:
-    """A parameter that two layers share is averaged once; nets do not mix.
+    """A parameter that two layers share is averaged once.
 
-    The nets of two solvers step in turns.
+    The nets of two solvers that step in turns must not affect each other.
     """
     solvers = [caffe.get_solver(str(solver_file(own, f"w{width}", SHARED.format(width=width)))) for width in (3, 4)]
     for solver in solvers:

@@ -1,4 +1,4 @@
-"""The table of cells: every operation of multiring.torch, type and outcome.
+"""The table of cells: operations of multiring.torch with types and outcomes.
 
 A cell names an operation, a type and an outcome: correct values, correct gradients, or an error. `cells_of` returns all
 cells that make sense for a number of ranks; `run_cells` runs cells on the ranks of one job.

@@ -1,4 +1,4 @@
-"""Training scripts for one process that `distribute` makes run on several ranks."""
+"""Training scripts for one process; `distribute` adapts them to several ranks."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Jobs of test_first_steps.py: trainings whose models and samples match or not."""
+"""Jobs of test_first_steps.py: ranks with equal or different models and samples."""
 
 import importlib
 import warnings
@@ -50,7 +50,7 @@ def of_tensorflow(model: int, samples: int, steps: int, **more: Any) -> None:
     random = np.random.default_rng(model)
     shared = np.random.default_rng(0) if more.get("differs_in_rows") else random
     variables = [tf.Variable(shared.normal(size=shape).astype(np.float32)) for shape in ((3, 4), (4,))]
-    variables.append(tf.Variable(random.normal(size=(30, 2))))  # the largest, of another type, and gathered by rows
+    variables.append(tf.Variable(random.normal(size=(30, 2))))  # the largest; other type; gathered by rows
 
     def step(x: Any) -> None:
         with tf.GradientTape() as tape:
@@ -107,7 +107,7 @@ if BACKEND == "jax":
 
 
 def found(rank: int) -> dict[str, list[str]]:
-    """Return the warnings of each training, by its name and its kind of start."""
+    """Return the errors or warnings of each training, by its name and kind of start."""
     mk.init()
     told: dict[str, list[str]] = {}
     few = list(TRAININGS.items())[:2]

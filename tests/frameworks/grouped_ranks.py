@@ -1,4 +1,4 @@
-"""How ranks join a torch.distributed job of backend "multiring", and comparisons."""
+"""Helpers of backend tests: join a torch.distributed job, and compare tensors."""
 
 import gc
 import warnings

@@ -258,7 +258,7 @@ class Program:
 
     def _end_group(self) -> None:
         if self._groups:
-            if self._draw.random() < 0.5:  # otherwise destroy it with operations that were not waited for
+            if self._draw.random() < 0.5:  # otherwise the group ends with operations in flight
                 self._wait()
             dist.destroy_process_group(self._groups.pop(self._draw.randrange(len(self._groups))))
 

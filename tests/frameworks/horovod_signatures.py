@@ -256,7 +256,10 @@ def optimizer_class(name: str) -> type:
 
 
 def difference_of(theirs: list[Parameter], ours: list[inspect.Parameter]) -> str:
-    """Return how `ours` differs from `theirs`; "" if only in new optional ones."""
+    """Return how `ours` differs from `theirs`.
+
+    The result is "" if `ours` only adds optional parameters.
+    """
     for index, parameter in enumerate(theirs):
         if index >= len(ours):
             return f"lacks {parameter['name']}"

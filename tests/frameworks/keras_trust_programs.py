@@ -134,7 +134,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 def metrics(_folder: str) -> Any:
     """Return how far each Keras metric differs with and without `distribute`.
 
-    The metrics are those that accept such data, after an epoch of training and after an evaluation.
+    It compares metrics after an epoch of training and after an evaluation. It leaves out metrics that reject the data.
     """
     x, y = data()
     weights = np.linspace(0.1, 2.0, ROWS)
@@ -166,7 +166,7 @@ def metrics(_folder: str) -> Any:
 
 
 class Logging(keras.Sequential):  # type: ignore[misc] # Keras has no types
-    """A model whose logs are no plain metrics.
+    """A model with logs that are not metrics.
 
     It logs one metric under another name. It also logs numbers that equal the values of rank 0's metrics.
     """
@@ -225,7 +225,7 @@ class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
 def written(folder: str) -> Any:
     """Train with callbacks that write files; then read each file on every rank.
 
-    The callbacks are Keras' own, a user's, and a callback in the wrapper.
+    The callbacks are Keras' own, a user's, and a callback in OnFirstRank.
     """
     mk.barrier()
     opened: list[str] = []

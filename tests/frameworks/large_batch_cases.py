@@ -96,7 +96,7 @@ def scale_of(optimizer: torch.optim.Optimizer) -> float:
 
 
 def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 20) -> list[Tensor]:
-    """Train by the case `name`; return the weights and the kept averages.
+    """Train by the case `name`; return the weights, and their average if any.
 
     Args:
         name: the name of the case.
@@ -155,9 +155,9 @@ def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[T
 
 
 def scaled_and_lagged(optimizer: torch.optim.Optimizer, weight: Tensor, overflow: float) -> list[float]:
-    """Return the distance of SGD at rate 1 after each of five steps with a GradScaler.
+    """Train by SGD at rate 1 with a GradScaler; return the distance after each step.
 
-    The loss of the second step is multiplied by `overflow`.
+    The loss of the second of the five steps is multiplied by `overflow`.
     """
     mt.gradient_lag(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)

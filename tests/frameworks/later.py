@@ -19,7 +19,7 @@ class _Later:
 def framework(name: str) -> Any:
     """Return the module `name`.
 
-    In the nursery the module is imported at once; elsewhere it is imported on first use.
+    In the process that forks ranks, the module is imported at once. Elsewhere, it is imported on first use.
     """
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed", allow_module_level=True)

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-LAB = "wants root; tests/wire/test_lab.py"
-HOSTS = "wants hosts a and b; tests/wire/test_lab_run_hosts.py, between virtual ones"
-BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py, at small sizes"
-PROBE = "measures until it is sure, which takes minutes where cores are busy; tests/wire/test_probe.py"
-MPI = "wants an mpiexec; tests/wire/test_launchers.py"
-SITE = "wants Slurm; tests/wire/test_launchers.py, by srun's environment"
-PROGRAMS = "takes minutes; tests/frameworks/test_headline_programs.py, at less"
-SHELL = "sets up what tests have already"
+LAB = "needs root; tests/wire/test_lab.py"
+HOSTS = "needs hosts a and b; tests/wire/test_lab_run_hosts.py uses virtual hosts"
+BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use small sizes"
+PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
+MPI = "needs an mpiexec; tests/wire/test_launchers.py"
+SITE = "needs Slurm; tests/wire/test_launchers.py sets srun's environment"
+PROGRAMS = "takes minutes; tests/frameworks/test_headline_programs.py runs less of it"
+SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
 
 
@@ -42,7 +42,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ),
     ("README.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
     ("install.md", "make demo"): Read(DIGITS),
-    ("install.md", "make test"): Read("is what runs this"),
+    ("install.md", "make test"): Read("runs this test itself"),
     ("install.md", "pip install ."): Read(SHELL),
     ("install.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("install.md", "uv pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
@@ -68,12 +68,14 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "sudo multiring bench step --networks resnet50 --hosts 4 --link 1gbit --emulate --against ddp,multiring-bf16",
     ): Read(LAB),
     ("caffe.md", "multiring caffe train -n 2 --solver solver.prototxt"): Read(
-        "needs Caffe; on a stand-in tests/frameworks/test_caffe.py"
+        "needs Caffe; tests/frameworks/test_caffe.py uses a stand-in"
     ),
     ("chainer.md", 'pip install "numpy<1.24" "setuptools<60" wheel multiring'): Read(
-        "another environment; tests/frameworks/test_chainer.py says where it is"
+        "needs another environment; tests/frameworks/test_chainer.py says where it is"
     ),
-    ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read("the same"),
+    ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read(
+        "needs another environment; tests/frameworks/test_chainer.py says where it is"
+    ),
     ("climate.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("climate.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
     ("climate.md", "python -m examples.climate.generate few-fields --train 100 --val 20"): Read(PROGRAMS),
@@ -84,7 +86,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "examples/climate/small.toml"
         ),
     ): Read(PROGRAMS),
-    ("climate.md", "xdg-open few-run/report.html"): Read("wants somebody who looks"),
+    ("climate.md", "xdg-open few-run/report.html"): Read("needs a person who looks"),
     ("climate.md", "python -m examples.climate.baselines fields"): Read("takes minutes"),
     ("climate.md", "python -m examples.climate.generate fields"): Read(PROGRAMS),
     (
@@ -94,9 +96,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "examples/climate/small.toml"
         ),
     ): Read(PROGRAMS),
-    ("climate.md", "xdg-open run/report.html"): Read("wants somebody who looks"),
+    ("climate.md", "xdg-open run/report.html"): Read("needs a person who looks"),
     ("data.md", "mpiexec -n 8 --map-by ppr:1:node multiring data stage https://server/pack --folder /nvme/cache"): Read(
-        "wants eight hosts; tests/wire/test_data_peers.py"
+        "needs eight hosts; tests/wire/test_data_peers.py"
     ),
     (
         "data.md",
@@ -113,7 +115,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("four_ways.md", "multiring run -n 3 distribute.py --epochs 2 --resume"): Read(
         "tests/frameworks/test_four_ways.py"
     ),
-    ("horovod.md", "horovodrun -np 2 python train.py"): Read("is Horovod's own"),
+    ("horovod.md", "horovodrun -np 2 python train.py"): Read("is a command of Horovod"),
     ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
     ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
     ("imagenet.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
@@ -134,7 +136,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "examples/imagenet/small.toml --epochs 2"
         ),
     ): Read(PROGRAMS),
-    ("imagenet.md", "xdg-open run/report.html"): Read("wants somebody who looks"),
+    ("imagenet.md", "xdg-open run/report.html"): Read("needs a person who looks"),
     (
         "imagenet.md",
         (
@@ -167,11 +169,13 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Read(MPI),
     ("tutorial.md", "git clone URL multiring"): Read(SHELL),
     ("tutorial.md", "cd multiring"): Read(SHELL),
-    ("releasing.md", "make release ARGS=--dry-run"): Read("tests/pure/test_strangers.py runs its checks and its tag"),
+    ("releasing.md", "make release ARGS=--dry-run"): Read(
+        "tests/pure/test_strangers.py runs the command's checks and makes its tag"
+    ),
     ("tutorial.md", "make demo"): Read(DIGITS),
     ("tutorial.md", "source .venv/bin/activate"): Read(SHELL),
     ("tutorial.md", "mpiexec -n 2 python train.py"): Read(MPI),
-    ("tutorial.md", "torchrun --nproc-per-node 2 train.py"): Read("tests/frameworks/test_digits.py, by torchrun"),
+    ("tutorial.md", "torchrun --nproc-per-node 2 train.py"): Read("tests/frameworks/test_digits.py uses torchrun"),
     ("tutorial.md", "srun -n 2 python train.py"): Read(SITE),
     ("tutorial.md", "multiring run --hosts a:4,b:4 -- python train.py"): Read(HOSTS),
 }

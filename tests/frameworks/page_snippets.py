@@ -232,12 +232,12 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 }
 # Blocks that are not run here: the reason, or the test that runs them.
 NOT_RUN = {
-    ("adapters.md", "for result in conformance.run(ADAPTER):"): "minutes; tests/frameworks/test_conformance.py",
-    ("caffe.md", "mc.init()  # before the solver is made"): "needs Caffe; on a stand-in tests/frameworks/test_caffe.py",
+    ("adapters.md", "for result in conformance.run(ADAPTER):"): "takes minutes; tests/frameworks/test_conformance.py",
+    ("caffe.md", "mc.init()  # before the solver is made"): "needs Caffe; tests/frameworks/test_caffe.py fakes it",
     ("chainer.md", "import multiring.chainer as chainermn"): "needs an older NumPy; tests/frameworks/test_chainer.py",
-    ("data.md", "watch = mt.balance(loader)"): "its loader's steps are few here; tests/wire/test_data_balance.py",
+    ("data.md", "watch = mt.balance(loader)"): "needs more steps than the loader has; tests/wire/test_data_balance.py",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
-    ("run.md", "def train(rate):"): "starts ranks itself, as a command does: test_a_function_is_run_on_ranks",
+    ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
 }
 
 

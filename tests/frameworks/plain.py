@@ -1,4 +1,4 @@
-"""The reference of tests: equal models and samples in every process."""
+"""Models and samples that are equal in every process, for tests against torch."""
 
 import gc
 import warnings

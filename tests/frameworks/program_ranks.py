@@ -126,7 +126,7 @@ def _are_lost_at_exit(said: Sequence[IO[str]]) -> bool:
     return not any("Traceback" in text or ", line " in text for text in texts)
 
 
-def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- takes a row's columns
+def _told(rank: int, code: int | None, is_late: bool, said: IO[str]) -> str:  # noqa: FBT001 -- map passes it
     """Return how a rank ended, and the end of its output."""
     said.seek(0)
     how = "did not end" if is_late else f"ended with {code}"

@@ -263,7 +263,7 @@ def call_functional_ones(here: Here) -> None:
 
 
 def call_by_other_spellings(here: Here) -> None:
-    """Call a process group as some programs do, unlike torch.distributed."""
+    """Call a process group in forms that torch.distributed itself does not use."""
     whole: Any = dist.group.WORLD
     mine = torch.full((2,), float(here.rank))
     total = torch.full((2,), float(sum(range(here.size))))

@@ -19,7 +19,8 @@ isend: Any = dist.isend  # torch's type includes None, for ranks outside the gro
 irecv: Any = dist.irecv
 
 CYCLES, WARM = 100, 20
-# These allow for the allocator. A leaked group would hold many times as much: threads, programs and slots in the arena.
+# These bounds allow for the allocator's slack. A leaked group would hold many times as much: threads, programs and
+# slots in the arena.
 MAPPINGS, MEMORY_BYTES = 8, 4 << 20
 
 

@@ -18,7 +18,7 @@ SHORT = timedelta(seconds=0.1)
 
 
 def monitored(here: Here, rendezvous: str) -> None:
-    """Run barriers that pass, barriers that ranks 1 and 2 miss, and one after them."""
+    """Run barriers that pass, barriers that ranks 1 and 2 miss, and another barrier."""
     world: Any = join_torch(here, rendezvous)
     world.monitored_barrier()
     mt.monitored_barrier(timeout=PATIENCE, wait_all_ranks=True)
@@ -44,7 +44,7 @@ def monitored(here: Here, rendezvous: str) -> None:
             world.monitored_barrier(SHORT)
     dist.barrier()
     if not here.rank:
-        world.monitored_barrier(SHORT)  # passes: every other rank came to it before its own time-out
+        world.monitored_barrier(SHORT)  # passes, because the other ranks came before they timed out
     world.monitored_barrier(PATIENCE)
     torch_refuses(here)
     in_a_subgroup(here)
@@ -54,7 +54,7 @@ def monitored(here: Here, rendezvous: str) -> None:
 
 
 def torch_refuses(here: Here) -> None:  # noqa: ARG001 -- the checks' common signature
-    """The function of torch accepts only Gloo's groups, so mt.monitored_barrier exists."""
+    """Only Gloo's groups pass torch's function, so mt.monitored_barrier exists."""
     with pytest.raises(ValueError, match="monitored_barrier is only implemented for GLOO backend"):
         dist.monitored_barrier()
 
@@ -80,7 +80,7 @@ def test_monitored(tmp_path: Path) -> None:
 
 
 def other_backends(here: Here, rendezvous: str) -> None:
-    """Our function passes groups of other backends to torch's function."""
+    """For groups of other backends, mt.monitored_barrier calls torch's function."""
     join_torch(here, rendezvous, backend="gloo")
     mt.monitored_barrier(timeout=PATIENCE)
     dist.destroy_process_group()

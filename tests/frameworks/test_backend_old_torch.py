@@ -1,4 +1,4 @@
-"""Torch versions before 2.7 are rejected by name.
+"""Torch before 2.7 is rejected with an error that names its version.
 
 These versions may free an operation of a Python backend while DDP waits for it.
 """

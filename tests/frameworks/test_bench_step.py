@@ -22,8 +22,8 @@ from multiring.cli import main
 from multiring.errors import ArgumentError
 
 # The first two numbers are the usual counts for the papers' networks. The embedding has 8 x 100 000 x 32 + 257 x 128
-# + 129 parameters. The transformer with f features has 12 blocks of 12 f^2 + 13 f parameters, two tables of 8192 f, one
-# of 128 f, and 2 f more.
+# + 129 parameters. The transformer with f features has 12 blocks of 12 f^2 + 13 f parameters. It also has two tables of
+# 8192 f, one table of 128 f, and 2 f more.
 PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025, "transformer": 97_737_216}
 ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring", "fsdp-multiring-arena"}
 ONCE = StepManner(alternations=1, steps=1, warmup=0)

@@ -1,4 +1,4 @@
-"""Chainer: each name of ChainerMN's interface is supported or rejected by name.
+"""Chainer: each name of ChainerMN's interface works, or an error names it.
 
 ChainerMN's own helpers also run over multiring's communicator.
 """

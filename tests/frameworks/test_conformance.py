@@ -29,7 +29,9 @@ def test_conforms(name: str, tmp_path: Path) -> None:
     assert not [(check, text) for check, outcome, text in results if outcome == "failed"]
     cells = cells_of(PAGE.read_text(encoding="utf-8"))
     skipped = {check: text for check, outcome, text in results if outcome == "skipped"}
-    assert {check for check in conformance.CHECKS if cells[check, name] != PASSED} == set(skipped), "make the page anew"
+    assert {check for check in conformance.CHECKS if cells[check, name] != PASSED} == set(skipped), (
+        "docs/frameworks.md is outdated; run tests/frameworks/frameworks_page.py"
+    )
     for check, text in skipped.items():
         print(f"{name}: {check} is not tried: {text}")  # noqa: T201 -- the page has the count
     report = report_of(

@@ -119,9 +119,9 @@ def test_torchs_own_loader_gives_the_same_whatever_its_workers(url: str) -> None
 
 @pytest.mark.parametrize("framework", ["jax", "tensorflow"])
 def test_frameworks_get_their_own_arrays(url: str, framework: str) -> None:
-    """Feed in another process, because a process that used JAX must not fork."""
+    """Use another process, because a process that used JAX must not fork."""
     if find_spec(framework) is None:
-        pytest.skip(f"`import {framework}` finds nothing here")
+        pytest.skip(f"{framework} is not installed")
     run_ranks({"jax": feed_jax, "tensorflow": feed_tensorflow}[framework], 1, url)
 
 

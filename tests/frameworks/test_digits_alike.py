@@ -52,7 +52,7 @@ def test_digits_are_learnt_alike_on_any_number_of_ranks(name: str) -> None:
     if framework.missing():
         pytest.skip(framework.missing())
     if framework.digits_home.environment_value("DEV") == "PYTHON":
-        pytest.skip("tinygrad interprets where there is neither clang nor an x86-64 processor: a step takes seconds")
+        pytest.skip("without clang or an x86-64 processor, tinygrad interprets operations, and a step takes seconds")
     steps = FEW.get(name, STEPS)
     wanted, known = alone(steps)
     for ranks in (2, 3):

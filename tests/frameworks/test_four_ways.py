@@ -59,7 +59,10 @@ def losses(script: str, ranks: int, *options: str) -> dict[int, float]:
 
 @pytest.mark.timeout(400)
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
-    """Compare losses in fewer steps than `make evidence`, on one number of ranks each."""
+    """Compare losses in few steps, on one number of ranks for each script.
+
+    `make evidence` runs more steps on several numbers of ranks.
+    """
     short = ["--sentences", "240", "--epochs", "2", "--checkpoint", str(tmp_path / "last.pt")]
     alone = losses("single", 0, *short)
     assert set(alone) == {1, 2}

@@ -43,16 +43,16 @@ HANDED_ON = {
 # Names of Horovod that have no use in multiring, and the reasons.
 ABSENT = {
     "horovod.common.basics.MPI": "a name for annotations",
-    "horovod.common.elastic.notification_manager": "hosts do not come and go",
+    "horovod.common.elastic.notification_manager": "hosts neither join nor leave during a job",
     "horovod.common.process_sets.MPI": "a name for annotations",
     **{
-        f"horovod.tensorflow.{name}": "its functions' own"
+        f"horovod.tensorflow.{name}": "only Horovod's own functions use it"
         for name in (
             *("LocalGradientAggregationHelper", "_allreduce", "_grouped_allreduce", "_grouped_reducescatter"),
             *("_reducescatter", "keras.is_version_greater_equal_than"),
         )
     },
-    "horovod.torch.optimizer._DistributedOptimizer.find_duplicates": "its constructor's own",
+    "horovod.torch.optimizer._DistributedOptimizer.find_duplicates": "only Horovod's constructor uses it",
 }
 
 

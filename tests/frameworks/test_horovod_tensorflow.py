@@ -200,7 +200,7 @@ DROPPED = """
             function(*arguments, **keywords)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        raise AssertionError(f"{function}{arguments} is there")
+        raise AssertionError(f"{function}{arguments} raised no error")
 
     for name in ("spark", "ray", "mxnet", "tensorflow.data", "tensorflow.data.compute_service"):
         words = told(importlib.import_module, f"horovod.{name}")

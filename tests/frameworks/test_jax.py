@@ -210,7 +210,7 @@ class Plain(NamedTuple):
 
 
 def use_groups(here: Here) -> None:
-    """Use several groups on one rank: in one program, in derivatives and optimizers."""
+    """Use several groups on one rank: in one program, in derivatives, in optimizers."""
     mj.init()
     own = here.rank
     world = multiring.world()

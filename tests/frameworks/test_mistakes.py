@@ -63,7 +63,7 @@ def rows() -> dict[str, tuple[str, str]]:
     """Return the page's messages and remedies by mistake."""
     cells = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     found = {each[0]: (plain(each[1]), each[2]) for each in cells if each[0] != "mistake"}
-    assert len(found) == len([each for each in cells if each[0] != "mistake"]), "a mistake is there twice"
+    assert len(found) == len([each for each in cells if each[0] != "mistake"]), "the page lists a mistake twice"
     return found
 
 
@@ -105,7 +105,7 @@ def test_ranks_are_told_of_mistakes_and_go_on(tmp_path: Path) -> None:
     by_rank = run_ranks(make_together, 2, str(tmp_path), stall_warn_s=6.0)
     for what in mistakes.together:
         told = [said[what] for said in by_rank]
-        assert all(told), f"{what}: only some ranks were told: {told}"
+        assert all(told), f"{what}: only some ranks got an error: {told}"
         assert any(re.fullmatch(pattern(page[what][0]), text, re.DOTALL) for text in told), f"{what}: {told}"
 
 

@@ -1,4 +1,4 @@
-"""All code on the pages: a test runs it cheaply, or checks it and has a reason."""
+"""All code on the pages: tests run it, or a table says why they do not."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def python_blocks() -> dict[tuple[str, str], str]:
 
 def test_the_tables_have_what_the_pages_show() -> None:
     blocks = [(each.page, each.title) for each in shown("python") if not each.is_run]
-    assert len(set(blocks)) == len(blocks), "two blocks of a page begin alike"
+    assert len(set(blocks)) == len(blocks), "two blocks of a page have the same first line"
     assert set(blocks) == {*SNIPPETS, *NOT_RUN}
     assert not set(SNIPPETS) & set(NOT_RUN)
     commands = {(each.page, each.text) for each in commands_shown() if not each.is_run}

@@ -1,7 +1,7 @@
 """Objects made in a job of 3 ranks work in the next job of 2 or 3 ranks.
 
 An old torch object gives the same values as a new object beside it. Compiled programs of JAX and TensorFlow contain the
-number of ranks in shapes, factors and roots, so they must be traced again or ask for the number.
+number of ranks in shapes, factors and roots. They must be traced again, or read the number at run time.
 """
 
 import copy
@@ -123,7 +123,7 @@ def with_torch(here: Here, ranks: int, clears: str, folder: str) -> None:
     if ranks != here.size:
         with pytest.raises(StateError, match="learning rate was scaled for 3"):
             iter(scaled)
-    begin = 2 * here.size if ranks != here.size else 0  # only a new size deals the rest again
+    begin = 2 * here.size if ranks != here.size else 0  # another size leaves out recorded samples
     assert list(sampler) == list(range(begin + mt.rank(), 24, ranks))
     other_fed = mt.IterableDataset(Dataset(folder, seed=3), 6)
     other_fed.set_epoch(1)

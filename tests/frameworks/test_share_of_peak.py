@@ -68,7 +68,7 @@ def test_flop_of_a_gradient_that_is_differentiated_count() -> None:
         (slope,) = torch.autograd.grad(plain(inputs).sum(), inputs, create_graph=True)
         return slope.square().sum()
 
-    # The products are the forward product, the product of its gradient, and those of the gradient's own gradients.
+    # The products are the forward product, the product of its gradient, and the products of the gradient's gradients.
     product = 2 * 8 * 16 * 4
     assert training_flop(nn.Linear(16, 4), penalised) >= 3 * product
 

@@ -66,7 +66,7 @@ def take_turns(here: Here, folder: str) -> list[Any]:
     failed = None
     try:
         with mt.on_first_rank() as is_first:
-            assert is_first, "the others do not come here"
+            assert is_first, "only the first rank may run this"
             fail()
     except (OSError, MismatchError) as error:
         failed = str(error)
@@ -220,7 +220,7 @@ def misuse(here: Here, folder: str) -> None:
     with pytest.raises(ArgumentError, match="optimizer does not take"):
         mt.load(path, optimizer=torch.optim.Adam([nn.Parameter(torch.ones(1))]))
     mt.barrier()
-    if here.rank == 0:  # the shared part of another save
+    if here.rank == 0:  # takes the shared part from another save
         (shared,) = Path(path).rglob("shared.json")
         shared.write_text(json.dumps({**json.loads(shared.read_text()), "token": "another"}))
     mt.barrier()

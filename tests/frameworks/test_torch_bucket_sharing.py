@@ -89,7 +89,7 @@ def code(here: Here, store: Path) -> None:
                 for step in range(3):
                     model.zero_grad()
                     step_of(here, model, step)
-                    # The residual of the previous step may be as large as the loss of this step.
+                    # The residual of the previous step may be as large as this step's rounding loss.
                     expect_close(model, means_of(here, small(), step), name, 2.0 if feedback else 1.0)
                     expect_same_bits(group, gradients(model))
                 if name == "bf16" and not feedback:
@@ -172,7 +172,7 @@ def test_nothing_is_lost_for_good_and_states_resume_to_the_bit(tmp_path: Path, n
 
 
 def conserve(here: Here, store: Path, name: str) -> None:
-    """The applied gradients plus all residuals equal all gradients.
+    """The applied gradients plus all residuals equal the sum of all gradients.
 
     A saved state resumes with other buckets.
     """
@@ -193,7 +193,7 @@ def conserve(here: Here, store: Path, name: str) -> None:
                 group.all_reduce(each.numpy(), "average")
             lost += float((found - total).abs().max())
             assert torch.allclose(found + rest, total, rtol=0, atol=NOT_OWED[name])
-        assert lost > 1e-3  # a loss that the residuals make up for
+        assert lost > 1e-3  # a rounding loss that the residuals compensate
         saved = copy.deepcopy(sharing.state_dict(model.module))
         again = LOSSY[name]()
         other = hooked(Weights(), again, static_graph=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of models, optimizers and tensors: complete, or rejected by name."""
+"""Checkpoints of models, optimizers and tensors: saved whole, or a named error."""
 
 import subprocess
 import sys

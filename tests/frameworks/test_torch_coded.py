@@ -68,7 +68,7 @@ def follow_reference(here: Here, wire: str, is_coded: bool) -> None:  # noqa: FB
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_nothing_is_lost_for_good(wire: str) -> None:
-    """On one host, applied gradients plus residuals equal all gradients.
+    """On one host, applied gradients plus residuals equal the sum of all gradients.
 
     No sum is compressed there.
     """
@@ -96,7 +96,7 @@ def conserve(here: Here, wire: str) -> None:
             group.all_reduce(each.numpy(), "average")
         assert (applied[i] + mean - handed[i]).abs().max() < 2e-6
         largest = max(largest, float((applied[i] - handed[i]).abs().max()))
-    assert largest > 4e-5  # a loss that the residuals make up for
+    assert largest > 4e-5  # a rounding loss that the residuals compensate
 
 
 @pytest.mark.parametrize("error_feedback", [False, True])

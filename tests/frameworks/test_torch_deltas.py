@@ -93,7 +93,7 @@ def closure_step(model: Any, optimizer: Any, seed: int) -> None:
 
 
 def check_overflow(here: Here, settings: dict[str, Any]) -> None:
-    """If one rank overflows, all ranks skip the step; otherwise all unscale."""
+    """If one rank overflows, all ranks skip the step; otherwise all ranks unscale."""
     model, plain = network(torch.float32), network(torch.float32)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     mt.DistributedOptimizer(optimizer, model.named_parameters(), op="adasum")

@@ -96,7 +96,7 @@ SIZES = (7, 4, 2)  # samples of each rank
 
 
 def test_shards_of_unlike_length() -> None:
-    """A step's batch joins the ranks' shards, until all shards are used up."""
+    """Each step's batch combines the ranks' shards until all shards are used up."""
     own = [data(size, seed=rank)[:] for rank, size in enumerate(SIZES)]
     steps = [
         [tuple(each[start : start + 3] for each in samples) for samples in own if len(samples[0]) > start]

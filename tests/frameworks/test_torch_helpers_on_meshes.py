@@ -1,6 +1,6 @@
-"""Each public helper on each mesh gives one process's result or a named error.
+"""Each public helper on each mesh gives one process's result or an error.
 
-The helpers are those of docs/loop.md and docs/convergence.md.
+The error names the reason. The helpers are those of docs/loop.md and docs/convergence.md.
 """
 
 import re

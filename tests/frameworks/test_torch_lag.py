@@ -150,7 +150,7 @@ def go_ahead(here: Here) -> None:
     with pytest.raises(LoopOrderError, match="more than backward_passes_per_step times"):
         backward(loss_of(model, 2 + here.rank))
     optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
-    assert lag.is_pending  # from before the new DistributedOptimizer, which dropped the rest
+    assert lag.is_pending  # the old gradient; the new DistributedOptimizer dropped later gradients
     for change in (lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01), lambda: unscale(optimizer)):
         for each in model.parameters():
             each.grad = None

@@ -108,7 +108,7 @@ def share_whatever_is_done(here: Here) -> None:
             # 16-bit types enlarge a rank's rounding errors.
             most = 2e-2 if "16" in name else 1e-5
             for own, wanted in zip(model.parameters(), alone.parameters(), strict=True):
-                assert (own - wanted).abs().max() <= most, f"{name}, set_to_none={to_none}: not as in one process"
+                assert (own - wanted).abs().max() <= most, f"{name}, set_to_none={to_none}: differs from one process"
 
 
 def test_ranks_share_gradients_whatever_memory_they_are_given() -> None:

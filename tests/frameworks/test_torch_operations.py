@@ -121,7 +121,7 @@ def use_groups(here: Here) -> None:
     whole = torch.ones(64)
     mt.grouped_allreduce_([whole[:8], whole[16:32]], op=mt.Sum)
     assert whole.tolist() == [2.0] * 8 + [1.0] * 8 + [2.0] * 16 + [1.0] * 32
-    # Several types are several collectives of one group.
+    # A group with several types is reduced by several collectives.
     mixed = [
         torch.ones(2),
         torch.ones(3, dtype=torch.int64),

@@ -246,7 +246,10 @@ def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:
 
 
 class Branching(nn.Module):
-    """A model that is no sequence, with parameters, dropout and a list of layers."""
+    """A model that is not an nn.Sequential, with dropout and a list of layers.
+
+    It has parameters of its own, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()

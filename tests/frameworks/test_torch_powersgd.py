@@ -91,7 +91,7 @@ def test_nothing_is_lost_for_good() -> None:
 
 
 def conserve(here: Here) -> None:
-    """The applied gradients plus all ranks' residuals equal all gradients."""
+    """The applied gradients plus all ranks' residuals equal the sum of all gradients."""
     group = join(here)
     shared = parameters()
     optimizer = optimizer_of(shared)
@@ -109,7 +109,7 @@ def conserve(here: Here) -> None:
         owed = residuals(optimizer)[i].contiguous()
         for each in (handed[i], owed):
             group.all_reduce(each.numpy(), "average")
-        assert (applied[i] - handed[i]).abs().max() > 0.1  # a loss that the residuals make up for
+        assert (applied[i] - handed[i]).abs().max() > 0.1  # a compression loss that the residuals compensate
         assert (applied[i] + owed - handed[i]).abs().max() < 1e-5
 
 

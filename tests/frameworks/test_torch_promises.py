@@ -1,6 +1,6 @@
 """Promises to users of torch, tested by public names only.
 
-So the tests also run on older versions.
+The tests therefore also run on older versions.
 """
 
 import random

@@ -1,6 +1,6 @@
 """One rank calls an operation while the others train: the error shows both calls.
 
-The calls are shown by the program's lines.
+The error names the program's lines.
 """
 
 import threading

@@ -46,7 +46,7 @@ def average_whole_numbers(here: Here) -> None:
         sums = [sum(map(int, column)) for column in zip(*every, strict=True)]
         wanted = [abs(each) // here.size * (1 if each >= 0 else -1) for each in sums]
         group.all_reduce(own, "average")
-        assert own.tolist() == wanted, f"{name}: {own} for {wanted}"
+        assert own.tolist() == wanted, f"{name}: {own} instead of {wanted}"
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("shm", 3), ("shm+tcp", 4)])

@@ -1,4 +1,7 @@
-"""The frameworks of the conformance tests, and the homes in which their ranks run."""
+"""The frameworks of the conformance tests, and the environments of their ranks.
+
+A `Home` is the interpreter, the paths and the variables of a job's ranks.
+"""
 
 import importlib.util
 import platform
@@ -27,7 +30,7 @@ class Framework:
     environment: tuple[tuple[str, str], ...] = ()
     recipe: str = ""  # installs the framework's own environment
     path: tuple[str, ...] = ()  # additional entries of sys.path
-    used_first: tuple[str, ...] = ()  # modules that the framework imports on first use; the home imports them early
+    used_first: tuple[str, ...] = ()  # modules that the framework imports on first use; they are imported early
 
     @property
     def example(self) -> str:
@@ -51,7 +54,7 @@ class Framework:
 
     @property
     def digits_home(self) -> Home:
-        """The home in which the framework trains examples/digits.
+        """The interpreter and environment of the ranks that train examples/digits.
 
         On x86-64, tinygrad's own assembler replaces its slow interpreter.
         """

@@ -29,7 +29,7 @@ class Layer:
         """Set the shapes of the tops (outputs)."""
 
     def forward(self) -> None:
-        """Compute the tops."""
+        """Compute the tops (outputs) from the bottoms (inputs)."""
 
     def backward(self) -> None:
         """Add to the gradients of the bottoms (inputs) and the parameters."""
@@ -96,7 +96,8 @@ class InnerProduct(Layer):
         if number == 0:
             filler = one(one(self.message, "inner_product_param"), "weight_filler", {})
             limit = {"xavier": np.sqrt(3 / self._inputs)}.get(one(filler, "type"), 0)
-            blob.data[...] = np.random.uniform(-limit, limit, blob.shape)  # noqa: NPY002 -- programs seed this
+            # Programs seed NumPy's global generator to choose the weights.
+            blob.data[...] = np.random.uniform(-limit, limit, blob.shape)  # noqa: NPY002
 
     def reshape(self) -> None:
         self.tops[0].reshape(self.bottoms[0].shape[0], self.held[1].count)
@@ -148,8 +149,8 @@ class Accuracy(Layer):
 class Data(Layer):
     """A layer that reads records from a NumPy file with `data` and `label`.
 
-    Each solver reads its own part of the records. As in Caffe, the reader starts when the layer is made, so the layer
-    uses the solver count and rank that were set for its thread at that time.
+    Each solver reads its own part of the records. As in Caffe, the reader starts when the layer is made. The layer
+    therefore uses the solver count and rank that its thread has at that time.
     """
 
     param = "data_param"
