@@ -131,7 +131,7 @@ def trained(name: str, rank: int, ranks: int, *, passes: int = 1, steps: int = 2
 def trained_adaptively(rank: int, ranks: int, parts: int, *, lag: int) -> list[Tensor]:
     """Train with AdaScale; return the weights and the position of the schedule.
 
-    AdaScale compares the gradients of `parts` ranks, or of `parts` backward passes of one rank. Its gain depends only
+    AdaScale measures the gradients of `parts` ranks, or of `parts` backward passes of one rank. Its gain depends only
     on the number of parts.
     """
     model = network()

@@ -43,9 +43,9 @@ def use_all(here: Here, place: str) -> None:
 
 
 def reductions_of(dtype: torch.dtype, ranks: int) -> list[tuple[Any, Combine]]:
-    """Return the reductions that `dtype` supports, each with its expected function.
+    """Return the reductions that `dtype` supports, each with a reference function.
 
-    The function takes the stacked contributions of the ranks.
+    The function computes the expected result from the stacked contributions of the ranks.
     """
 
     def average(each: Tensor) -> Tensor:

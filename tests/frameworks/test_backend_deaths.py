@@ -232,8 +232,8 @@ def test_silence(tmp_path: Path) -> None:
     for kind in SILENT:
         told = [outcome.value[kind] for outcome in survivors]
         assert [name for name, _ in told] == ["DistBackendError"] * len(survivors)
-        # If the machine delays a survivor for the whole time-out, the other survivor gives up on both ranks, and the
-        # delayed survivor gets another error.
+        # If the machine delays a survivor for the whole time-out, the other survivor may give up on it. The delayed
+        # survivor then gets an error about this.
         assert any(
             f"from rank {MEMBERS - 1} within" in text or f", {MEMBERS - 1} within" in text for _, text in told
         ), told

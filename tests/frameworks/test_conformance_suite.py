@@ -1,6 +1,6 @@
 """The conformance suite detects faults of an adapter.
 
-Each test gives the toy adapter one fault; exactly the checks of this fault must fail.
+The toy adapter gets one fault at a time; exactly the checks of this fault must fail.
 """
 
 from collections.abc import Callable

@@ -232,7 +232,7 @@ OPTIMIZERS = """
     with optimizer.skip_synchronize():
         optimizer.step()
     optimizer.zero_grad()
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # with a state: gradients stay as they are
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # the state exists, so no gradient changes
     assert model[0].weight.grad is None
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     hvd.DistributedOptimizer(plain)
@@ -261,7 +261,7 @@ COMMUNICATORS = """
     assert hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum, process_set=own).item() == sum(want)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2 if hvd.rank() < 2 else True
     hvd.shutdown()
-    two = hvd.ProcessSet(world.Create(world.group.Incl([0, 1])))  # MPI_COMM_NULL on the third
+    two = hvd.ProcessSet(world.Create(world.group.Incl([0, 1])))  # MPI_COMM_NULL on rank 2
     hvd.init(process_sets=[two])
     assert two.ranks == [0, 1] and two.included() is (hvd.rank() < 2)
     print("well")

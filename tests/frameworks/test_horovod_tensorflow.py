@@ -110,7 +110,7 @@ KERAS = """
     assert history["loss"][-1] < history["loss"][0] / 2 and history["accuracy"][-1] > 0.8, history
     assert hvd.allgather_object(history["loss"]) == [history["loss"]] * hvd.size()
 
-    # What an optimizer's configuration makes combines gradients, too.
+    # An optimizer made from a configuration combines gradients, too.
     plain = hvd.DistributedOptimizer(tf.optimizers.SGD(0.5))
     copied = plain.__class__.from_config(plain.get_config())
     assert copied.get_config() == plain.get_config()
@@ -208,12 +208,12 @@ DROPPED = """
     hvd.init()
     assert "legacy_opts=True" in told(hk.load_model, "x.keras", legacy_opts=True)
     assert "no global variables" in told(hk.broadcast_global_variables, 0)
-    # An optimizer of Keras 2, as tf_keras and optimizers.legacy have them: with other methods.
+    # An optimizer of Keras 2, from tf_keras or optimizers.legacy, has other methods.
     legacy = type("SGD", (), {"__module__": "tf_keras.optimizers.legacy", "get_gradients": lambda self: []})()
     for make in (hvd.DistributedOptimizer, hk.DistributedOptimizer):
         words = told(make, legacy)
         assert "tf_keras.optimizers.legacy.SGD" in words and "of Keras 3" in words, words
-    assert not hasattr(tf, "estimator")  # TensorFlow's own has gone
+    assert not hasattr(tf, "estimator")  # TensorFlow removed tf.estimator
     heard = []
     logging.getLogger("multiring").addHandler(type("Heard", (logging.Handler,), {
         "emit": lambda self, record: heard.append(record.getMessage())})())

@@ -365,8 +365,8 @@ def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) >> 10
 
 mt.init()
-model = torch.nn.Sequential(*(torch.nn.Linear(4096, 2048, bias=False) for _ in range(4)))  # of 128 MiB
-turned = torch.nn.Parameter(torch.randn(8192, 2048).t())  # of 64 MiB, which do not lie row by row
+model = torch.nn.Sequential(*(torch.nn.Linear(4096, 2048, bias=False) for _ in range(4)))  # 128 MiB
+turned = torch.nn.Parameter(torch.randn(8192, 2048).t())  # 64 MiB, not in row order
 model.register_parameter("turned", turned)
 optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
 for each in model.parameters():

@@ -70,7 +70,7 @@ def test_other_meshes_are_refused_by_name(mesh: dict[str, int]) -> None:
 
 
 class Remembering(nn.Module):
-    """Counts batches in extra state, and in a buffer outside the state_dict."""
+    """A module with counts in extra state and in a buffer outside the state_dict."""
 
     def __init__(self) -> None:
         super().__init__()

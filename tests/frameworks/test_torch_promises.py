@@ -75,7 +75,7 @@ def child(act):
 
 
 def saving(place, step, dies_at):
-    # Returns 10 and how many names changed hands; a kill comes before the change of that number.
+    # The exit code is 10 plus the number of renames and links. The process is killed before change number dies_at.
     def act():
         seen = 0
 

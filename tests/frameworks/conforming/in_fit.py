@@ -19,7 +19,7 @@ import multiring.keras as mk
 from multiring.errors import PeerLostError
 from multiring.frontend.conformance.adapter import kind_of
 
-FAULT_AT = 3  # the batch at whose end the fault happens
+FAULT_AT = 3  # the batch or step of the fault
 _OWN = "an error of one rank's own"
 
 

@@ -51,7 +51,7 @@ class Trainer:
             mc.shard(process_set)
             self._solver = caffe.SGDSolver(str(solver))
         mc.distribute(self._solver, process_set=process_set)
-        for name, value in parameters.items():  # the suite gives each rank its own values
+        for name, value in parameters.items():  # checks may give each rank its own values
             self._solver.net.params[name][0].data[...] = value
 
     def step(self, slopes: Mapping[str, Any]) -> None:
