@@ -50,7 +50,8 @@ def of_tensorflow(model: int, samples: int, steps: int, **more: Any) -> None:
     random = np.random.default_rng(model)
     shared = np.random.default_rng(0) if more.get("differs_in_rows") else random
     variables = [tf.Variable(shared.normal(size=shape).astype(np.float32)) for shape in ((3, 4), (4,))]
-    variables.append(tf.Variable(random.normal(size=(30, 2))))  # the largest; other type; gathered by rows
+    # The largest variable has another type, and the loss gathers its rows.
+    variables.append(tf.Variable(random.normal(size=(30, 2))))
 
     def step(x: Any) -> None:
         with tf.GradientTape() as tape:

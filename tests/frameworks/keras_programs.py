@@ -191,7 +191,7 @@ def dealt(_folder: str) -> Any:
 
     Return the largest number of functions that one data set traces.
     """
-    from tensorflow.python.data.ops import structured_function  # noqa: PLC0415 -- only with this backend
+    from tensorflow.python.data.ops import structured_function  # noqa: PLC0415 -- TensorFlow's backend only
 
     random = np.random.default_rng(5)
     traced = []

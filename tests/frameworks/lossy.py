@@ -32,7 +32,7 @@ def hand_over(shared: Sequence[nn.Parameter], step: int, rank: int) -> list[Tens
     """
     given = [torch.from_numpy(gradient(tuple(each.shape), step, rank, i)) for i, each in enumerate(shared)]
     loss = sum(((each * value).sum() for each, value in zip(shared, given, strict=True)), torch.zeros(()))
-    loss.backward()  # type: ignore[no-untyped-call] # torch's own
+    loss.backward()  # type: ignore[no-untyped-call] # torch has no type for it
     return given
 
 

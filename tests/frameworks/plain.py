@@ -76,7 +76,7 @@ def loss_of(model: nn.Module, seed: int, count: int = 6) -> Tensor:
 
 def backward(loss: Tensor, **options: Any) -> None:
     """Run `loss.backward()`."""
-    loss.backward(**options)  # type: ignore[no-untyped-call] # torch's own
+    loss.backward(**options)  # type: ignore[no-untyped-call] # torch has no type for it
 
 
 def mean_gradients(make: Callable[[], nn.Module], losses: Sequence[Callable[[nn.Module], Tensor]]) -> list[Tensor]:

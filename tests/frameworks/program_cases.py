@@ -18,7 +18,7 @@ class Case:
     program: str
     arguments: tuple[str, ...] = ()
     sizes: tuple[int, ...] = (2, 3, 4)
-    why: str = ""  # the reason why it needs these numbers of ranks
+    why: str = ""  # the reason for these numbers of ranks
 
 
 CASES = {

@@ -94,7 +94,7 @@ def test_optimizer_state_becomes_the_roots(name: str) -> None:
 def broadcast_state(here: Here, name: str) -> None:
     join(here)
     for has_stepped in ([1], [0], [0, 1], []):
-        model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
+        model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch lacks a type
         optimizer = OPTIMIZERS[name](model.parameters())
         torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9 - here.rank / 10)
         if here.rank in has_stepped:

@@ -336,7 +336,7 @@ def lay_out_as_before(_here: Here, folder: str) -> None:
     def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
         model = nn.Conv2d(4, 6, 3)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch has no type for it
         model.register_parameter("turned", nn.Parameter(torch.randn(3, 5).t()))
         return model, torch.optim.Adam(model.parameters())
 

@@ -263,7 +263,7 @@ class Halved:
 
 
 def translate(here: Here) -> None:
-    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
+    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch has no type for it
     optimizer = sgd(model, compression=Halved, bucket_bytes=500)
     for _ in range(2):
         backward(loss_of(model, here.rank))

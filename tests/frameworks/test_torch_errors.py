@@ -209,8 +209,8 @@ def sum_twice(here: Here) -> None:
 
 def by_part(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
     """Compute new gradients for one part; the other part keeps the old sums."""
-    model[7].zero_grad()  # type: ignore[index] # a Sequential
-    backward(model[7](torch.ones(1, 7).double()).sum())  # type: ignore[index] # a Sequential
+    model[7].zero_grad()  # type: ignore[index] # model is a Sequential
+    backward(model[7](torch.ones(1, 7).double()).sum())  # type: ignore[index] # model is a Sequential
 
 
 class Broken(torch.autograd.Function):

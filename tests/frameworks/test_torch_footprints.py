@@ -123,7 +123,7 @@ def come_again(here: Here) -> None:
         product = (own[1] * weight).sum()
         mt.grouped_allreduce_(own, name=name, op=mt.Sum)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.backward()  # type: ignore[no-untyped-call] # torch's own
+            product.backward()  # type: ignore[no-untyped-call] # torch has no type for it
 
 
 def test_groups_that_come_again_otherwise() -> None:

@@ -93,7 +93,7 @@ def test_strides_are_the_parameters() -> None:
 
 def leave_average_with_strides(here: Here) -> None:
     join(here)
-    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch's own
+    model = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload] # torch has no type for it
     transposed = nn.Linear(3, 5, dtype=torch.float64)
     transposed.weight = nn.Parameter(torch.ones(3, 5, dtype=torch.float64).t())
     model.append(transposed)

@@ -56,7 +56,7 @@ def replace_by_view(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 
 def share(tensor: Tensor) -> None:
-    tensor.share_memory_()  # type: ignore[no-untyped-call] # torch's own
+    tensor.share_memory_()  # type: ignore[no-untyped-call] # torch has no type for it
 
 
 def replace_data(model: nn.Module) -> None:

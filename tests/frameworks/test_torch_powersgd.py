@@ -326,7 +326,7 @@ def count_bytes(here: Here) -> tuple[int, int]:
     join(here)
     compressed = mt.gradient_bytes(optimizer_of(parameters()))
     padded = mt.gradient_bytes(optimizer_of(parameters(), compression=mt.Compression.none))
-    return compressed, padded - 4 * (len(SHAPES) + 3 + 9 + 4 + 12)  # without flags, and padding to 64 bytes
+    return compressed, padded - 4 * (len(SHAPES) + 3 + 9 + 4 + 12)  # less flags and padding to 64 bytes
 
 
 # ---- compression state ----

@@ -42,7 +42,7 @@ def keep_what_is_under_each_name(_here: Here, folder: str) -> None:
     mt.init()
     a, b = torch.zeros(2), torch.ones(2)
     trees: list[Any] = [{"a": {"b": a}, "a.b": b}, {1: a, "1": b}, {"": {"a": a}, "a": b, ".a": a}]
-    trees += [{"first": hostile_tree(random.Random(seed), 3)} for seed in range(12)]  # noqa: S311 -- names
+    trees += [{"first": hostile_tree(random.Random(seed), 3)} for seed in range(12)]  # noqa: S311 -- draws names
     for tree in trees:
         mt.save(f"{folder}/c", tree=tree)
         assert same(mt.load(f"{folder}/c")["tree"], tree), tree
@@ -144,7 +144,7 @@ def compile_ours(here: Here) -> None:
 
     def step() -> Tensor:
         w = torch.ones(3, requires_grad=True)
-        mt.allreduce(w * x, op=mt.Sum).square().sum().backward()  # type: ignore[no-untyped-call] # torch's own
+        mt.allreduce(w * x, op=mt.Sum).square().sum().backward()  # type: ignore[no-untyped-call] # torch lacks a type
         assert w.grad is not None
         return mt.broadcast(mt.allgather(w.grad * 2) + x[0], 1)
 

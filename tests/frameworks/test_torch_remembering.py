@@ -23,7 +23,7 @@ class Stateful(nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        draw = random.Random(seed)  # noqa: S311 -- of a test
+        draw = random.Random(seed)  # noqa: S311 -- no secret
         self.weight = nn.Parameter(torch.randn(3))
         self.register_buffer("total", torch.zeros(()), persistent=draw.random() < 0.5)
         self.register_buffer("mean", torch.randn(3))
@@ -78,7 +78,7 @@ def test_a_model_is_what_it_was_after_measuring(seed: int) -> None:
     with undone(model):
         for _ in range(3):
             torch.autograd.backward([model(torch.randn(3))])
-            random.random()  # noqa: S311 -- of a test
+            random.random()  # noqa: S311 -- no secret
     assert state_of(model[0]) == state_of(before[0])
     assert vars(model[0])["seen"] is same
     assert random.getstate() == drawn[0]
@@ -102,6 +102,6 @@ def test_a_sketch_has_the_norm_of_what_it_is_of(seed: int) -> None:
         observation.see_own(gradients[:2])
         observation.see_own(gradients[2:])
         want = float(sum(each.double().square().sum() for each in gradients))
-        assert observation.own == pytest.approx(want, rel=0.15)  # six deviations of 2 / sqrt(2 * 4096)
+        assert observation.own == pytest.approx(want, rel=0.15)  # six standard deviations of 2 / sqrt(2 * 4096)
         found.append(observation.sketch.copy())
     assert np.allclose((found[0] + found[1]) / 2, found[2], atol=1e-4)

@@ -54,7 +54,7 @@ def log_alone(loss: Tensor) -> None:
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     optimizer.zero_grad()
     loss: Tensor = model(torch.ones(3, 4)).square().mean()
-    loss.backward()  # type: ignore[no-untyped-call] # torch's own
+    loss.backward()  # type: ignore[no-untyped-call] # torch has no type for it
     optimizer.step()
     return loss
 
