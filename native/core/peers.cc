@@ -97,6 +97,17 @@ bool Peers::hands_on() const {
                      [this](const auto& entry) { return !is_lost(entry.first) && entry.second->holds_frames(); });
 }
 
+bool Peers::is_sending() const {
+  return std::any_of(tcp_links_.begin(), tcp_links_.end(),
+                     [](const auto& entry) { return entry.second->is_sending(); });
+}
+
+size_t Peers::in_transit() const {
+  size_t sum = 0;
+  for (const auto& [peer, link] : tcp_links_) sum += link->in_transit();
+  return sum;
+}
+
 bool Peers::is_calling() const {
   return std::any_of(tcp_links_.begin(), tcp_links_.end(),
                      [](const auto& entry) { return entry.second->is_calling(); });

@@ -66,6 +66,8 @@ class Peers {
   void pump_local();
   bool congested() const;  // true if frames wait for room that no event will announce
   bool hands_on() const;   // true if frames wait for a connection, or for the kernel to accept them
+  bool is_sending() const;   // true if frames on established connections wait for the kernel to accept them
+  size_t in_transit() const;  // bytes that the kernel has accepted and the peers' kernels have not acknowledged
   bool is_calling() const;
   void tell_everyone(const Frame& frame);
   void wake_waiting(const SharedSlots& slots) const {  // wakes local ranks that may wait for this rank's slot

@@ -260,6 +260,11 @@ void Rail::watch_writes() {
   poller_.change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
 }
 
+size_t Rail::in_transit() const {
+  int left = 0;
+  return socket_.valid() && ::ioctl(socket_.get(), SIOCOUTQ, &left) == 0 ? static_cast<size_t>(left) : 0;
+}
+
 void Rail::drop_acknowledged() {
   int left = 0;
   if (unacknowledged_.empty() || !socket_.valid() || ::ioctl(socket_.get(), SIOCOUTQ, &left) != 0) return;

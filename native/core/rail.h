@@ -96,7 +96,8 @@ class Rail {
   bool is_up() const { return state_ == State::up; }
   bool is_open() const { return socket_.valid(); }
   bool is_calling() const { return call_ != nullptr; }
-  bool holds_frames() const { return !queue_.empty() && !is_mute_; }
+  bool holds_frames() const { return socket_.valid() && !queue_.empty() && !is_mute_; }
+  size_t in_transit() const;  // bytes that the kernel has accepted and the peer's kernel has not acknowledged
   uint64_t goodput() const { return is_up() ? goodput_of(socket_.get()) : 0; }  // bytes per second; 0 if unknown
   bool is_pending() const { return state_ == State::waiting || state_ == State::calling; }
   size_t queued_data() const { return queued_data_; }

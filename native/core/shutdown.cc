@@ -8,6 +8,7 @@ namespace multiring {
 namespace {
 
 constexpr auto kHandingOn = std::chrono::seconds(30);  // how long a leaving rank waits for peers that connect late
+constexpr auto kLinger = std::chrono::milliseconds(500);  // how long a leaving rank waits for a peer that is silent
 
 }  // namespace
 
@@ -36,9 +37,10 @@ bool Shutdown::stop(double grace_s, bool announce) {
   if (state_.stopped) return false;
   state_.closing = true;
   settle_until(lock, deadline);
-  // This rank has finished its part, but some ranks have not connected yet to receive their frames.
+  const bool is_complete = announce && table_.empty() && !failures_.ends_groups();
   const auto last_call = Clock::now() + kHandingOn;
-  while (announce && table_.empty() && !failures_.ends_groups() && peers_.hands_on() && Clock::now() < last_call) {
+  // This rank has finished its part, but some ranks have not connected yet to receive their frames.
+  while (is_complete && peers_.hands_on() && Clock::now() < last_call) {
     state_.changed.wait_until(lock, Clock::now() + kCongestedSleep);
   }
   fail_rest();
@@ -46,8 +48,13 @@ bool Shutdown::stop(double grace_s, bool announce) {
     peers_.tell_everyone({.kind = FrameKind::lost, .slot = static_cast<uint32_t>(LossKind::left),
                           .offset = static_cast<uint64_t>(state_.config.rank)});
     detector_.say_leaving();
+    // If a slow connection ended before the announcement, its peer would take this rank for dead, and would fail
+    // operations that do not even wait for this rank.
+    while (is_complete && peers_.is_sending() && Clock::now() < last_call) {
+      state_.changed.wait_until(lock, Clock::now() + kCongestedSleep);
+    }
   }
-  hang_up(lock, deadline);
+  hang_up(lock, is_complete ? last_call : deadline);
   state_.stopped = true;
   state_.poller.wake();
   state_.changed.notify_all();
@@ -66,16 +73,24 @@ void Shutdown::fail_rest() {
   }
 }
 
-// Closing a socket with unread bytes would reset the connection and discard bytes that the peer has not read. Therefore
-// this rank ends its own direction, and reads until the peers have hung up, too, or a short time has passed.
-void Shutdown::hang_up(RankState::Lock& lock, Clock::time_point deadline) {
+// If a peer's bytes arrive at a closed socket, or a socket is closed with unread bytes, the connection is reset. The
+// kernel then discards bytes that the peer has not received. Therefore this rank ends its own direction and reads until
+// the peers have hung up, too, or until they have acknowledged nothing for a short time, but at most until `last_call`.
+void Shutdown::hang_up(RankState::Lock& lock, Clock::time_point last_call) {
   const auto& connections = peers_.connections();
   for (const auto& [rank, link] : connections) link->hang_up();
-  const auto linger = std::min(Clock::now() + std::chrono::milliseconds(500), std::max(deadline, Clock::now()));
-  state_.changed.wait_until(lock, linger, [&] {
+  const auto all_closed = [&] {
     return std::none_of(connections.begin(), connections.end(),
                         [](const auto& entry) { return entry.second->is_open(); });
-  });
+  };
+  const auto patience = [&] { return std::min(Clock::now() + kLinger, last_call); };
+  size_t in_transit = peers_.in_transit();
+  for (auto until = patience(); !all_closed() && Clock::now() < until;) {
+    state_.changed.wait_until(lock, std::min(until, Clock::now() + kLinger / 10), all_closed);
+    const size_t left = peers_.in_transit();
+    if (left < in_transit) until = patience();
+    in_transit = left;
+  }
 }
 
 }  // namespace multiring

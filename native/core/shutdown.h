@@ -30,7 +30,7 @@ class Shutdown {
   bool is_settled() const;
   void settle_until(RankState::Lock& lock, Clock::time_point deadline);
   void fail_rest();
-  void hang_up(RankState::Lock& lock, Clock::time_point deadline);
+  void hang_up(RankState::Lock& lock, Clock::time_point last_call);
 
   RankState& state_;
   Peers& peers_;

@@ -41,9 +41,17 @@ bool TcpLink::established() const {
          std::none_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->is_pending(); });
 }
 
-bool TcpLink::holds_frames() const {
-  return !broken_ && (!held_.empty() ||
-                      std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->holds_frames(); }));
+bool TcpLink::holds_frames() const { return !broken_ && (!held_.empty() || is_sending()); }
+
+bool TcpLink::is_sending() const {
+  return !broken_ &&
+         std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->holds_frames(); });
+}
+
+size_t TcpLink::in_transit() const {
+  size_t sum = 0;
+  for (const auto& rail : rails_) sum += rail->in_transit();
+  return sum;
 }
 
 bool TcpLink::is_open() const {

@@ -49,6 +49,8 @@ class TcpLink final : public Link, public RailOwner {
   bool awaits(uint16_t rail) const { return rails_[rail]->state() == Rail::State::waiting; }
   bool established() const;  // true if no rail is still connecting and at least one is up
   bool holds_frames() const;  // true if frames wait that the kernel has not accepted yet
+  bool is_sending() const;    // the same, without frames that wait for the connection
+  size_t in_transit() const;  // bytes that the kernel has accepted and the peer's kernel has not acknowledged
   bool is_open() const;      // true if the peer may still send something
   std::vector<uint16_t> rails_not_up() const;
   void tend_calls();         // breaks off calls past their deadline, and repeats calls that the peer turned away
