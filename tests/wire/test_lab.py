@@ -211,6 +211,28 @@ def test_racks_share_an_uplink_and_rails_do_not_share() -> None:
             flow(lab, Flow(0, 1, 0), Flow(0, 1, 1))
 
 
+LEAVE = """
+from pathlib import Path
+Path("/proc/sys/net/ipv4/tcp_wmem").write_text("4096 4608 4608")  # the kernel is full after each payload
+import multiring, numpy
+group = multiring.init()
+group.broadcast(numpy.ones(20_000, numpy.float32), root=0)
+if group.rank == 1:
+    try:
+        group.barrier()
+    except multiring.errors.PeerLostError as error:
+        print(error)
+multiring.shutdown()
+"""
+
+
+def test_a_rank_that_leaves_over_a_slow_wire_is_not_taken_for_dead(start: Callable[..., LabRun]) -> None:
+    """If its connection ended before its announcement, operations that do not wait for the rank would fail, too."""
+    lab = start("--hosts", "2", "--link", "2mbit", sys.executable, "-c", LEAVE)
+    assert lab.finish() == 0, lab.err
+    assert "rank 0 left the job" in lab.out
+
+
 # -- faults
 
 TRY_TO_REACH = """
