@@ -131,6 +131,7 @@ def test_a_variable_that_is_none(capsys: pytest.CaptureFixture[str], word: str) 
         (["--hosts", "a", "--hostfile", "f"], "not allowed with argument --hosts"),
         (["--host", "a:2"], "--host is an option of other launchers"),
         (["-n", "2", "--log", "d"], "unknown: --log; did you mean --log-dir?"),
+        (["-n", "2", "-hostfil", "d"], "unknown: -hostfil; did you mean --hostfile?"),
     ],
 )
 def test_the_habits_of_others_are_answered(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:

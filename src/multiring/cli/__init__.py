@@ -34,9 +34,11 @@ class _Parser(argparse.ArgumentParser):
     """Accepts options in full only; for example, -m does not match -machinefile."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes.
+        # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes. An
+        # option without a value does not match either: an error about -hostfil must not speak of -h.
         found: list[Any] = super()._get_option_tuples(option_string)
-        return [each for each in found if each[1] == option_string[:2] and len(option_string) > 2]
+        is_joined = len(option_string) > 2
+        return [each for each in found if is_joined and each[1] == option_string[:2] and each[0].nargs != 0]
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
