@@ -34,7 +34,7 @@ OTHERS_KEYWORDS = {
     *("weights_only", "fullgraph", "gradient_as_bucket_view", "num_workers", "prefetch_factor", "in_order"),  # torch
     *("sparse", "persistent", "use_reentrant", "create_graph", "init_method"),
     *("jit_compile", "synchronized", "allreduce_grad_dtype", "project"),  # Keras, Chainer, wandb
-    *("fill", "stroke", "points", "rx", "cx", "cy", "xmlns"),  # SVG
+    *("fill", "stroke", "points", "rx", "cx", "cy", "xmlns", "class"),  # SVG
 }
 NO_COMMAND = frozenset({"multiring pack 1"})  # the first words of a file
 KEYS = frozenset({"multiring.part", "multiring.data"})  # keys in a Keras batch

@@ -36,7 +36,7 @@ def test_average_and_op() -> None:
     assert chosen(5, None) == 5
     with pytest.raises(ValueError, match="op=1 and average=False"):
         chosen(1, False)
-    with pytest.warns(DeprecationWarning, match="give op"):
+    with pytest.warns(DeprecationWarning, match="pass op instead"):
         assert chosen(None, False) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -55,7 +55,7 @@ def test_another_topology_is_refused() -> None:
 def test_a_plan_that_codes_other_axes_is_refused() -> None:
     coded = TASKS[4]
     plain = cheapest(replace(coded, wire=Wire.NONE), RACKED)
-    with pytest.raises(ArgumentError, match=r"plan of wire int8 has wires none on grid .*: want .*int8 here"):
+    with pytest.raises(ArgumentError, match=r"plan of wire int8 has wires none on grid .*: want .*int8 because"):
         Pins(RACKED.shape(), ((coded, plain),)).refuse_other(RACKED)
     Pins(RACKED.shape(), tuple(_plans())).refuse_other(RACKED)
 
