@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES, MOST_OF_A_CLASS, MOST_PARAMETERS = 500, 300, 8
+# Docstrings of Python code do not count: a complete Args and Raises must not cost a place in the file.
+MOST_LINES, MOST_PYTHON_LINES, MOST_OF_A_CLASS, MOST_PARAMETERS = 500, 450, 290, 8
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
 # Horovod's own signatures, on which user programs depend.
 HOROVODS = {
@@ -25,11 +26,20 @@ HOROVODS = {
 }
 
 
+def docstring_lines(tree: ast.AST) -> int:
+    """Return how many lines the docstrings in `tree` take."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [each.body for each in ast.walk(tree) if isinstance(each, kinds) and ast.get_docstring(each) is not None]
+    return sum((body[0].end_lineno or 0) - body[0].lineno + 1 for body in bodies)
+
+
 def long_classes(tree: ast.AST) -> Iterator[str]:
     """Yield the classes that are too long."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > MOST_OF_A_CLASS:
-            yield node.name
+        if isinstance(node, ast.ClassDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines - docstring_lines(node) > MOST_OF_A_CLASS:
+                yield node.name
 
 
 def wide_functions(tree: ast.AST) -> Iterator[str]:
@@ -45,8 +55,11 @@ def test_files_are_short() -> None:
     native = [path for path in (ROOT / "native").rglob("*") if path.suffix in {".cc", ".h"}]
     assert len(PYTHON) > 300
     assert len(native) > 50
-    lines = {path: path.read_text("utf-8").count("\n") for path in (*PYTHON, *native)}
+    lines = {path: path.read_text("utf-8").count("\n") for path in native}
     assert not {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MOST_LINES}
+    texts = {path: path.read_text("utf-8") for path in PYTHON}
+    code = {path: text.count("\n") - docstring_lines(ast.parse(text)) for path, text in texts.items()}
+    assert not {str(path.relative_to(ROOT)): count for path, count in code.items() if count > MOST_PYTHON_LINES}
 
 
 @pytest.mark.parametrize("folder", sorted({path.relative_to(ROOT).parts[2] for path in PYTHON if len(path.parts) > 3}))
@@ -66,7 +79,7 @@ def test_horovods_signatures_are_there() -> None:
 
 
 def test_what_is_too_long_is_found() -> None:
-    body = "\n".join(["    x = 1"] * MOST_OF_A_CLASS)
+    body = "\n".join(['    """Say what it is."""', *["    x = 1"] * MOST_OF_A_CLASS])
     assert list(long_classes(ast.parse(f"class Long:\n{body}\nclass Short:\n    x = 1\n"))) == ["Long"]
     many = ", ".join("abcdefgh")
     text = f"class A:\n    def f(self, {many}): ...\n    def g(self, {many}, *, i): ...\ndef h({many}, i): ...\n"
