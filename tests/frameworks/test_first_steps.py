@@ -26,8 +26,7 @@ def run_with(backend: str, name: str, ranks: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        beforehand = ("jax",) if backend == "jax" else ("tests.frameworks.first_steps_programs",)
-        process = Process(nursery="keras", beforehand=beforehand)
+        process = Process(nursery="keras", beforehand=("tests.frameworks.first_steps_programs",))
         return run_ranks(call, ranks, name, process=process, deadline_s=200.0)
 
 

@@ -35,9 +35,7 @@ def found_by(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, A
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        # Importing Keras on JAX computes something, and a process must not fork after that.
-        beforehand = ("jax",) if backend == "jax" else (*SAVES_BY, "tests.frameworks.keras_programs")
-        process = Process(nursery="keras", beforehand=beforehand)
+        process = Process(nursery="keras", beforehand=(*SAVES_BY, "tests.frameworks.keras_programs"))
         by_rank = run_ranks(found_here, ranks, str(folder), *names, process=process, deadline_s=200.0)
     assert all(each == by_rank[0] for each in by_rank), by_rank
     first: dict[str, Any] = by_rank[0]
