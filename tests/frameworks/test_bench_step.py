@@ -1,17 +1,22 @@
 """`multiring bench step`: its networks, and its checks of the mean gradients."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.wire.ranks import Here, Process, run_ranks
 from torch import nn
 
 from multiring.bench.job import JobError, Jobs, WrongResultError
 from multiring.bench.step import StepBench, StepManner, StepQuestion
-from multiring.bench.workers.step_case import NETWORKS, Pace, Rendezvous, StepCase
+from multiring.bench.workers import step_worker
+from multiring.bench.workers.step_case import ANSWER, NETWORKS, Pace, Rendezvous, StepCase
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
 from multiring.bench.workers.step_emulated import EmulatedTask
 from multiring.bench.workers.step_models import NETWORKS as MODELS
@@ -197,11 +202,18 @@ def test_processes_that_share_nothing_may_differ(task: Task, tmp_path: Path) -> 
 # ---- emulated compute ----
 
 
+@cache
+def order() -> tuple[str, ...]:
+    """Return the names of the embedding's gradients in the measured order."""
+    return tuple(name for name, _ in measure(Task(case(Path()), rank=0), 1, 0).backward)
+
+
 @pytest.fixture
-def emulated(task: Task, tmp_path: Path) -> EmulatedTask:
+def emulated(tmp_path: Path) -> EmulatedTask:
     """Return a task in the measured order of gradients, with made-up times."""
-    order = [name for name, _ in measure(task, 1, 0).backward]
-    pace = Pace(forward_s=0.25, backward=tuple((name, 2.0**-at) for at, name in enumerate(order, 1)), optimizer_s=0.125)
+    pace = Pace(
+        forward_s=0.25, backward=tuple((name, 2.0**-at) for at, name in enumerate(order(), 1)), optimizer_s=0.125
+    )
     (tmp_path / "pace.json").write_text(json.dumps(asdict(pace)))
     return EmulatedTask(replace(case(tmp_path), pace=str(tmp_path / "pace.json")), rank=0)
 
@@ -275,23 +287,54 @@ def test_what_a_wire_type_loses_is_no_fault_and_a_missing_rank_is(wire: str, los
 # ---- jobs ----
 
 
-@pytest.mark.timeout(600)  # seven processes import torch, perhaps on a busy machine
+@pytest.mark.timeout(600)  # three processes import torch, perhaps on a busy machine
 def test_emulated_compute_is_measured_verified_and_timed(jobs: Jobs) -> None:
-    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1)).compare(replace(SMALL, is_emulated=True))
+    """The bench's own processes measure and train; the tests below run the other libraries on forked ranks."""
+    manner = StepManner(alternations=1, steps=2, warmup=1)
+    bench = StepBench(jobs, manner, (), leave_out=["independent"])
+    made = bench.compare(replace(SMALL, is_emulated=True))
     assert made.pace is not None
+    assert [timing.library for timing in made.timings] == ["multiring"]
     assert all(timing.seconds[0] > made.pace.step_s for timing in made.timings)
     assert sorted(path.name for path in jobs.folder.iterdir()) == ["output", "pace.json"]
 
 
-@pytest.mark.timeout(600)  # twelve processes import torch, perhaps on a busy machine
-def test_every_library_is_verified_and_timed(jobs: Jobs) -> None:
-    against = ("ddp", "ddp-multiring-hook", "fsdp-multiring", "fsdp-multiring-arena")
-    made = StepBench(jobs, StepManner(alternations=1, steps=2, warmup=1), against).compare(SMALL)
-    assert [timing.library for timing in made.timings] == ["multiring", *against, "independent"]
-    assert all(len(timing.seconds) == 1 and timing.seconds[0] > 0 for timing in made.timings)
-    assert made.timings[1].settings["static_graph"] == "True"
-    assert [timing.settings.get("backend") for timing in made.timings[1:5]] == ["gloo", *["multiring"] * 3]
-    assert [path.name for path in jobs.folder.iterdir()] == ["output"]
+def answers_of(library: str, folder: Path, *, pace: str = "") -> list[dict[str, Any]]:
+    """Run the bench's worker on two forked ranks, and return their answers."""
+    out = folder / library
+    out.mkdir()
+    case_file = folder / f"{library}.json"
+    replace(case(out), library=library, batch=8, dtype="bfloat16", steps=2, warmup=1, pace=pace).write(case_file)
+    process = Process(nursery="torch", beforehand=("multiring.bench.workers.step_worker", "torch.distributed.fsdp"))
+    run_ranks(work, 2, str(case_file), process=process, deadline_s=110.0)
+    return [json.loads((out / f"{ANSWER}-{rank}.json").read_text()) for rank in range(2)]
+
+
+def work(_here: Here, case_file: str) -> None:
+    sys.argv[1:] = [case_file]
+    step_worker.main()
+
+
+@pytest.mark.timeout(300)
+def test_every_library_is_verified_and_timed(tmp_path: Path) -> None:
+    backends = {"multiring": None, "ddp": "gloo", "independent": None}
+    backends |= dict.fromkeys(("ddp-multiring-hook", "fsdp-multiring", "fsdp-multiring-arena"), "multiring")
+    for library, backend in backends.items():
+        for answer in answers_of(library, tmp_path):
+            assert answer["wrong"] == ""
+            assert len(answer["seconds"]) == 2
+            assert min(answer["seconds"]) > 0
+            assert answer["settings"].get("backend") == backend
+            assert answer["settings"].get("static_graph") == ("True" if library.startswith("ddp") else None)
+
+
+@pytest.mark.parametrize("library", ["ddp", "independent"])
+def test_other_libraries_take_as_long_as_emulated_compute(library: str, tmp_path: Path) -> None:
+    pace = Pace(forward_s=0.05, backward=tuple((name, 0.01) for name in order()), optimizer_s=0.05)
+    (tmp_path / "pace.json").write_text(json.dumps(asdict(pace)))
+    for answer in answers_of(library, tmp_path, pace=str(tmp_path / "pace.json")):
+        assert answer["wrong"] == ""
+        assert min(answer["seconds"]) > pace.step_s
 
 
 def test_a_sharded_model_is_not_emulated(jobs: Jobs) -> None:
@@ -302,9 +345,13 @@ def test_a_sharded_model_is_not_emulated(jobs: Jobs) -> None:
 def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
     told: list[str] = []
-    StepBench(jobs, StepManner(alternations=2), tell=told.append).compare(SMALL)
+    made = StepBench(jobs, StepManner(alternations=2), tell=told.append).compare(SMALL)
     turns = [line.rpartition(" ")[2] for line in told]
     assert turns == ["multiring", "ddp", "independent", "independent", "ddp", "multiring"]
+    assert [timing.library for timing in made.timings] == turns[:3]
+    assert [timing.settings for timing in made.timings] == [{"library": name} for name in turns[:3]]
+    assert all(len(timing.seconds) == 2 for timing in made.timings)
+    assert [path.name for path in jobs.folder.iterdir()] == ["output"]
 
 
 @pytest.mark.parametrize(
