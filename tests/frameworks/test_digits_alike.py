@@ -1,7 +1,7 @@
 """In every framework, one network on the same digits has one loss curve.
 
-All frameworks start with the same weights, on any number of ranks. NumPy computes the reference curve here on one rank,
-without collectives.
+All frameworks start with the same weights. NumPy computes the reference curve here on one rank, without collectives;
+it follows the curve on two and four ranks, and each framework on three.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ from tests.frameworks.conforming.homes import FRAMEWORKS
 from tests.wire.ranks import Process, run_ranks
 
 STEPS = 20
-FEW = {"tinygrad": 8}  # compiles for half a second in each step; all steps from the third on are alike
+FEW = {"tinygrad": 5}  # compiles for half a second in each step; all steps from the third on are alike
 TRAINED = 112  # steps, which are 8 epochs
 PATIENCE_S = 100
 IMAGE = 1 / 360  # one of the 360 test images
@@ -36,13 +36,14 @@ def alone(steps: int) -> tuple[list[float], float]:
 
 
 def test_what_is_followed_learns_on_any_number_of_ranks() -> None:
-    """The reference learns on 4 ranks, too; all frameworks share its curve."""
+    """The reference learns on 2 and 4 ranks, too; all frameworks share its curve."""
     wanted, _ = alone(STEPS)
     assert len(wanted) == STEPS
     assert wanted[-1] < wanted[0] / 2
-    for losses, accuracy in digits("toy", 4, TRAINED):
-        assert losses[:STEPS] == pytest.approx(wanted, rel=1e-4)
-        assert accuracy >= 0.97
+    for ranks in (2, 4):
+        for losses, accuracy in digits("toy", ranks, TRAINED):
+            assert losses[:STEPS] == pytest.approx(wanted, rel=1e-4)
+            assert accuracy >= 0.97
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)
@@ -55,7 +56,7 @@ def test_digits_are_learnt_alike_on_any_number_of_ranks(name: str) -> None:
         pytest.skip("without clang or an x86-64 processor, tinygrad interprets operations, and a step takes seconds")
     steps = FEW.get(name, STEPS)
     wanted, known = alone(steps)
-    for ranks in (2, 3):
-        for losses, accuracy in digits(name, ranks, steps):
-            assert losses == pytest.approx(wanted, rel=1e-4)
-            assert accuracy == pytest.approx(known, rel=0, abs=1.5 * IMAGE)
+    # An adapter that combines three ranks right does so for two, on which test_digits.py and other tests train.
+    for losses, accuracy in digits(name, 3, steps):
+        assert losses == pytest.approx(wanted, rel=1e-4)
+        assert accuracy == pytest.approx(known, rel=0, abs=1.5 * IMAGE)
