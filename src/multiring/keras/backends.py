@@ -79,7 +79,7 @@ class _Optimizers:
 
 
 def _numbered(name: str, process_set: ProcessSet) -> str:
-    """Return `name` with a number that is the same on all ranks of the set. Before `init`, return `name` unchanged."""
+    """Return `name` with a number that is the same on all ranks of the set. Before `init`, the name is unchanged."""
     if not is_initialized() or not process_set.included():
         return name
     return f"{name}.{next(members_of(process_set).kept(_Optimizers).numbers)}"
@@ -94,7 +94,7 @@ class TorchReduction(GradientReduction):
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return the gradients combined over the ranks.
 
-        Without compression, they are overwritten in place.
+        Without compression, the results overwrite the gradients.
         """
         members = members_of(self.process_set)
         if self._compared.get(name) is members:

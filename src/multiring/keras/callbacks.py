@@ -20,8 +20,8 @@ _log = logging.getLogger("multiring")
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Broadcasts the variables of rank `root_rank`'s model and optimizer before the first step.
 
-    If the first step builds the model, they are broadcast after that step. On JAX the callback also makes `fit` raise
-    in the step in which a collective has failed.
+    If the first step builds the model, the variables are broadcast after that step. On JAX the callback also makes
+    `fit` raise in the step in which a collective has failed.
 
     Args:
         root_rank: the rank whose variables are broadcast.
@@ -170,9 +170,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Increases the learning rate batch by batch in the first epochs.
 
-    The rate rises from `initial_lr` / ranks to `initial_lr`, the learning rate for all ranks. This is one rank's
-    learning rate times the number of ranks. Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in
-    1 Hour", 2017, arXiv 1706.02677.
+    The rate rises from `initial_lr` / ranks to `initial_lr`. Pass one rank's learning rate times the number of ranks as
+    `initial_lr`. Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv
+    1706.02677.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # The value at the end of the batch, so that the last batch of the warm-up has the full rate.
+            # Compute the rate for the end of the batch, so that the last batch of the warm-up has the full rate.
             reached = epoch + 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / size() * (reached * (size() - 1) / warmup_epochs + 1)
 

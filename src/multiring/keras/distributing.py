@@ -165,7 +165,7 @@ class _Distribution:
             DistributedOptimizer(optimizer, compression=self._compression)
 
     def _synchronize(self) -> None:
-        """Adapt layers and metrics that the model has got since the last call."""
+        """Adapt the layers and metrics that were added to the model since the last call."""
         self._steps.follow_job()
         for layer in self._model._flatten_layers():  # noqa: SLF001 -- Keras has no other name for it
             synchronize(layer)
@@ -181,7 +181,7 @@ class _Distribution:
                 "averaged over the ranks, weighted by samples. This is right for the gradients of a mean over the "
                 "samples, or of a loss of keras.losses, but not for those of a sum that train_step computes itself"
             )
-        if not model.built and overrides(model, "call"):  # on TensorFlow, Keras would build it in the first step
+        if not model.built and overrides(model, "call"):  # on TensorFlow, the first step would be too late
             _build(model, training)
 
     def _training(self, x: Any, y: Any, weights: Any, *, shuffle: Any, **options: Any) -> Any:
@@ -220,7 +220,7 @@ def _adapter(x: Any, y: Any, weights: Any, **options: Any) -> Any:
 
 
 def _compared(batches: Any) -> Any:
-    """Return a generator of the same batches, after comparing the first batch with the other ranks' first batch."""
+    """Return a generator of the same batches; first compare the ranks' first batches."""
     first = list(itertools.islice(batches, 1))
     same_data(first)
 

@@ -45,7 +45,7 @@ class KerasState(ValuesState):
 
     def _write(self, values: list[Any]) -> None:
         for place, variable in enumerate(self._variables()):
-            # An optimizer has more variables after its first step. Variables without a saved value are set to zero.
+            # An optimizer has more variables after its first step. Set variables without a saved value to zero.
             variable.assign(values[place] if place < len(values) else keras.ops.zeros_like(variable.value))
 
     def _share(self) -> list[Any]:
@@ -90,7 +90,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._first = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start from the number of batches finished before a failure, because `fit` counts from 0."""
+        """Start from the number of batches that were finished before a failure, because `fit` counts from 0."""
         del epoch, logs
         self._first = self.state.batch
 

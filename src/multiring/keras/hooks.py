@@ -141,7 +141,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no typ
 
 
 class _FirstOfBatches(_First):
-    """Like `_First`, for callbacks that act on batches: they get the logs of all ranks."""
+    """Does the work of `_First`, and gives callbacks that act on batches the logs of all ranks."""
 
     def __init__(self, states: MetricStates, saving: SharedSaving) -> None:
         super().__init__(saving)
@@ -203,7 +203,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
 
 
 class _LastOfBatches(_Last):
-    """Like `_Last`, for callbacks that act on batches."""
+    """Does the work of `_Last` for callbacks that act on batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop the training on all ranks if a callback on any rank wants to stop."""

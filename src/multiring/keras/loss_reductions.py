@@ -76,7 +76,7 @@ def _weights(sample_weight: Any, mask: Any, values: Any) -> Any:
 
 
 def _share(own: Any, step: Step) -> Any:
-    """Return the loss's factor: this rank's share of a denominator, divided by its share of the samples."""
+    """Return the factor of the loss: this rank's share of the denominator, divided by its share of the samples."""
     own = keras.ops.stop_gradient(own) * keras.ops.cast(step.rows > 0, "float32")
     total = summed([own], global_process_set)[0]
     return keras.ops.divide_no_nan(own, total) * _ratio(step.batch_rows, step.rows)

@@ -167,7 +167,7 @@ class MetricStates:
             variable.assign(whole.astype(value.dtype))
 
     def _averaged_names(self) -> set[str]:
-        """Return the names of results of metrics that assign their variables, so that sums would be wrong."""
+        """Return the names of results of metrics that assign their variables; sums of them would be wrong."""
         found: set[str] = set()
         for metric in self._model.metrics:
             if any(id(each) in self._assigned for each in metric.variables):
@@ -187,7 +187,10 @@ class MetricStates:
         return whole
 
     def _last(self, own: Mapping[str, float]) -> dict[str, float]:
-        """Return the last batch's logs: their average weighted by samples, or the logs of the rank with that batch."""
+        """Return the last batch's logs.
+
+        They are the average weighted by samples, or the logs of the rank that has the batch.
+        """
         rows = self._steps.rows.get(self._steps.kind)
         everybodys = allgather_object((0 if rows is None else int(rows), dict(own)), name="keras.metrics")
         weights = [each for each, _ in everybodys]
@@ -199,7 +202,7 @@ class MetricStates:
         return {name: _mean([values[name] for _, values in everybodys], weights) for name in own}
 
     def _watch(self, variable: Any) -> None:
-        """Record the variable if a step assigns it other than by adding to it."""
+        """Record the variable if a step assigns a value to it instead of adding to it."""
         adds = [False]
 
         def within(plain: Callable[..., Any]) -> Callable[..., Any]:

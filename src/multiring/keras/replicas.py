@@ -14,9 +14,9 @@ from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.reduce_ops import Average
 from multiring.keras.values import broadcast_variables, settled
 
-_MOST_BYTES = 16 << 20  # of a larger array, about this many bytes are compared: rows at even distances
+_MOST_BYTES = 16 << 20  # for a larger array, about this many bytes are compared: rows at even distances
 
-# TensorFlow's composite tensors, with the attributes that have all of their content.
+# TensorFlow's composite tensors. The attributes hold all of a tensor's content.
 _PARTS = {"RaggedTensor": ("flat_values", "nested_row_splits"), "SparseTensor": ("indices", "values")}
 
 

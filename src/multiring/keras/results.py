@@ -21,7 +21,7 @@ class Results:
         """Record the objects that `result` of these metrics returns inside the block."""
         known = [(metric, metric.__dict__.get("result"), metric.result) for metric in metrics]
         for metric, _, plain in known:
-            # Not with setattr, because Keras tracks the attributes that are set on a metric.
+            # Do not use setattr, because Keras tracks the attributes that are set on a metric.
             metric.__dict__["result"] = functools.partial(self._result, metric.name, plain)
         try:
             yield

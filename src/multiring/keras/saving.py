@@ -49,7 +49,7 @@ class SharedSaving:
         self._saved.clear()
 
     def finish(self, told: Any = None) -> list[Any]:
-        """Wait until all ranks have called their callbacks; return each rank's argument `told`, by rank."""
+        """Wait until all ranks have called their callbacks; return the argument `told` of each rank, by rank."""
         try:
             while True:
                 events = self._round({"done": told})
@@ -81,7 +81,7 @@ class SharedSaving:
             finally:
                 self._is_writing = False
 
-        # `filepath` is an open file, or Keras' own saving method has called this.
+        # `filepath` is an open file, or the call comes from Keras' own saving method.
         if self._is_writing or not isinstance(filepath, str | os.PathLike):
             return plain(filepath, *arguments, **keywords)
         path = os.fspath(filepath)

@@ -161,7 +161,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
         self._passes = itertools.count()
 
     def plan(self) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-        """Yield this rank's rows for each step of a pass, with two counts.
+        """Yield this rank's rows for each step of a pass, and two counts.
 
         The counts are the number of this rank's rows, 0 for a placeholder, and the number of rows in the whole batch.
         """
@@ -238,7 +238,7 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
                 if isinstance(leaf, kind):
                     return array_slicing.slice_tensorflow_sparse_wrapper(leaf, indices)
                 if isinstance(leaf, list | tuple | dict):
-                    return None  # `traverse` then visits its elements
+                    return None  # `traverse` then visits the elements of the PyDataset's batches
                 return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
 
             return wrapped(keras.src.tree.traverse(one, data), step[1], step[2])
@@ -310,7 +310,7 @@ class ShuffledBatches(keras.utils.PyDataset):  # type: ignore[misc] # Keras has 
         """Call on_epoch_end of the wrapped PyDataset, and then choose a new order."""
         self._batches.on_epoch_end()
         self._epoch += 1
-        self._shuffle()  # not in on_epoch_begin, which comes after the reading processes have started
+        self._shuffle()  # not in on_epoch_begin, because the reading processes have already started then
 
 
 def install() -> None:

@@ -32,7 +32,8 @@ def install(model: Any, adopt: Callable[[Any], None]) -> "Steps":
 class Steps:
     """The steps of a model.
 
-    rows: this rank's number of samples in the last step, by kind; in `evaluate`, 1 for a batch of its own and else 0.
+    rows: this rank's number of samples in the last step, by kind; in `evaluate`, 1 for this rank's own batch and 0 for
+    another rank's batch.
     kind: the kind of the last step, "train" or "test".
     results: by kind, the logs that are results of metrics: for each log's name, the name of the result.
     runs_user_code: whether the model's own step is being traced or run.
@@ -52,14 +53,14 @@ class Steps:
             setattr(model, f"{kind}_step", functools.wraps(step)(functools.partial(self._step, kind, step)))
             make = getattr(model, f"make_{kind}_function")
             setattr(model, f"make_{kind}_function", functools.wraps(make)(functools.partial(self._make, kind, make)))
-            setattr(model, f"{kind}_function", None)  # an earlier function would not handle the counts
+            setattr(model, f"{kind}_function", None)  # a function traced earlier would not handle the counts
         build = model._symbolic_build  # noqa: SLF001 -- Keras has no other name for it
         model._symbolic_build = functools.partial(_built, build)  # noqa: SLF001
 
     def follow_job(self) -> None:
         """Make Keras trace the steps again if the rank or the number of ranks has changed.
 
-        Traces contain both.
+        A trace contains both numbers.
         """
         if self._place != (place := (rank(), size())):
             self._place = place
@@ -115,7 +116,7 @@ class Steps:
         )
 
     def _metric_values(self, rows: Any) -> dict[int, Any] | None:
-        """Return the metrics' values before a step if its samples may not count; None if they surely count."""
+        """Return the metrics' values before a step if its samples may not count; None if all samples count."""
         if isinstance(rows, int) and rows:
             return None
         return {id(each): keras.ops.copy(each.value) for each in self._model.metrics_variables}
@@ -151,7 +152,7 @@ def overrides(model: Any, name: str) -> bool:
 
 
 def _chosen(rows: Any, new: Any, old: Any) -> Any:
-    """Return a metric's new value, or its old value if this rank had no samples of the batch."""
+    """Return a metric's new value, or the old value if this rank had no samples of the batch."""
     if isinstance(rows, int):
         return new if rows else old
     return keras.ops.where(rows > 0, new, old)

@@ -44,7 +44,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         step = current_step()
         if step is None:
             return moments(inputs, mask, self._reduction_axes, self.axis, keras.ops, self._summed)
-        if not isinstance(step.rows, int) or not step.rows:  # a placeholder sample does not count
+        if not isinstance(step.rows, int) or not step.rows:  # ignore a placeholder sample
             mask = keras.ops.ones(keras.ops.shape(inputs)[:1], "bool") if mask is None else mask
             mask = keras.ops.logical_and(mask, step.rows > 0)
         both = functools.partial(by_shares, self._summed, step)
@@ -63,9 +63,9 @@ def synchronize(layer: Any) -> None:
 def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: list[Any]) -> Sequence[Any]:
     """Return sums over the ranks, with gradients that respect different shares of the batch.
 
-    In the backward pass, each rank's gradient of its own loss flows to all ranks. It must be weighted by the share of
-    the rank it comes from. If gradients are weighted later, they get the receiving rank's share instead, so this
-    function corrects them.
+    In the backward pass, the gradient of each rank's loss flows to all ranks. The share of the sending rank must weight
+    this gradient. If gradients are weighted later, the receiving rank's share weights them instead, so this function
+    corrects the gradients.
     """
     if step.scales_loss:
         return plain(values)
@@ -74,7 +74,7 @@ def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: l
 
 
 def _backwards(value: Any, step: Step, *, inverse: bool) -> Any:
-    """Return `value` with a gradient that is multiplied by this rank's share, or divided by it if `inverse`."""
+    """Return `value`; its gradient is multiplied by this rank's share, or divided by the share if `inverse`."""
     share = keras.ops.cast(step.weighted(keras.ops.ones((), "float32")), value.dtype)
     scaled = value * (keras.ops.divide_no_nan(keras.ops.ones_like(share), share) if inverse else share)
     return scaled + keras.ops.stop_gradient(value - scaled)

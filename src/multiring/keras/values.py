@@ -58,7 +58,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return all ranks' arrays, concatenated along the first dimension.
+    """Concatenate all ranks' arrays along the first dimension, and return the result.
 
     The first dimension may differ between ranks.
     """
@@ -133,10 +133,11 @@ def settled(model: Any) -> None:
 def raise_failed(logs: Any) -> None:
     """Raise the error of a failed step.
 
-    JAX raises it when a value is read, and Keras drops it when it reads the logs.
+    JAX raises the error when a program reads a value, and Keras drops the error when Keras reads the logs.
 
     Args:
-        logs: the logs that Keras passes to a callback at the end of a batch. Values that Keras could read are numbers.
+        logs: the logs that Keras passes to a callback at the end of a batch. Keras converts each value that it can read
+            to a number.
 
     Raises:
         KeyboardInterrupt: the step failed because of Ctrl-C.
@@ -154,7 +155,7 @@ def raise_failed(logs: Any) -> None:
 def raise_failed_steps() -> None:
     """Make `fit` on JAX raise the error of a failed step.
 
-    Keras itself drops it when it reads the logs.
+    Keras itself drops the error when Keras reads the logs.
     """
     plain = python_utils.pythonify_logs
     if keras.backend.backend() != "jax" or hasattr(plain, "multiring"):

@@ -14,7 +14,7 @@ come after Horovod's.
 
 import sys
 
-# ruff: noqa: E402 -- this check must precede the imports below, whose errors would not say how to install torch
+# ruff: noqa: E402 -- this check comes before the imports below, because their errors would not say how to install torch
 from multiring.frontend.requirements import require_framework
 
 require_framework("torch", "PyTorch")

@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:
-    """Call `callback` at the end of the running backward; an error that it raises is raised by backward.
+    """Call `callback` at the end of the running backward; backward raises the callback's errors.
 
     PyTorch's own DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp) and FSDP use the same function.
     """
@@ -20,7 +20,7 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 
 def is_compiled_backward() -> bool:
-    """Return whether the running backward was compiled as a whole; such a backward calls no callbacks at its end."""
+    """Return whether torch compiled the running backward as a whole. Such a backward calls no callbacks at its end."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
@@ -56,5 +56,5 @@ def current_backward() -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often `tensor`, or its base, was changed in place; -1 for an inference tensor, which has no count."""
+    """Return how often `tensor` or its base was changed in place. An inference tensor has no count and gives -1."""
     return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001

@@ -26,7 +26,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return a compressed tensor, or a sum of compressed tensors, in the original form."""
+        """Return the original form of a compressed tensor, or of a sum of compressed tensors."""
         raise NotImplementedError
 
 

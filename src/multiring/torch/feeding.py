@@ -81,7 +81,7 @@ class DataLoader(Loader):
             self._weighing.reduce_early(early=False)
 
     def global_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss of the newest global batch from the loss of this rank's part; every rank must call this.
+        """Return the global batch's loss, given the loss of this rank's part; every rank must call this.
 
         Raises:
             ArgumentError: this loader was not passed to `distribute`.

@@ -90,7 +90,7 @@ class Span:
     tensor_layout: TensorLayout
     memory: Tensor
     layout: Layout
-    repeats: dict[Hashable, Any]  # operations that can be repeated, kept by the caller that reduces the span
+    repeats: dict[Hashable, Any]  # operations that can be repeated; the reducing caller stores them here
 
 
 class Packing:
@@ -98,7 +98,7 @@ class Packing:
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], Span] = {}
-        self._layouts: dict[Hashable, Layout | None] = {}  # by `form`; None: not in this layout
+        self._layouts: dict[Hashable, Layout | None] = {}  # the span of each `form`; None if there is no span
         self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
 
     def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
@@ -122,8 +122,8 @@ class Packing:
         if found is None or not found.tensor_layout.is_of(tensors):
             return None
         if len(found.watched) < len(tensors):
-            # Watch all tensors only now, at the second use: many groups are used once. Until now only the first tensor
-            # was watched, so the other objects may have been replaced.
+            # Watch all tensors only now, at the second use, because many groups are used once. Until now only the first
+            # tensor was watched, so the program may have replaced the others.
             if any(map(Tensor.is_neg, tensors)):
                 return None
             found.watched[:] = self._watch(tensors, tensors)

@@ -139,17 +139,17 @@ def rows_from(tensor: Tensor) -> Buffer:
 
 
 def rows_of_bytes(array: "np.ndarray[Any, np.dtype[Any]]", dtype: torch.dtype, behind: Sequence[int]) -> Tensor:
-    """Return rows of bytes in the arena as a tensor of `dtype`, each row of shape `behind`."""
+    """Return rows of bytes in the arena as a tensor of `dtype`; each row has the shape `behind`."""
     return tensor_of(array, dtype, (array.shape[0], *behind))
 
 
 def is_one_piece(tensor: Tensor) -> bool:
-    """Return whether the memory of `tensor` holds its elements in row-major order, without lazy conj or neg."""
+    """Return whether `tensor` is row-major in memory, without a lazy conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def in_one_piece(tensor: Tensor) -> Tensor:
-    """Return `tensor` detached, or a copy if its memory does not hold its elements in row-major order."""
+    """Return `tensor` detached if it is row-major in memory, else a row-major copy."""
     found = tensor.detach()
     return found if is_one_piece(found) else found.resolve_conj().resolve_neg().contiguous()
 

@@ -1,8 +1,9 @@
 """Exclude multiring's functions from torch.compile: a compiled function breaks its graph at each call of them.
 
 Functions that communicate cannot be traced, because they wait for other ranks. multiring's functions are not wrapped,
-so calls cost nothing extra. Instead, each function gets a mark for the compiler, which then calls it untraced. Its code
-object gets a mark for torch's interpreter hook, which then also skips the functions that it calls.
+so calls cost nothing extra. Instead, each function gets a mark, and the compiler calls marked functions untraced. The
+function's code object gets a mark for torch's interpreter hook. The hook then skips the function and all functions that
+it calls.
 """
 
 import sys

@@ -16,7 +16,7 @@ _IFNAME_BYTES = 16
 # An address of TEST-NET-1 (RFC 5737). No packet is sent to it; the kernel only looks up the route.
 _SOMEWHERE_ELSE = ("192.0.2.1", 9)
 _ABSTRACT_NAME_BYTES = 107  # the size of sockaddr_un.sun_path without its leading NUL
-_BACKLOG = 4096  # the kernel reduces it to net.core.somaxconn
+_BACKLOG = 4096  # the kernel reduces this number to net.core.somaxconn
 _UCRED = struct.Struct("3i")
 
 
@@ -24,7 +24,7 @@ _UCRED = struct.Struct("3i")
 class LocalAddress:
     """An abstract Unix socket.
 
-    It is visible in its network namespace only, and removed when its owner ends.
+    The socket is visible in its network namespace only. The kernel removes the socket when its owner ends.
     """
 
     name: str

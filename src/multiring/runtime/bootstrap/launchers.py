@@ -42,7 +42,7 @@ class Identity:
       Then rank 0 draws a secret and sends it to the others; see `Rendezvous.secret`.
     - `local_rank` and `local_size` are None if the launcher does not set them.
     - `source` names the launcher.
-    - `told` lists the variables that give these values, for error messages.
+    - `told` lists the variables that gave these values, for error messages.
     - `listener` is set on rank 0 if multiring chose the address: the socket that is already bound to it.
     """
 
@@ -252,7 +252,7 @@ def _is_srun_step(foreign: Mapping[str, str]) -> bool:
 
 
 def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    # The values of the step are preferred; the other variables may describe the whole allocation.
+    # Prefer the values of the step, because the other variables may describe the whole allocation.
     size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
     hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
     job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
@@ -376,7 +376,7 @@ def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
-    """Return the rendezvous address and the secret.
+    """Return the rendezvous address and the secret from the settings, or new ones.
 
     `one_host` is the job's name if all ranks are on one host.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 from multiring.runtime.bootstrap.addresses import peer_credentials
 from multiring.settings import leave_mark
 
-_MOST_ASKED = 4096  # how often a claim's owner can be looked up: connections to it are never accepted
+_MOST_ASKED = 4096  # how often to look up a claim's owner: each look-up leaves a connection that is never accepted
 _MOST_LEFT_OPEN = 16  # how many sockets of ended processes to skip; their children hold them open
 _SHOWN = 80
 _PROC = Path("/proc")
@@ -59,7 +59,7 @@ class RankProcess:
 class _Claims:
     """The sockets with which this process claims ranks, by key.
 
-    A fork closes its copies.
+    A forked process closes its copies of the sockets.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def claim(key: str) -> RankProcess | None:
             if holder is not None and lives(holder):
                 return RankProcess(holder)
             continue  # the owner has ended, but a fork still has the socket; or the owner is just ending
-        _claims.forget()  # a process that joins one job after the other keeps a single claim
+        _claims.forget()  # a process that joins several jobs in sequence keeps a single claim
         _claims.held[key] = holding
         return None
     return None
@@ -159,7 +159,7 @@ def is_worker_of(rank: RankProcess) -> bool:
     parent = process.parent_process()
     if parent is not None and parent.pid == rank.pid:
         return True
-    # While a worker imports the rank's script, it has no parent process yet, but it has this attribute.
+    # While a worker imports the rank's script, the worker has no parent process yet, but it has this attribute.
     if parent is None and not getattr(process.current_process(), "_inheriting", False):
         return False
     line = list(_ancestors(os.getpid()))

@@ -80,8 +80,8 @@ class Rendezvous:
     def exchange(self, peer_info: Message) -> list[Message]:
         """Send this rank's peer info and return those of all ranks, in rank order.
 
-        The call blocks until every rank has called it; Ctrl-C interrupts it. It costs one message to rank 0 and one
-        back. All ranks may call it several times.
+        The call blocks until every rank has called it; Ctrl-C interrupts it. The call costs one message to rank 0 and
+        one message back. All ranks may call it several times.
 
         Args:
             peer_info: a JSON object below 1 MiB. All ranks get it after a round trip through JSON.

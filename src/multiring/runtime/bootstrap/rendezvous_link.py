@@ -51,7 +51,7 @@ class Link:
         except BlockingIOError:
             return True
         except OSError:
-            self.outbox.clear()  # the connection is broken; the next read detects and reports that
+            self.outbox.clear()  # the connection is broken; the next read detects and reports the failure
         return False
 
 

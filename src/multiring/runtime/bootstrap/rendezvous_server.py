@@ -41,7 +41,7 @@ _MAX_PENDING_HANDSHAKES = 256  # one more connection waits, or replaces the olde
 _HANDSHAKE_S = 10.0  # the time limit for a connection's proof, and then for its join
 _YOUNG_S = 0.5  # a pending handshake is not replaced before this age
 _FULL_PAUSE_S = 0.005
-_LINGER_S = 1.0  # after a failure, rank 0 waits this long for further ranks, so that they get the error, too
+_LINGER_S = 1.0  # after a failure, rank 0 waits this long for further ranks, so that they get the error too
 _LATE_S = 1.0  # ranks whose time-outs have passed arrive at about the same time
 _FLUSH_S = 1.0  # the time limit for sending the last messages
 _ADDRESS_TAKEN_S = 2.0  # the previous rank 0 may hold the address for a moment after its end
@@ -58,7 +58,7 @@ class Server:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
-        self._peer_infos: dict[int, bytes] = {}  # JSON text, which is passed on without being parsed
+        self._peer_infos: dict[int, bytes] = {}  # JSON text, which rank 0 passes on without parsing it
         self._pending_handshakes: dict[Link, None] = {}  # links that are not authenticated yet; oldest first
         self._guests: dict[Link, None] = {}  # authenticated links that have not joined yet; oldest first
         self._members: dict[int, Link] = {}
@@ -101,7 +101,8 @@ class Server:
             self._end_in_trouble(linger_s=_LINGER_S)
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
         self._peer_infos = {}
-        # From here on rank 0 only writes: a rank that has its table may already connect for the next `init`.
+        # From here on, rank 0 only writes. A rank that has received all peer infos may already connect for the next
+        # `init`.
         slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
@@ -114,7 +115,7 @@ class Server:
         return self._secret
 
     def disturbed(self) -> bool:
-        """Handle the messages since the last round; return whether the job has failed."""
+        """Handle the messages that came since the last round; return whether the job has failed."""
         self._serve(time.monotonic())
         return self._trouble is not None
 
@@ -172,7 +173,7 @@ class Server:
     # -- the loop
 
     def _serve(self, until: float) -> None:
-        """Wait for events, until `until` at most, and handle them."""
+        """Wait for events, at most until the time `until`, and handle them."""
         ends = [next(iter(each)).until for each in (self._pending_handshakes, self._guests) if each]
         wake = min([until, *ends] if self._rests_until is None else [until, self._rests_until, *ends])
         for key, _ in self._selector.select(min(max(0.0, wake - time.monotonic()), LONGEST_WAIT_S)):
@@ -316,7 +317,7 @@ class Server:
 
     def _note(self, link: Link, message: Message) -> None:
         if link.rank is None:
-            return  # the link is an extra; its messages are ignored
+            return  # the link is not a rank's; its messages are ignored
         if "failed" in message:
             self._forget(link, str(message["failed"]), "failed")
         elif link.rank in self._peer_infos or not isinstance(message.get("peer_info"), dict):

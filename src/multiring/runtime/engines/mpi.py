@@ -18,8 +18,8 @@ from multiring.runtime.bootstrap.rendezvous import Rendezvous
 from multiring.runtime.engines.mpi_library import mpi_for_engine
 
 _log = logging.getLogger("multiring")
-# Nanoseconds between two polls while messages are in flight. A socket's buffer holds the data that a wire of 10 Gbit/s
-# brings in the longest pause (1.25 MB). The pause is an eighth of the time since the last progress, which delays a
+# Nanoseconds between two polls while messages are in flight. A wire of 10 Gbit/s brings 1.25 MB in the longest pause,
+# and a socket's buffer can hold this much. The pause is an eighth of the time since the last progress, which delays a
 # message only slightly.
 _SHORTEST_NS = 20_000
 _LONGEST_NS = 1_000_000
@@ -98,7 +98,7 @@ class MpiEngine:
             self._messages.append(message)
 
     def _look(self) -> list[int]:
-        """Let MPI make progress; return the numbers of the messages that have ended."""
+        """Let MPI make progress; return the numbers of the finished messages."""
         try:
             if not self._requests:
                 self._communicator.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -130,9 +130,9 @@ class MpiEngine:
         self._context.cannot_reach(peer, f"MPI reports: {error}")  # the Context then returns the peer's messages
 
     def _set_aside(self, places: Sequence[int]) -> None:
-        """Abandon messages whose results are not needed any more.
+        """Abandon messages when the job no longer needs their results.
 
-        Nothing waits for them, whatever MPI does.
+        No thread waits for such a message any more.
         """
         for place in places:
             self._is_clean = False
@@ -149,7 +149,7 @@ class MpiEngine:
 class _Copy:
     """multiring's copy of COMM_WORLD.
 
-    The copy is kept from one init to the next, unless abandoned messages are in it.
+    The next `init` uses the same copy, unless the copy has abandoned messages.
     """
 
     communicator: ClassVar[Any] = None
@@ -200,7 +200,7 @@ class MpiHere:
 
     def _duplicate(self, rendezvous: Rendezvous, deadline: float) -> Any:
         """Return a copy of COMM_WORLD for multiring; None if another rank failed first."""
-        # Dup would wait forever for a rank that has died.
+        # Dup would wait forever for a dead rank.
         copy, request = self._mpi.COMM_WORLD.Idup()
         while not request.Test():
             if rendezvous.disturbed():

@@ -55,7 +55,7 @@ class DecisionWait:
         self._handle = handle
         self._warn_s, self._timeout_s = patience_s
         self._lookout = lookout
-        # First the ranks answer which of them are missing; then the missing ranks are asked what they wait for.
+        # The ranks first report which of them are missing. This rank then asks the missing ranks what they wait for.
         self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
         self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds without progress
         self._started_s = time.monotonic()
@@ -81,7 +81,7 @@ class DecisionWait:
                 self._negotiation.wait_for(None)
 
     def stalled_on(self) -> tuple[list[int], float]:
-        """Return the world ranks that have not come, and the seconds without progress."""
+        """Return the missing world ranks, and the seconds without progress."""
         return self._of_world(self._absent()), time.monotonic() - self._since_s()
 
     def _is_decided(self, until_s: float) -> bool:
@@ -96,7 +96,7 @@ class DecisionWait:
         return time.monotonic() - self._since_s()
 
     def _since_s(self) -> float:
-        # A rank that has joined waits for as long as the other ranks make progress.
+        # A rank that has joined waits as long as the other ranks make progress.
         return self._started_s if self._handle.start is not None else max(self._started_s, self._negotiation.moved_s)
 
     def _look(self) -> None:

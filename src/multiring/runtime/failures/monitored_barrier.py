@@ -1,7 +1,7 @@
-"""Monitored barrier: a barrier that reports the ranks that have not come.
+"""Monitored barrier: a barrier that reports the missing ranks.
 
-Every other rank announces its arrival to rank 0 of the group, the teller. The teller decides when all have come, or
-after its time-out. It sends its decision to all ranks, including those that come too late. The barrier uses control
+Every other rank announces its arrival to rank 0 of the group, the teller. The teller decides when all ranks have
+arrived, or after its time-out. It sends its decision to all ranks, including late ranks. The barrier uses control
 messages only, so a failed call leaves no operation in flight, and the group stays usable.
 """
 
@@ -18,7 +18,7 @@ _TELLER = 0
 _COME, _HOLD, _DECIDED = 0, 1, 2
 _NUMBER = struct.Struct("<q")
 _HOLDING = struct.Struct("<qd")  # the call's number, and the seconds until the teller decides at the latest
-# A teller without a connection, or without its MonitoredBarrier, loses the announcement. So it is repeated.
+# If the teller has no connection or no MonitoredBarrier yet, the announcement is lost. So each rank repeats it.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.002, 0.05
 _NEWS_S = 5.0  # the teller's decision arrives at most this long after its time-out
 _MOST_TOLD = 1000  # missing ranks in a decision; a control message has room for a few more
@@ -29,7 +29,7 @@ _LONGEST_WAIT_S = 3600.0  # the longest single wait on a lock; the settings' val
 class BarrierOutcome:
     """The result of a monitored barrier.
 
-    `missing` lists the ranks of the group that had not come by the end, in ascending order, at most 1,000 of them.
+    `missing` lists the ranks of the group that had not arrived at the end, in ascending order, at most 1,000.
     `lost` gives the reason for each missing rank that died or left, on the teller only. `was_decided` is False on a
     rank that has received no decision; the missing rank is then the teller.
     """
@@ -57,7 +57,7 @@ class MonitoredBarrier:
         self._number = 0
         self._ended = 0  # the number of the latest call that has ended here
         self._deadline_s: float | None = None  # the deadline of the teller's current call
-        self._come: dict[int, set[int]] = {}  # for each call, the ranks that have come
+        self._come: dict[int, set[int]] = {}  # for each call, the ranks that have arrived
         self._decided: dict[int, tuple[int, ...]] = {}  # the missing ranks of each call; the teller omits empty entries
 
         self._held_until_s: dict[int, float] = {}
@@ -69,11 +69,11 @@ class MonitoredBarrier:
             self._control.add(self._id, self)
 
     def call(self, timeout_s: float, *, waits_for_all: bool = False) -> BarrierOutcome:
-        """Wait until all ranks have come, or until the time-out; return the outcome.
+        """Wait until all ranks have arrived, or until the time-out; return the outcome.
 
         Args:
-            timeout_s: the seconds that the teller waits for the other ranks, and that each of them waits for a message
-                of the teller.
+            timeout_s: the time limit in seconds. The teller waits this long for the other ranks, and each other rank
+                waits this long for a message of the teller.
             waits_for_all: whether the teller still waits for the remaining ranks after a rank died or left. The other
                 ranks ignore this argument.
 
@@ -114,7 +114,7 @@ class MonitoredBarrier:
             self._ended = number
             del self._come[number]
             lost = tuple((rank, why) for rank, why in sorted(self._lost.items()) if rank not in come)
-            # If the teller did not wait for all, a living rank may just be a moment late and does not count as missing.
+            # If the teller did not wait for all ranks, a living rank may just be late. Do not count it as missing.
             absent = want - come if waits_for_all or not lost else {rank for rank, _ in lost}
             missing = tuple(sorted(absent))[:_MOST_TOLD]
             if missing:

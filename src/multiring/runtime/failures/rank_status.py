@@ -65,7 +65,7 @@ class RankStatus(Lookout):
         self._standoffs.know(group)
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that `waiter` waits for whether they wait for this rank.
+        """Find out whether the ranks that `waiter` waits for also wait for this rank.
 
         See standoffs.py.
         """
@@ -75,7 +75,7 @@ class RankStatus(Lookout):
         """Stop asking, because this rank leaves.
 
         Returns:
-            A function that returns whether another rank waits for an operation to which this rank will not come.
+            A function that returns whether another rank waits for an operation that this rank will never start.
         """
         return self._standoffs.leave()
 

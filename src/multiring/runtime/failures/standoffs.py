@@ -35,7 +35,7 @@ _log = logging.getLogger("multiring")
 _ADDRESS = 1  # the id of these control messages; groups have random ids
 _ASK, _CIRCLE, _TELL = 0, 1, 2
 _MOST_HOPS = 32
-_MOST_SEEN = 4096  # questions that are remembered
+_MOST_SEEN = 4096  # the maximum number of stored questions
 
 
 class Counted(Protocol):
@@ -61,7 +61,7 @@ class Question:
     """A question that travels along a path of waiting ranks."""
 
     serial: int  # the question's number on the first rank
-    path: tuple[Hop, ...]  # each rank waits for the next one, which has not come; the last waits for the asked rank
+    path: tuple[Hop, ...]  # each rank waits for the next rank in the list; the last one waits for the asked rank
     is_certain: bool  # whether none of these ranks has another thread that could make the missing call
 
     @property
@@ -108,19 +108,19 @@ class Standoffs:
         self._groups[group.id] = group
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that `waiter` waits for whether they wait for this rank."""
+        """Find out whether the ranks that `waiter` waits for also wait for this rank."""
         here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
         if not self._is_leaving and here is not None and waiter.key is not None:
             question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
-                if rank != self._rank:  # a handle waits for this rank itself if the others have given up
+                if rank != self._rank:  # a handle waits for this rank itself after the others have given up
                     self._send(rank, _ASK, question)
 
     def leave(self) -> Callable[[], bool]:
         """Stop asking, because this rank leaves.
 
         Returns:
-            A function that returns whether another rank waits for an operation to which this rank will not come.
+            A function that returns whether another rank waits for an operation that this rank will never start.
         """
         self._is_leaving = True
         return self._is_missed.is_set
@@ -164,7 +164,8 @@ class Standoffs:
         here = thread_states()
         if not here.is_main_at_rest:
             return
-        # If this rank has made the call in question, it may still wait in it; its other threads do not matter then.
+        # If this rank has made the call in question, it may still wait in this call. Then its other threads do not
+        # matter.
         asked = {each.rank for each in question.path}
         for each in here.blocked:
             own = each.waiter.key
@@ -241,7 +242,7 @@ class Standoffs:
         known = self._groups.get(group)
         if known is not None:
             return known.last >= int(which)
-        # The key is of a message: its sender and its receiver wait only for each other.
+        # The key belongs to a message: only its sender and its receiver wait for each other.
         return _blocked_on(thread_states().blocked, key) is not None
 
     def _send(self, rank: int, tag: int, question: Question) -> None:

@@ -45,7 +45,8 @@ _MOST_COMPARED = 1024  # up to this many ranks, each rank compares all programs;
 _DRAWN = 511
 _MOST_KEPT = 1024  # programs in the cache; a training run needs a few dozen
 
-# These collectives have a second step, which may start before a new planning on one rank and after it on another rank.
+# These collectives have a second step. A new planning may come before this step on one rank and after it on another
+# rank.
 _PLANNED_ONCE = frozenset({Collective.ALL_GATHER, Collective.ALL_TO_ALL})
 
 Counts = int | tuple[int, ...] | Splits
@@ -119,7 +120,7 @@ class Segments:
 class Execution:
     """How a program's moves are executed.
 
-    `last_segment` is the program of a last segment that is shorter.
+    `last_segment` is the program of the last segment, if that segment is shorter.
     """
 
     lowering: Lowering = Lowering.NONE
@@ -167,7 +168,7 @@ class Programs:
         self.plans: dict[Task, Plan] = {}
         self._proven: set[bytes] = set()
         self._measured = topology  # the topology with measured constants
-        self._fixed: set[Task] = set()  # the tasks whose plans stay the same, whatever is measured
+        self._fixed: set[Task] = set()  # the tasks that keep their plans, whatever the ranks measure
         self._former: dict[Task, Plan] = {}
         self._predicted: dict[Task, float] = {}
 
@@ -243,7 +244,7 @@ class Programs:
             del self._compiled[request]
 
     def plan(self, request: Request) -> Plan:
-        """Return the plan of `request`: the pinned one, or else the cheapest."""
+        """Return the plan of `request`: the pinned plan, or else the cheapest plan."""
         task = task_of(request)
         plan = self.plans.get(task)
         if plan is None:
@@ -369,7 +370,7 @@ def compile_moves(
     target = np.maximum(moves.dst, 0)
     scratch_bytes = extents.scratch_count * itemsize
     coded_offset, end = _coded_offsets(moves, size // itemsize, scratch_bytes)
-    # The last segment is shorter, but because chunks are rounded to the grain, one of its chunks may be longer.
+    # The last segment is shorter. One of its chunks may still be longer, because chunks are rounded to the grain.
     last_bytes = execution.last_segment.scratch_bytes if execution.last_segment else 0
     columns = MoveColumns(
         kind=moves.kind,
@@ -400,7 +401,7 @@ def compile_moves(
 
 
 def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
-    """Return where in scratch each coded SEND puts its encoding.
+    """Return the place in scratch of each coded SEND's encoding.
 
     The result is each SEND's byte offset, after `start`, and the end of the last encoding.
     """
@@ -412,7 +413,7 @@ def _coded_offsets(moves: Moves, elements: NDArray[np.int64], start: int) -> tup
 
 
 def message_moves(rank: int, sender: int, receiver: int) -> Moves:
-    """Return the single move of a message: chunk 0, on channel 0."""
+    """Return the single move of a message. It moves chunk 0 on channel 0."""
     kind = Kind.SEND if rank == sender else Kind.COPY
     peer = receiver if rank == sender else sender
     return Moves(

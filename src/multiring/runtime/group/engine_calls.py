@@ -99,7 +99,7 @@ class EngineCalls(Calls):
         self, services: ProcessServices, ranks: tuple[int, ...], topology: Topology, key: bytes, engine: Engine
     ) -> None:
         self._queue: SimpleQueue[EngineHandle | None] = SimpleQueue()
-        super().__init__(replace(services, replan=False), ranks, topology, key)  # only the native core is measured
+        super().__init__(replace(services, replan=False), ranks, topology, key)  # engines are not measured
         self.engine: Engine = engine
         self.programs = Programs(topology, self.own, ranks, services.pins, engine.name, is_alone=True)
         threading.Thread(
@@ -154,4 +154,4 @@ class EngineCalls(Calls):
 def _start_all(queue: "SimpleQueue[EngineHandle | None]") -> None:
     while (handle := queue.get()) is not None:
         handle.begin()
-        del handle  # otherwise its arrays would stay allocated until the next handle comes
+        del handle  # release the arrays now; otherwise they stay allocated until the next handle comes

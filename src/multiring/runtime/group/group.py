@@ -95,7 +95,7 @@ class Group(Collectives):
 
     @cached_property
     def known_sizes(self) -> KnownSizes:
-        """The collectives for callers that know the sizes of every rank's data.
+        """The collectives for a caller that knows the sizes of every rank's data.
 
         Such a caller also lays out the memory.
         """

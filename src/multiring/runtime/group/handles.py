@@ -186,7 +186,7 @@ class Lookout:
         """
 
     def seek(self, waiter: Waiter) -> None:
-        """Ask the ranks that `waiter` waits for whether they wait for this rank.
+        """Find out whether the ranks that `waiter` waits for also wait for this rank.
 
         See standoffs.py.
         """
@@ -195,7 +195,7 @@ class Lookout:
         """Stop asking, because this rank leaves.
 
         Returns:
-            A function that returns whether another rank waits for an operation to which this rank will not come.
+            A function that returns whether another rank waits for an operation that this rank will never start.
         """
         return lambda: False
 
@@ -364,7 +364,7 @@ def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
 
 
 class SteppedHandle:
-    """The handle of several steps that run in the thread that calls `wait`."""
+    """The handle of several steps. The steps run in the thread that calls `wait`."""
 
     def __init__(self, steps: Callable[[], Any]) -> None:
         self._steps = steps
@@ -412,7 +412,7 @@ class TimedSteps(SteppedHandle):
 
 
 class ChainedHandle(Waiter):
-    """The handle of an operation of several steps, which run in another thread."""
+    """The handle of several steps. The steps run in another thread."""
 
     def __init__(self, future: "Future[Any]", title: str, thread: threading.Thread | None = None) -> None:
         self._future = future

@@ -1,8 +1,8 @@
 """Collectives for callers that know every rank's sizes.
 
 With known sizes the ranks need not count rows. `Group.all_gather` and `all_to_all` accept arrays with different numbers
-of rows on each rank, and may need several operations. Here the caller knows the sizes and lays out the memory, so one
-operation is enough. The sizes are part of the operation's title, on which the ranks agree.
+of rows on each rank, and may need several operations. In this module the caller knows the sizes and lays out the
+memory, so one operation is enough. The sizes are part of the operation's title, on which the ranks agree.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class KnownSizes:
                 that are needed if the numbers differ between ranks.
 
         Raises:
-            ArgumentError: from the handle's `wait`, on a rank to which the others send other numbers than it expects.
+            ArgumentError: from the handle's `wait`, this rank expects other numbers of rows than the other ranks send.
         """
         calls = self._calls
         sent, expected = list(rows[0]), list(rows[1])
@@ -98,7 +98,7 @@ class KnownSizes:
             if received != expected:
                 raise ArgumentError(f"this rank expects {expected} rows by sender, but the ranks send {received}")
             counts = Splits(tuple(each * width for each in sent), tuple(each * width for each in received))
-            # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
+            # The plan must not depend on one rank's splits, so every rank prices the job's mean buffer.
             request = Request(Collective.ALL_TO_ALL, "uint8", counts, total * width // len(calls.ranks), agreed=agreed)
             return Move(request=request, buffers=(source, out), result=None)
 

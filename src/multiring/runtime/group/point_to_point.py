@@ -1,10 +1,10 @@
 """Any-source matching: receives that accept a message from any rank.
 
 Messages are matched in the order in which the receives were posted. A receive of a Group must name its source. A
-receive without a source waits here, in the queue of its tag, until a rank has reported a message that no earlier
-receive takes. Senders do not announce messages. Only a rank that waits asks the others how many messages they have sent
-to it under the tag; each of them reports again once it has sent another one. Receives with a source that come after a
-receive from any source also queue up; otherwise they would overtake it.
+receive without a source waits here, in the queue of its tag, until a rank has reported a message that matches no
+earlier receive. Senders do not announce messages. Only a waiting rank asks how many messages each other rank has sent
+to it under the tag. After a question, a rank reports again once it has sent another message. A receive with a source
+also queues up behind an earlier receive from any source. Otherwise it would overtake the earlier receive.
 """
 
 import ctypes
@@ -80,8 +80,8 @@ class AnySourceMatching:
 
         Args:
             array: an array of the message's type and shape. The caller must not use it before the receive has ended.
-            source: a rank of the group, possibly this rank; None accepts the first message, from any rank, that no
-                earlier receive takes.
+            source: a rank of the group, possibly this rank; None accepts the first message from any rank that matches
+                no earlier receive.
             tag: the tag of the message.
         """
         receive = PostedReceive(self, array, source, tag)
@@ -94,7 +94,7 @@ class AnySourceMatching:
             self._waiting.setdefault(tag, deque()).append(receive)
             self._again_s = _FIRST_AGAIN_S
             self._match(tag)
-            if not receive.is_matched:  # a message that is already here is received even if its sender has left
+            if not receive.is_matched:  # receive a message that is already here, even if its sender has left
                 self._refuse_gone(receive)
                 self._ask(tag)
         return receive
@@ -103,7 +103,7 @@ class AnySourceMatching:
         """Return once `receive` is matched with a sender, or has failed.
 
         Raises:
-            TimeoutError: neither has happened after `timeout` seconds.
+            TimeoutError: the receive is neither matched nor failed after `timeout` seconds.
         """
         began_s, (warn_s, most_s), has_warned = time.monotonic(), self._patience, False
         with self._changed:
@@ -218,7 +218,7 @@ class AnySourceMatching:
     def _ask(self, tag: int) -> None:
         """Ask for the send counts that the receives under `tag` need.
 
-        A count is needed of each rank from which one of the receives may get a message.
+        The receives need the count of each rank that may have sent one of their messages.
         """
         queue = self._waiting.get(tag)
         if not queue or self._control is None:

@@ -57,9 +57,9 @@ class ProcessServices:
     glossary: Glossary
     pins: Pins | None = None
     replan: bool = True
-    rank_of_id: Mapping[int, int] | None = None  # the job's ranks by their numbers in the core; None if equal
+    rank_of_id: Mapping[int, int] | None = None  # the job's ranks by their numbers in the core; None if both are equal
     between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
-    spin_s: float = 0.0  # how long callers spin before they sleep, if they wait for ranks of their own host only
+    spin_s: float = 0.0  # how long callers spin before they sleep, if they wait only for ranks of their own host
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
@@ -124,7 +124,7 @@ class Work:
 class Calls:
     """The operations of one group on this rank."""
 
-    engine: Engine | None = None  # the engine that runs the collectives; None: the native core
+    engine: Engine | None = None  # the engine that runs the collectives; None for the native core
     buffer_of = staticmethod(buffer_of)
     copied = staticmethod(copied)
 
@@ -206,7 +206,7 @@ class Calls:
         table = np.zeros((len(self.ranks), len(own)))
         counts = (len(own),) * len(self.ranks)
         request = Request(Collective.ALL_GATHER, "float64", counts, table.size, agreed="measures")
-        key = (identifier(self._key, "measures"), call.key[1])  # a separate order: no other operation waits
+        key = (identifier(self._key, "measures"), call.key[1])  # a separate order, so that no other operation waits
         place = replace(call, name="measures", key=key, slots=None, label="")
         buffers = buffer_of(own, writes=False), buffer_of(table, writes=True)
         watch.gathering = self.run(place, "measures", request, buffers, None, waits=False), table
@@ -249,7 +249,7 @@ class Calls:
         except Exception as error:
             self._tell(call, error)
             raise
-        except BaseException as error:  # Ctrl-C; after the operation was posted, there is nothing to report
+        except BaseException as error:  # on Ctrl-C, after the operation was posted, the other ranks need no report
             with suppress(StateError):
                 self._tell(call, error)
             raise
@@ -302,8 +302,8 @@ class Calls:
         """Post `work`.
 
         The operation starts once all ranks of `call` have posted it with the same title and plan. `title` describes in
-        words everything the ranks must agree on; after a mismatch the other ranks' errors show it. `waits` promises
-        that this thread waits for the handle next, which saves waking another thread.
+        words the properties on which the ranks must agree. After a mismatch, the other ranks' errors show the title.
+        `waits` promises that this thread waits for the handle next, which saves waking another thread.
         """
         title = call.titled(title)
         services = self.services
@@ -357,7 +357,7 @@ class Calls:
     def again(self, name: str, array: Any = None, op: str = "sum") -> bool:
         """Repeat an earlier blocking call cheaply.
 
-        Return False, without any effect, if there was no such call.
+        If there was no such call, return False and change nothing.
         """
         index = _NAME_INDEX[name]
         found = self.repeats.barrier(index) if array is None else self.repeats.all_reduce(index, array, op)

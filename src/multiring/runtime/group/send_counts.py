@@ -1,7 +1,7 @@
 """Send counts: how many messages each rank of a group has sent to this rank.
 
 Only a rank that waits for a message asks for the counts. The asked rank answers at once. It answers once more when it
-has sent more messages than the asking rank knows of.
+has sent further messages to the asking rank.
 """
 
 import struct
@@ -14,7 +14,7 @@ from multiring.errors import StateError
 from multiring.runtime.failures.control_thread import Control
 
 _ASK, _TELL = 0, 1
-# The tag, and a number of messages: in a question the number known to the asking rank, in an answer the number sent.
+# The tag, and a number of messages. A question has the number known to the asking rank, an answer has the number sent.
 _WORDS = struct.Struct("<qq")
 _LATER_S = 0.1  # the delay before a count is sent again to a rank that accepts no control messages at the moment
 
@@ -42,10 +42,10 @@ class SendCounts:
         self._begun: dict[Key, int] = defaultdict(int)  # the number of receives posted here
         self._told: dict[Key, int] = defaultdict(int)  # the count that the rank has reported
         self._asked: dict[Key, int] = {}  # the number in this rank's latest question
-        self._subscribed: set[Key] = set()  # the rank has received the question, and will report further messages
+        self._subscribed: set[Key] = set()  # whether the rank has our question, and will report further messages
 
     def note_sent(self, to: int, tag: int) -> None:
-        """Count a message to rank `to`; report the count if that rank waits for it."""
+        """Count a message to rank `to`; report the count if that rank waits for the message."""
         key = to, tag
         self._sent[key] += 1
         if self._wanted.get(key, self._sent[key]) < self._sent[key]:
@@ -61,7 +61,7 @@ class SendCounts:
         return self._told.get((source, tag), 0) > self._begun.get((source, tag), 0)
 
     def ask(self, ranks: Iterable[int], tag: int) -> bool:
-        """Ask those of `ranks` that will not report new messages by themselves.
+        """Ask each of `ranks`, unless it will report new messages by itself.
 
         Return whether any rank was asked.
         """

@@ -1,7 +1,7 @@
 """Start the collectives and messages of a Group.
 
 This module checks the arguments, finds the memory and posts the operation. Each function takes the group's next call
-first. If it fails after that, it reports the failure to the other ranks.
+first. If the function fails after that, it reports the failure to the other ranks.
 """
 
 import math
@@ -121,7 +121,7 @@ def start_all_to_all(  # noqa: PLR0913 -- the arguments of Group.all_to_all
             width = math.prod(buffer.shape[1:])
             whole, output = _out(calls, out, (sum(received), *buffer.shape[1:]), buffer)
             counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
-            # The plan must not depend on one rank's splits: every rank prices the job's mean buffer.
+            # The plan must not depend on one rank's splits, so every rank prices the job's mean buffer.
             request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, total * width // size, agreed=agreed)
             return Move(request=request, buffers=(buffer, output), result=(whole, received) if with_rows else whole)
 

@@ -4,7 +4,7 @@ A rank must know every rank's number of rows before it can lay out the result. A
 operation each time, although the numbers rarely differ. So each rank first starts the collective itself, under the
 assumption that all ranks have as many rows as this rank. The assumed number is part of the ranks' agreement. If the
 numbers differ, every rank gets a mismatch with its inputs intact; then the ranks count their rows and start the
-collective again. The title contains nothing in which ranks may differ: equal titles mean the same collective.
+collective again. The title contains only properties that are equal on all ranks: equal titles mean the same collective.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Rows:
 
     title: str  # the properties in which all ranks must agree
     own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
-    column: int  # the index, in each rank's `own`, of the number that this rank needs
+    column: int  # the index of the number in `own` that this rank needs from each rank
     # Makes the Move. The arguments are the numbers in the column, the sum of the numbers of all ranks, and a text on
     # which the ranks must also agree. The function raises ArgumentError if the caller's `out` does not fit.
     move: Callable[[list[int], int, str], Move]
@@ -47,14 +47,14 @@ class RowCalls:
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        # The titles whose numbers differed the last time: for these it is cheaper to count at once. Ranks may remember
-        # different titles: if one rank counts while another assumes, all ranks see a mismatch, and then all count.
+        # The titles with different numbers in the last call: counting at once is cheaper for them. Ranks may remember
+        # different titles. If one rank counts while another one assumes, all ranks get a mismatch, and then all count.
         self._uneven: set[str] = set()
 
     def start(self, call: Call, rows: Rows, *, waits: bool) -> Callable[..., Any]:
         """Start the collective; return a function that finishes it.
 
-        The returned function waits, takes the further steps if there are any, and returns or raises like `Handle.wait`.
+        The returned function waits, runs further steps if they are needed, and returns or raises like `Handle.wait`.
         Its optional argument is a function that waits for the handle of one step.
         """
         assumed = self._assumed(rows)

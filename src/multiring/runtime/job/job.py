@@ -22,7 +22,7 @@ from multiring.runtime.job.rank_or_worker import Attempt, Worker, WorkerGroup, r
 from multiring.runtime.job.world import World
 from multiring.settings import JobNews, Settings, withhold_secret
 
-# At exit, operations in flight get this long. An operation that reports a wrong argument to other ranks needs it.
+# Operations in flight get this long at exit. An operation that reports a wrong argument to other ranks needs this time.
 _EXIT_GRACE_S = 2.0
 
 
@@ -232,7 +232,7 @@ def move_on(membership: Membership) -> World:
 
 
 def note_progress() -> None:
-    """Tell the launcher, once, that the ranks have made progress.
+    """Report to the launcher, once, that the ranks have made progress.
 
     The launcher may then restart the job after a failure.
     """
@@ -295,5 +295,5 @@ def _leave_at_exit() -> None:
     worlds = [world for world in (*_current.others, _current.world) if world is not None and world.pid == os.getpid()]
     _current.world, _current.others = None, []
     for world in worlds:
-        # After an uncaught exception this rank does not announce that it leaves: the others must see that it died.
+        # After an uncaught exception, this rank does not announce its departure: the others must detect that it died.
         world.end(_EXIT_GRACE_S, announce=getattr(sys, "last_type", None) is None)

@@ -36,7 +36,8 @@ from multiring.settings import TIMELINE_LATER, JobNews, Settings, foreign_enviro
 from multiring.topology import Topology, grid_of, neighbours
 from multiring.trace import Glossary, TakenError
 
-# A rank may need, for every other rank, a connection on each of a few rails, and a descriptor that signals its end.
+# A rank may need a connection to every other rank on each of a few rails, and a descriptor that signals the end of the
+# other rank.
 _FILES_A_RANK, _OTHER_FILES = 4, 1024
 _log = logging.getLogger("multiring")
 # A caller spins this long before it sleeps, but only if every local rank can have a core of its own

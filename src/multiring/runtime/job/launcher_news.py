@@ -26,14 +26,14 @@ class LauncherNews:
             self._tell(news.value)
 
     def tell_joining(self) -> None:
-        """Tell the launcher that this process is the rank.
+        """Report to the launcher that this process is the rank.
 
         The process that the launcher started may be a shell.
         """
         self._tell(RANK_JOINS % self._rank)
 
     def tell_lost(self, rank: int) -> None:
-        """Tell the launcher that this rank has lost `rank`, or an unknown rank for -1.
+        """Report to the launcher that this rank has lost `rank`; -1 stands for an unknown rank.
 
         The launcher then does not report later failures of this rank as the cause.
         """

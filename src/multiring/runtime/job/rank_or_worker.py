@@ -111,7 +111,7 @@ class Attempt:
             release(self._key)
 
     def note(self, place: RankPosition) -> None:
-        """Claim the rank if possible, and set the mark.
+        """Claim the rank if no other process has claimed it, and set the mark.
 
         The method is for a process that has joined by `enter` or `move_on`.
         """
@@ -120,7 +120,7 @@ class Attempt:
         self.mark(place)
 
     def mark(self, place: RankPosition) -> None:
-        """Set the mark from which child processes learn the rank's numbers."""
+        """Set the mark that gives child processes the rank's numbers."""
         if self._key is not None or place.size > 1:
             mark(self._key or "", place)
 
@@ -131,7 +131,7 @@ def worker_here(fork_of: RankProcess | None) -> Worker | None:
     A worker is a process that the rank started by multiprocessing.
 
     Args:
-        fork_of: the rank from which this process was forked, if it was.
+        fork_of: the rank from which this process was forked, or None.
     """
     if fork_of is not None:
         worker = _worker_of(fork_of)

@@ -1,8 +1,8 @@
 """This process's threads, and which of them wait for other ranks.
 
-For a waiting thread the module gives the program's lines; it also counts threads that could do more. If a framework
-makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits for that
-thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex without a
+The module returns the program's lines of a waiting thread, and counts the threads that could make further calls. If a
+framework makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits for
+that thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex without a
 time-out. As long as no other thread of the process computes, only the end of the call can wake it.
 """
 
@@ -35,20 +35,20 @@ _SERVANTS = (
     ("multiprocessing/resource_sharer.py", "_serve"),
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_workers"),
-    ("concurrent/futures/thread.py", "_worker"),  # if idle: the thread that could submit work is counted instead
+    ("concurrent/futures/thread.py", "_worker"),  # if idle: a thread that could submit work counts instead
     ("_utils/pin_memory.py", "_pin_memory_loop"),
     ("tqdm/_monitor.py", "run"),
 )
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the number of the system call
 _GLANCE_S = 0.01
-_LASTING_S = 60.0  # a thread whose time-out is shorter may continue soon and do something else
+_LASTING_S = 60.0  # a thread with a shorter time-out may continue soon and make another call
 
 
 class Blocked(NamedTuple):
     """A thread of the program that waits for other ranks."""
 
     waiter: Waiter  # the innermost handle on the stack that has a key
-    frame: FrameType  # the waiting thread's frame; for a request of native code, that of the program's thread
+    frame: FrameType  # the waiting thread's frame; for a request of native code, the frame of the program's thread
     is_lasting: bool  # whether the wait has no time-out, or a long one
     title: str = ""  # the operation's title, if the frame does not show it
 
@@ -91,7 +91,7 @@ def thread_states() -> ThreadStates:
             waiters = waiters_in(frames.get(chained.thread.ident or 0))
         found = next((each for each in waiters if each.key is not None), None)
         if found is None and name.startswith(REQUESTS):
-            continue  # the thread is idle; the native caller of a request is counted
+            continue  # the thread is idle; count the native caller of a request instead
         if found is None:
             others.add(ident)
         elif name.startswith(REQUESTS):

@@ -138,7 +138,7 @@ class World:
     def end(self, grace_s: float, *, announce: bool) -> None:
         """Leave the job at the end of the process.
 
-        The method does the same as `close`, but does not wait for timelines on one host.
+        The method works like `close`, but does not wait for timelines on one host.
         """
         self._close(grace_s, announce=announce, file_s=0.0)
 
@@ -152,7 +152,8 @@ class World:
         self._close(grace_s, announce=announce, file_s=_FILE_S)
 
     def _close(self, grace_s: float, *, announce: bool, file_s: float) -> None:
-        # If this rank fails by itself, the other ranks do not know it yet and do not wait for its timeline.
+        # If this rank fails by itself, the other ranks have not detected the failure yet and do not wait for its
+        # timeline.
         is_wanted = announce or self.context.has_failed()
         if len(self.membership.topology.hosts) > 1 and self.timelines.path is not None:
             most_s = min(self.settings.stall_warn_s, _MOST_TIMELINE_S) if announce else grace_s
@@ -188,7 +189,7 @@ class World:
 def group_named(name: str, services: ProcessServices, membership: Membership) -> Group:
     """Return the group of all ranks of a generation with the name `name`.
 
-    On all ranks the same name gives the same group.
+    The same name gives the same group on all ranks.
     """
     key = hashlib.blake2b(f"{name}|{membership.key}".encode(), digest_size=16).digest()
     return Group(services, membership.ids, membership.topology, key)

@@ -27,9 +27,9 @@ class DecidedOrder:
         self.filled = 0  # the number of the last operation in the latest optimistic order
 
     def run(self, name: str, signature: Signature, handle: NamedHandle | None) -> None:
-        """Post the operation that all ranks post next.
+        """Post the next operation of the negotiated order.
 
-        Without a handle, post its neutral contribution.
+        If `handle` is None, post this rank's neutral contribution to the operation.
         """
         label, before = label_of(name, signature), self._group.calls.last
         try:

@@ -120,7 +120,7 @@ class NamedOperations:
         This thread must wait for the handle next.
 
         Returns:
-            The new handle. None if the operation cannot be posted in the same way; then nothing was done.
+            The new handle. None if the operation cannot be posted in the same way; nothing is posted then.
         """
         posted = earlier.repeatable
         if posted is None:
@@ -139,10 +139,9 @@ class NamedOperations:
             return handle
 
     def join(self) -> Handle:
-        """Take part in other ranks' operations until all ranks have joined.
+        """Contribute neutral values to other ranks' operations until all ranks have joined.
 
-        This rank makes neutral contributions. The handle's result is the rank of the set that joined last. After that
-        all ranks may submit again.
+        The handle's result is the rank of the set that joined last. After the join, all ranks may submit again.
 
         Raises:
             UnsupportedError: the set has no neutral contributions.
@@ -292,7 +291,7 @@ class NamedOperations:
     ) -> None:
         """Handle a mismatch of operation `number`.
 
-        `handle` is None if the operation was not a submitted one.
+        `handle` is None if this rank's program has not submitted the operation.
         """
         signatures = signatures_of_one(titles)
         if signatures is not None:
@@ -350,7 +349,7 @@ class NamedOperations:
         world_rank = self.ranks[rank]
         if self._losses or control is None:
             self._break(self._losses.cause(world_rank))
-        else:  # other ranks have detected the loss first; this rank is about to learn its reason
+        else:  # other ranks have detected the loss first; this rank is about to receive the reason
             control.after(_NEWS_S, lambda: self._break(self._losses.cause(world_rank)))
 
     def _pass_on_stall(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Negotiation: the ranks of a set agree on each operation.
 
 A negotiation lasts from the first difference in order until all ranks have joined. First all ranks post equally many
-operations of the optimistic order, so that each of these ends, or is found to differ, on every rank (order_switch.py).
+operations of the optimistic order, so that every rank sees the end or the mismatch of each operation (order_switch.py).
 Then the agreement starts. This module sends the agreement's messages over the set's control channel, and carries out
 its decisions.
 """
@@ -81,7 +81,7 @@ class Negotiation:
             self._carry_out(self._member.receive(message.sender, message.payload))
 
     def put(self, handles: Iterable[NamedHandle]) -> None:
-        """Announce handles to the agreement, at the latest after the order switch."""
+        """Announce handles to the agreement; during the order switch, delay this until its end."""
         if self._member is None:
             self._queue += handles
             return
@@ -95,7 +95,7 @@ class Negotiation:
                 self._undecided[handle.name] = handle
         if operations:
             self._carry_out(self._member.announce_all(operations))
-        if joining is not None:  # the join is announced after the operations that were submitted before it
+        if joining is not None:  # announce the join after the operations that were submitted before it
             self._announce_join(joining.waited_us)
 
     def take_back(self) -> list[NamedHandle]:
@@ -194,7 +194,7 @@ class Negotiation:
             handle.fail(error)
 
     def _mind_patience(self) -> None:
-        """Conclude an open inquiry after the time that the agreement allows for it."""
+        """Conclude an open inquiry at the end of the time that the agreement allows."""
         member = self._member
         self._turn += 1
         turn = self._turn

@@ -19,9 +19,9 @@ from multiring.topology import Link, OwnRails, Topology
 
 _log = logging.getLogger("multiring")
 _LOOK_S = 1.0
-# A rail is judged over stretches in which it was busy for this long. It is reported as slow if it carried less than
-# half of its share in several stretches in a row. Token buckets, TCP slow start, a stopped host or other jobs can cause
-# a difference of this size between sound rails for a while.
+# A rail's speed is computed over stretches in which it was busy for this long. A rail counts as slow if it carried less
+# than half of its share in several stretches in a row. Token buckets, TCP slow start, a stopped host or other jobs can
+# slow down a sound rail this much for a while.
 _JUDGED_AFTER_S = 1.0
 _SLOW = 0.5
 _STRETCHES = 3
@@ -66,7 +66,8 @@ class Traffic:
 def chosen_rails(settings: Settings, known: Topology | None, *, met_locally: bool) -> list[tuple[Rail, str]]:
     """Return the rails that this rank uses, each with this host's address on it.
 
-    The first of these that is set decides: MULTIRING_RAILS, MULTIRING_INTERFACE, the topology file, the default route.
+    The rails come from the first of these settings that is set: MULTIRING_RAILS, MULTIRING_INTERFACE, the topology
+    file, the default route.
 
     Args:
         settings: this rank's settings.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from multiring.runtime.group.handles import OperationHandle
 
 _log = logging.getLogger("multiring")
-CHECK_EVERY = 64  # operations between two checks; when plans change, no rank is further ahead of another
+CHECK_EVERY = 64  # the number of operations between two checks; ranks are never further apart when plans change
 LEAST_BYTES = 1 << 20  # in bytes; the times of shorter buffers depend on latency
 _FEWEST = 4  # operations needed for a measurement
 _MOST_KEPT = 256
@@ -40,7 +40,7 @@ _ENOUGH = 8  # operations needed to know the usual time
 _SILENT_S = 60.0  # the least time between two warnings
 _SLOW = 0.2  # a connection is slow below this share of its usual rate
 _MOST_RATES = 64
-_USED = 1 / 8  # a connection below this share of the busiest one's bytes carried agreements only
+_USED = 1 / 8  # a connection with less than this share of the busiest connection's bytes carried agreements only
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Watch:
     def _rates(self, flows: Flows) -> dict[int, float]:
         """Return the bytes per second that each host received from this rank.
 
-        The rates cover the time since the last use of `flows`.
+        The rates cover the time since the last call that read the flows.
         """
         rates: dict[int, float] = {}
         if self._by_mpi:

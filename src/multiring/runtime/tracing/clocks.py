@@ -16,8 +16,8 @@ from multiring.runtime.group.handles import Handle, Waiter
 from multiring.trace import Reading, best_reading
 
 PINGS = 8  # the first ping may wait until rank 0 is ready; the quickest ping counts
-_LEAST_S = 0.2  # the shortest wait, even past the deadline; a message that was sent before needs no longer
-_LOOK_S = 0.1  # the time between two checks whether to give up
+_LEAST_S = 0.2  # the shortest wait, even past the deadline; an earlier message arrives within this time
+_LOOK_S = 0.1  # the time between two checks of `gives_up`
 
 
 class Patience:

@@ -1,6 +1,6 @@
 """Distribute the native core's events to several readers.
 
-Each of them gets all events.
+Each reader gets all events.
 """
 
 import threading
@@ -37,7 +37,8 @@ class EventLog:
     def __init__(self, take: Callable[[], list[Raw]]) -> None:
         self._take = take
         self._lock = threading.Lock()
-        # The log has no reader of its own. The two would form a cycle and keep the context until garbage collection.
+        # The log has no reader of its own. The log and the reader would form a cycle, and keep the context alive until
+        # garbage collection.
         self._kept: deque[Raw] = deque(maxlen=_MOST)
         self._readers: weakref.WeakSet[EventReader] = weakref.WeakSet()
 

@@ -29,7 +29,8 @@ def merge_if_last(path: Path, size: int, patience_s: float = 0.0) -> None:
     Args:
         path: the timeline file.
         size: the number of ranks in the job.
-        patience_s: the seconds to wait for ranks that still record. After that, one of those ranks merges the parts.
+        patience_s: the seconds to wait for ranks that still record. After that, one of the recording ranks merges the
+            parts.
     """
     parts = [part_path(path, rank) for rank in range(size)]
     deadline = time.monotonic() + patience_s
@@ -43,7 +44,7 @@ def merge_if_last(path: Path, size: int, patience_s: float = 0.0) -> None:
                 return
             left = [each for each in parts if each.exists()]
             missing = merge(left, path)
-            # The locked part is removed last. Otherwise another rank would lock and merge the remaining parts.
+            # Remove the locked part last. Otherwise another rank would lock and merge the remaining parts.
             for each in reversed(left):
                 each.unlink(missing_ok=True)
     except (ArgumentError, OSError) as error:

@@ -24,7 +24,7 @@ from multiring.trace.part import OPERATION, ROW
 _log = logging.getLogger("multiring")
 # The native core buffers a million rows, so rows are lost only at more than four million rows per second.
 _PERIOD_S = 0.25
-# The preview is rewritten soon after an event, but the writing takes at most this share of the time.
+# Rewrite the preview soon after an event, but spend at most this share of the time on writing.
 _PREVIEW_PERIOD_S = 0.02
 _PREVIEW_SHARE = 0.01
 Preview = Callable[[bytes], None]
@@ -112,7 +112,7 @@ class Recording:
 
     def remove(self) -> None:
         """Remove the part's file."""
-        # The file is removed while it is locked; after that it may belong to another job.
+        # Remove the file while it is locked, because afterwards it may belong to another job.
         if self._file >= 0:
             self.path.unlink(missing_ok=True)
         self.close()

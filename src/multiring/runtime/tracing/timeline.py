@@ -1,13 +1,13 @@
 """Timelines: the recordings of all ranks in one file that rank 0 writes.
 
-A recording lasts from one call to another.
+A recording lasts from a start call to a stop call.
 
     start   the ranks agree on rank 0's path; each rank creates its part next to it and reads rank 0's clock
     stop    each rank reads rank 0's clock again and sends its part to rank 0; rank 0 writes the file and confirms
 
-A part is removed once the file contains it. If a rank is lost, rank 0 reads its part from the disk, or marks it in the
-file as missing. If rank 0 is lost, all parts stay on disk, and `multiring trace merge` makes a file from them.
-docs/decisions/0019-timeline.md gives the reasons.
+A part is removed once the file contains it. If a rank is lost, rank 0 reads the rank's part from the disk, or marks the
+rank in the file as missing. If rank 0 is lost, all parts stay on disk, and `multiring trace merge` makes a file from
+them. docs/decisions/0019-timeline.md gives the reasons.
 """
 
 import json
@@ -91,7 +91,7 @@ class Timelines:
             StateError: on every rank: a rank is already recording.
             TakenError: on every rank: another job records into the same file.
             ArgumentError: on every rank: the path is unusable, or a rank cannot write its part next to it.
-            PeerLostError, StallError: a rank is lost, or does not come.
+            PeerLostError, StallError: a rank is lost, or does not make the call.
         """
         if self._timeline_group is None:
             self._timeline_group = self._group_named("timelines")
@@ -155,7 +155,7 @@ class Timelines:
 
         Args:
             patience: as for `stop`.
-            is_wanted: False if the other ranks do not expect this rank to end. Then this rank does not wait for them.
+            is_wanted: whether the other ranks expect this rank to end. If not, this rank does not wait for them.
         """
         running = self._running
         if running is None:
@@ -381,7 +381,7 @@ class _Writing:
             except OSError as error:
                 self._failure = error
         if self._failure is None:
-            # Rank 0's part is removed first: as long as it exists, the parts on disk contain all data of the file.
+            # Rank 0's part is removed first: its existence means that the parts on disk contain all data of the file.
             self._running.recording.remove()
             for path in self._taken:
                 path.unlink(missing_ok=True)

@@ -168,7 +168,7 @@ def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, a
 
 
 def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:
-    """Return the operation that fills the contiguous `place` with `counts[r]` elements of each rank r."""
+    """Return the operation that fills the contiguous `place` with `counts[r]` elements from each rank r."""
     own, out = as_bytes(contents(tensor)), as_bytes(place)
     itemsize = tensor.element_size()
     start_at = out.address + itemsize * sum(counts[: state.group.rank])

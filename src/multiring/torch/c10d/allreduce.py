@@ -272,12 +272,12 @@ def _multiplied(group: Group, tensor: Tensor, factor: Any) -> Tensor:
 
 
 def _combined(place: Tensor) -> Buffer:
-    """Return contiguous memory as a buffer that a Group combines, with complex numbers as pairs of real ones."""
+    """Return contiguous memory as a buffer for a Group; a complex number becomes a pair of real numbers."""
     return flat(torch.view_as_real(place.detach()) if place.dtype.is_complex else place)
 
 
 def _parts(counts: tuple[int, ...]) -> str:
-    """Return the counts of elements by rank as a text; it is short if all counts are equal."""
+    """Return a text of each rank's count of elements; the text is short if all counts are equal."""
     if len(set(counts)) == 1:
         return f"{len(counts)} times {counts[0]}"
     return "+".join(map(str, counts))

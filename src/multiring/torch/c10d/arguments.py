@@ -59,7 +59,7 @@ def alike(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def blocks_of(what: str, tensors: Any, ranks: int) -> Sequence[Tensor]:
-    """Return a list with a tensor for each rank; `tensors` may be this list, or a list of it.
+    """Return the list with a tensor for each rank. torch may wrap this list in another list.
 
     The tensors may differ in size only.
 

@@ -94,7 +94,7 @@ def require_places(*tensors: Tensor) -> None:
 
 
 def put(tensor: Tensor, found: Tensor) -> None:
-    """Copy `found`, which has the same number of elements, into `tensor`."""
+    """Copy `found` into `tensor`; both have the same number of elements."""
     with torch.no_grad():
         tensor.detach().copy_(found.view(tensor.shape))
 

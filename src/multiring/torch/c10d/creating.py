@@ -22,8 +22,8 @@ from multiring.torch.c10d.store_rendezvous import Met, meet
 # torch/csrc/distributed/c10d/PyProcessGroup.hpp). In older releases, DDP waits for a deleted Work, and the process
 # dies.
 _OLDEST_TORCH = "2.7"
-# ignite compares the backend's name with torch's own backends, and does not distribute a model under other names.
-# Without this warning, a program would not notice.
+# ignite knows the names of torch's own backends, and does not distribute a model under other names. Without this
+# warning, a program would not notice.
 _IGNITE = (
     'init_process_group("multiring"): ignite\'s idist.auto_model wraps a model in DistributedDataParallel for the '
     'backends "nccl", "gloo" and "mpi" only. With the backend "multiring", each rank would train its own model. Wrap '

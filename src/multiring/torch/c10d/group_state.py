@@ -65,7 +65,7 @@ class GroupState:
         self._end: str | None = None  # how the group ended, as a text; None while it can be used
         self._aborted_by: int | None = None  # the world rank of the aborting rank
         self._in_flight: weakref.WeakSet[OperationWork] = weakref.WeakSet()
-        # C++ code does not keep a Work alive that Python returns, and would wait forever for a deleted one.
+        # torch's C++ code does not keep a Work from Python alive, and would wait forever for a deleted Work.
         # DistributedDataParallel's join, for example, waits for an operation of one number. Keep such Works alive here.
         self._lent: deque[OperationWork] = deque(maxlen=_LENT)
         self._owed: deque[OperationWork] = deque()  # operations whose results must be copied to the outputs afterwards
@@ -90,14 +90,17 @@ class GroupState:
         return self._end is not None
 
     def options_of(self, opts: Any, timeout: timedelta | None = None) -> CallOptions:
-        """Return the options of a call from torch's options or None; `timeout` takes precedence over theirs."""
+        """Return the options of a call from torch's options or None.
+
+        If `timeout` is given, it replaces the timeout of `opts`.
+        """
         if opts is None:
             return CallOptions(waits=False, timeout_s=self._seconds(timeout))
         # torch before 2.8 does not say whether the caller waits.
         return CallOptions(waits=not getattr(opts, "asyncOp", True), timeout_s=self._seconds(timeout or opts.timeout))
 
     def _seconds(self, timeout: timedelta | None) -> float:
-        # torch marks a missing timeout by a negative one.
+        # torch marks a missing timeout by a negative number.
         given = 0.0 if timeout is None else timeout.total_seconds()
         return given if given > 0 else self.default_timeout_s
 
@@ -179,7 +182,7 @@ class GroupState:
     # ---- completion and end ----
 
     def settle_owed(self) -> None:
-        """Copy the results of ended operations, which no caller has waited for, to their outputs."""
+        """Copy the results of ended operations to their outputs if no caller has waited for these operations."""
         for _ in range(len(self._owed)):
             try:
                 work = self._owed.popleft()
@@ -227,7 +230,7 @@ class GroupState:
         while True:
             try:
                 return list(self._in_flight)
-            except RuntimeError:  # another thread has added an operation during the iteration
+            except RuntimeError:  # another thread has changed the dictionary during the iteration
                 continue
 
 

@@ -25,7 +25,7 @@ class Message(OperationWork):
     consequence = "no more messages go between the two ranks under this tag"
 
     def _source_rank(self) -> int:
-        """Return the sender's rank in the group; a receive from any source has it once the message has arrived.
+        """Return the sender's rank in the group; for a receive from any source, only after the message has arrived.
 
         Raises:
             RuntimeError: this is a send, or no message has arrived yet.
@@ -62,7 +62,7 @@ def recv(state: GroupState, tensors: Any, source: int, tag: int = 0) -> Any:
 
 
 def recv_anysource(state: GroupState, tensors: Any, tag: int = 0) -> Any:
-    """Receive a message from any rank that no earlier receive matches; the Work reports the sender."""
+    """Receive a message from any rank, if no earlier receive matches the message; the Work reports the sender."""
     return _receive(state, "recv", tensors, None, tag)
 
 

@@ -98,7 +98,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
     # ---- identity ----
 
     def itself(self) -> "ProcessGroup":
-        """Return the group; this gives the holder of a weak proxy a strong reference."""
+        """Return this group, so that the holder of a weak proxy gets a strong reference."""
         return self
 
     @property

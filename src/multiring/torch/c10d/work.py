@@ -31,11 +31,11 @@ class Owner(Protocol):
         """Make another thread set `future` to None once `work` has ended."""
 
     def settle_owed(self) -> None:
-        """Copy the results of ended operations, which no caller has waited for, to their outputs."""
+        """Copy the results of ended operations to their outputs if no caller has waited for these operations."""
 
 
 class SeveralHandles:
-    """A handle of several operations; it has ended once all operations have."""
+    """A handle of several operations. The handle has ended once all operations have ended."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self.each = handles
@@ -113,7 +113,8 @@ class OperationWork(dist.Work):
                 operation's own timeout.
 
         Raises:
-            DistBackendError: the operation failed (later calls raise this too), or it is in flight after `timeout`.
+            DistBackendError: the operation failed, or it is still in flight after `timeout`. After a failure, later
+            calls raise the error again.
             RefusedError: this rank's arguments do not fit the data from the other ranks.
         """
         if not self._has_ended:

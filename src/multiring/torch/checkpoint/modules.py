@@ -35,7 +35,7 @@ def unwrapped(name: str) -> str:
 def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
     """Return a mapping from own names to saved names.
 
-    The names differ if only one of the two models was in wrappers.
+    The own and the saved names differ if only one of the two models was in wrappers.
     """
     mine, theirs = list(own), list(saved)
     same = {name: name for name in mine}
@@ -184,7 +184,7 @@ def places_in_optimizer(optimizer: torch.optim.Optimizer, state: Any, tree: Any)
 
 
 def _storage_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 if it is not in host memory."""
+    """Return the address of a tensor's storage, or 0 if the storage is not in host memory."""
     return tensor.untyped_storage().data_ptr() if is_plain_memory(tensor) else 0
 
 
@@ -214,8 +214,8 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
 def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
     """Return an optimizer's state, with each tensor laid out like its parameter.
 
-    This concerns the distribution over ranks, and the order in memory: a step sums in memory order, so another order
-    would round differently.
+    The layout is the distribution over the ranks and the order in memory. The order matters because a step sums in
+    memory order, and another order would round differently.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if not isinstance(state, Mapping):

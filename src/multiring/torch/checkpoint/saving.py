@@ -102,7 +102,7 @@ def _in_stages(value: Any) -> Held | None:
 def _require_own_options(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Raise ArgumentError if `state` belongs to another kind of optimizer.
 
-    torch would load it, and fail in a later step.
+    torch would load such a state, and fail in a later step.
     """
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if not groups or not optimizer.param_groups:
@@ -152,7 +152,7 @@ def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomnes
 def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, **parts: Any) -> dict[str, Any]:
     """Load the last complete checkpoint of `path` into `parts`; return other values.
 
-    Every rank calls it. The number of ranks may differ from the one that saved. Nothing is unpickled.
+    Every rank calls it. The number of ranks may have changed since the save. No data is unpickled.
 
         epoch = mt.load("run/last", model=model, optimizer=optimizer)["epoch"]
 
@@ -177,7 +177,7 @@ def load(path: str | os.PathLike[str], *unnamed: Any, randomness: bool = True, *
 
 
 def _refuse_unnamed(what: str, path: Any, unnamed: tuple[Any, ...]) -> None:
-    """Raise ArgumentError if a part has no name, or the path is not first, as in torch.save."""
+    """Raise ArgumentError if the call has the argument order of torch.save, or a part without a name."""
     if unnamed or not isinstance(path, str | os.PathLike):
         order = "" if isinstance(path, str | os.PathLike) else f"; the path comes first, not a {type(path).__name__}"
         raise ArgumentError(f'mt.{what}: want a path, and parts by name: mt.{what}("run/last", model=model){order}')

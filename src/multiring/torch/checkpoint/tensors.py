@@ -165,13 +165,13 @@ def _pieces(array: Tensor) -> Iterator[Buffer]:
 
 
 class _Scratch:
-    """Memory that is reused for each block, because new memory for each could fragment the heap."""
+    """Memory that every block reuses. New memory for each block could fragment the heap."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._memory = torch.empty(0, dtype=dtype)
 
     def of(self, shape: torch.Size) -> Tensor:
-        """Return memory of this shape; it overwrites the previous block's."""
+        """Return memory of this shape. Writing to it overwrites the previous block."""
         if self._memory.numel() < shape.numel():
             self._memory = torch.empty(shape.numel(), dtype=self._memory.dtype)
         return self._memory[: shape.numel()].view(shape)
@@ -180,7 +180,7 @@ class _Scratch:
 def _bytes_of(array: Tensor) -> memoryview:
     if not array.numel():
         return memoryview(bytearray())
-    # A tensor of one element may have any stride, which a view as bytes would refuse.
+    # A tensor of one element may have any stride, but a view as bytes accepts only some strides.
     flat = array.detach().as_strided((array.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 

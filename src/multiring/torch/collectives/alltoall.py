@@ -26,12 +26,13 @@ def alltoall(
     Args:
         tensor: a tensor of any type; the ranks' shapes may differ in the first dimension only.
         splits: the number of rows for each rank of the set, as 32-bit integers. Rows beyond their sum are not sent.
-            Without `splits`, each rank receives an equal part; the number of rows must be a multiple of the ranks.
+            Without `splits`, each rank receives an equal part; the number of rows must be a multiple of the number of
+            ranks.
         name: as for `allreduce`.
         process_set: the ranks that take part; by default all ranks.
 
     Returns:
-        The received rows; if `splits` is given, a pair of these rows and the number received from each rank.
+        The received rows; if `splits` is given, a pair of these rows and the number of rows received from each rank.
 
     Raises:
         ArgumentError: `splits` does not fit, this rank is not in the set, or another operation in progress has this
@@ -54,7 +55,7 @@ def alltoall_async(
 ) -> int:
     """Start an `alltoall` without a gradient, and return its handle.
 
-    `synchronize` of the handle returns the received rows and the number received from each rank.
+    `synchronize` of the handle returns the received rows and the number of rows received from each rank.
     """
     require_plain(tensor)
     return handle_of(_submit(tensor, splits, name, process_set))

@@ -95,8 +95,8 @@ def grouped_allreduce_(
     how = combination(op, average, prescale_factor, postscale_factor)
     span = None
     if name is not None and tensors and isinstance(tensors, list | tuple):
-        # Repeat the group's previous operation, if there was one. The last sum has driven the code and the objects of
-        # this module out of the CPU's caches, and the repetition touches few of them.
+        # Repeat the group's previous operation, if there was one. The last sum has displaced the code and the objects
+        # of this module from the CPU's caches, and the repetition needs few of them.
         span = members_of(process_set).kept(Packing).known_span(tensors)
         repeat = None if span is None else span.repeats.get((name, how))
         again = None if repeat is None else repeat.start()
@@ -126,7 +126,7 @@ def grouped_allreduce_async_(
 
 
 _MOST_REPEATS = 8  # the number of names whose operations are kept for one span
-_WHOLE = "1 of 1"  # the part's name if all tensors are one part
+_WHOLE = "1 of 1"  # the part's name if one part holds all tensors
 
 
 class _Group(NamedTuple):
@@ -194,7 +194,7 @@ def _submit(
 
 
 def _are_plain_and_alike(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are dense, in host memory and of one type; a fast check."""
+    """Return whether all tensors are dense, of one type and in host memory. The check is fast."""
     try:
         kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
     except AttributeError:  # an element is not a tensor
@@ -265,7 +265,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
     signature = _signature(span.layout, span.layout.total, how, part)
     start, at_once = starting(span.memory, (), conversion, how, waits=waits)
     pending = submit(members, name, signature, start, finish, at_once)
-    if waits:  # note the changes now, while the tensors are in the CPU's caches: the sum drives them out
+    if waits:  # tell autograd now, while the tensors are in the CPU's caches; the sum displaces them
         note_changes(tensors)
         if isinstance(name, str) and part == _WHOLE and (repeat := pending.repeat()) is not None:
             if len(span.repeats) >= _MOST_REPEATS:

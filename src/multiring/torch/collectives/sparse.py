@@ -84,7 +84,7 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
         result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
         if not in_place:
             return result
-        with torch.no_grad():  # and into `tensor` itself: tensor.detach() would not share the new entries
+        with torch.no_grad():  # copy into `tensor` itself too: tensor.detach() would not share the new entries
             tensor.copy_(result)
         return tensor
 

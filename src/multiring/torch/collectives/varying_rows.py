@@ -23,7 +23,7 @@ def submit_rows(
     *,
     waits: bool = False,
 ) -> Pending:
-    """Start to gather the rows of all ranks; the result is a tensor of the rows, and each rank's number of rows.
+    """Start to gather the rows of all ranks. The result is a tensor of all rows, and the number of rows of each rank.
 
     With `waits`, the caller must wait for the operation next.
     """

@@ -61,7 +61,7 @@ class BucketSharing:
         self._known_group: ProcessGroup | None = None  # the group to which the following attributes belong
         self._in_arena: dict[int, int] = {}  # the address of each bucket in the arena, by the bucket's index
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # buckets with a state, by the `id` of their parameters
-        self._states: dict[int, CompressionState] = {}  # the states of parameters that are in no such bucket yet
+        self._states: dict[int, CompressionState] = {}  # the states of parameters that no such bucket contains yet
         self._known: list[Tensor] = []  # these parameters; kept alive so that no other object gets their `id`
         self._reduction_of: TensorReductionOf | None = None
 
@@ -197,7 +197,7 @@ def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
 
     Args:
         state: the configuration and the state of the hook.
-        bucket: a bucket whose buffer is flat, of floating-point or complex numbers, and in host memory.
+        bucket: a bucket of gradients. Its buffer is a flat tensor of floating-point or complex numbers in host memory.
 
     Returns:
         A future of the buffer, set when the buffer holds the averages. If the reduction fails, the backward fails.

@@ -98,8 +98,8 @@ class DistributedLoader(DataLoader[Batch_co]):
         """Return the loss of the newest global batch. Call it on every rank.
 
         Args:
-            loss: the loss of this rank's part, of any shape. Any other value works too if it is a mean over the samples
-                (or a sum over them, with `reduction="sum"`).
+            loss: the loss of this rank's part, of any shape. Other means over the samples work too, or other sums with
+                `reduction="sum"`.
 
         Raises:
             StateError: the loader has not yielded a batch yet.
@@ -147,8 +147,8 @@ class DistributedLoader(DataLoader[Batch_co]):
     def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
         batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
         checks = self._rules.check and size() > 1
-        # The last batch ends the last accumulation group, complete or not. Only the loader can tell which batch is the
-        # last.
+        # The last batch ends the last accumulation group, even if the group is incomplete. Only the loader can detect
+        # the last batch.
         told = _with_the_last_told(batches) if self._weighing.accumulates else ((each, False) for each in batches)
         for (batch, share), is_last in told:
             if checks:
@@ -162,7 +162,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         self._weighing.reduce_early(early=False)
 
     def _draw_other_seeds(self) -> None:
-        """Derive a different seed for the workers of each other rank from rank 0's generator state."""
+        """Derive the workers' seed from rank 0's generator state; the seed differs for each rank."""
         if not self.num_workers or size() == 1:
             return
         generator = self.generator

@@ -30,11 +30,12 @@ class OwnBatches(Sampler[list[Any]]):
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        # Sample counts (this rank's, all ranks') of the newest pass's batches that are drawn but not handed out yet.
+        # The sample counts (this rank's, all ranks') of batches that the newest pass has drawn but not handed out yet.
         self.counts: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        # Reset here, and not in the generator, because the caller takes a reference to this pass's counts at once.
+        # Reset the counts here and not in the generator, because the caller takes a reference to this pass's counts at
+        # once.
         self.counts = deque()
         return self._drawn(self.counts)
 
@@ -93,7 +94,7 @@ def _told_by_rank_0(draw: Any) -> Iterator[list[Any]]:
 
 
 def _block(source: Iterator[list[Any]]) -> tuple[list[list[Any]], Exception | None, bool]:
-    """Return the next batches, the exception raised after them, and whether the source is exhausted."""
+    """Return the next batches, the exception to raise after them, and whether the source is exhausted."""
     batches: list[list[Any]] = []
     try:
         for batch in islice(source, AHEAD):

@@ -43,8 +43,8 @@ def _read(loader: DataLoader[Any], numbers: list[int]) -> list[int]:
     looking = _Looking(loader.dataset, numbers)
     if not loader.num_workers:
         return [looking[place] for place in range(len(numbers))]
-    # If workers read the samples in training, a worker reads them here too: a file that the data set opens at its first
-    # read must not be opened before the fork.
+    # If workers read the samples in training, a worker must read them here too. A data set may open a file at its first
+    # read, and must not do so before the workers are forked.
     workers = DataLoader(
         looking,
         batch_size=None,

@@ -47,7 +47,7 @@ class Weighing:
         """
         self._model, self._optimizer = model, optimizer
         self._reduction, self._source = reduction, source
-        self.handed_out = 0  # in this pass
+        self.handed_out = 0  # whether the newest batch is the last of its pass
         earlier = vars(optimizer).get(_KEY)
         if earlier is not None:
             _batches.forget(earlier)
@@ -126,7 +126,7 @@ class _Batches:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Weighing]] = []
-        self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # each pass's last batch, newest last
+        self._open: dict[int, tuple[weakref.ref[Weighing], Share]] = {}  # each pass's newest batch, by age of the pass
         self._last: _Last | None = None
         self._hooks: dict[int, list[Any]] = {}  # keyed by the `id` of a parameter or layer
 
@@ -158,8 +158,8 @@ class _Batches:
     def end(self, weighing: Weighing) -> None:
         """Stop weighting by the batches of `weighing`.
 
-        If this pass ran inside another one, its companions' gradients get the weight of the outer pass's batch, whose
-        backward may still follow.
+        This pass may have run inside another pass. The gradients then get the weight of the outer pass's batch, because
+        its backward may still follow.
         """
         self._open.pop(id(weighing), None)
         self._open = {key: each for key, each in self._open.items() if each[0]() is not None}
@@ -206,7 +206,7 @@ class _Batches:
         return {id(parameter) for layer, _ in mixing.values() for parameter in layer.parameters()}
 
     def _weigh_parameters(self, weighings: list[Weighing], share: Share, seen: set[int]) -> None:
-        # An optimizer's own parameters come first, because it defines how their losses are combined.
+        # An optimizer comes first for its own parameters, because it defines how their losses are combined.
         for name in ("parameters", "model_parameters"):
             for each in weighings:
                 factor = each.factor_of(share)

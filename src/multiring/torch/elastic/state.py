@@ -21,7 +21,7 @@ _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 
 
 class StateHandler:
-    """Saves, restores and synchronises one object of a state; base of all handlers."""
+    """The base of all handlers; a handler saves, restores and synchronises one object of a state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -146,7 +146,7 @@ class SamplerStateHandler(StateDictHandler):
         self._is_restored = True
 
     def sync(self) -> None:
-        """Replace the recorded samples on every rank, and save them.
+        """Make the recorded samples the same on every rank, and save them.
 
         If rank 0 has just restored its last commit, all ranks take rank 0's samples. A failure during a commit may
         leave other ranks with an earlier or later commit, whose samples do not match rank 0's model. Otherwise all

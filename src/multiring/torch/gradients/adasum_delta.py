@@ -104,7 +104,7 @@ class DeltaReducer:
         self._first_steps.step()
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' steps with changes of zero, until no rank trains any more."""
+        """Contribute changes of zero to the other ranks' steps, until every rank has stopped training."""
         trains = bool(self._parameters)
         while trains:
             trains = self._combine([torch.zeros_like(parameter) for parameter in self._parameters], trains=False)
@@ -140,7 +140,7 @@ class DeltaReducer:
 
 
 def _is_running(call: FrameType | None) -> bool:
-    """Return whether the frame `call` is still running. A call that raised an error is not running."""
+    """Return whether the frame `call` is still running. A call that raised an error is no longer running."""
     frame: FrameType | None = sys._getframe() if call is not None else None  # noqa: SLF001 -- documented in sys
     while frame is not None and frame is not call:
         frame = frame.f_back

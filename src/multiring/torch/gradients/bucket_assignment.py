@@ -50,7 +50,7 @@ class BucketAssignment:
         self.first_steps = FirstSteps(
             "DistributedOptimizer", group, [name for name, _ in parameters], lambda: self._values(parameters)
         )
-        self._told: list[NDArray[np.int64]] = []  # this rank's data for first-step checks that are still to be made
+        self._told: list[NDArray[np.int64]] = []  # this rank's data for first-step checks that have not run yet
         self.sparse: list[ParameterGradient] = []  # the gradients that all ranks treat as sparse
         self._moves: list[tuple[int, list[ParameterGradient]]] = []  # gradients to move out when a round begins
 
@@ -66,7 +66,7 @@ class BucketAssignment:
         self._moves.clear()
 
     def learn_sparse(self) -> list[ParameterGradient]:
-        """Return the gradients that were sparse on any rank for the first time; all ranks return the same ones."""
+        """Return the gradients that were sparse on any rank for the first time; the result is the same on all ranks."""
         return self._learned([bucket.reduction for bucket in self.buckets], self._group)
 
     def look_at(self, bucket: Bucket) -> bool:
@@ -91,7 +91,7 @@ class BucketAssignment:
             self._told.append(self.first_steps.told())
 
     def compare_noted(self) -> None:
-        """Compare the ranks' first steps, if any rank wanted to.
+        """Compare the ranks' first steps, if any rank asked for this.
 
         Raises:
             HorovodInternalError: the ranks' parameters differ, or a rank has failed. Every rank raises it.
@@ -102,21 +102,23 @@ class BucketAssignment:
                 self._meet(each)
 
     def compare(self, reductions: Sequence[Reduction], told: NDArray[np.int64]) -> None:
-        """Compare the ranks' first steps, if any rank wanted to when it started these `reductions`."""
+        """Compare the ranks' first steps, if any rank asked for this when these `reductions` started."""
         if any(reduction.flags[COMPARES_FLAG] for reduction in reductions):
             self._meet(told)
 
     def _meet(self, told: NDArray[np.int64]) -> None:
         with internal_errors("DistributedOptimizer"):
-            # The twin group has its own order: one rank may compare before the next round starts, another after it.
+            # The twin's group has its own order of operations: one rank may compare before the next round starts,
+            # another rank after it.
             self.first_steps.meet(told, self._group.twin_for("first steps"))
 
     def learn_later(self, number: int, reductions: Sequence[Reduction]) -> None:
-        """Find newly sparse gradients of round `number`, made of `reductions`; the next round may be in progress.
+        """Find newly sparse gradients in the `reductions` of round `number`; the next round may be in progress.
 
         These gradients move out of their buckets when round `number + 2` begins. This is the same round on all ranks.
         """
-        # The twin group has its own order: one rank may call this before the next round starts, another after it.
+        # The twin's group has its own order of operations: one rank may call this before the next round starts, another
+        # rank after it.
         found = self._learned(reductions, self._group.twin_for("sparse gradients"))
         if found:
             self._moves.append((number + 2, found))

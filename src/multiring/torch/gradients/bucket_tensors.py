@@ -46,7 +46,7 @@ def tensor_reductions_of(group: Group, second: Callable[[], Group], options: Opt
 def states_of(
     carried: Mapping[str, Any], has_residual: Sequence[bool], parameters: Sequence[Tensor], group: Group
 ) -> dict[int, CompressionState]:
-    """Return this rank's compression states after loading `carried`, by the parameters' `id`; see `unpacked`."""
+    """Load the states `carried`, and return this rank's compression states by the parameters' `id`; see `unpacked`."""
 
     def zeros(index: int) -> Tensor:
         return torch.zeros_like(parameters[index].detach())
@@ -57,7 +57,7 @@ def states_of(
 
 
 class InTensors:
-    """A reduction of arrays that presents its places as tensors; see `Reduction`."""
+    """A reduction of arrays, with its places as tensors; see `Reduction`."""
 
     def __init__(self, reduction: ArrayReduction, layout: BucketLayout, parameters: Sequence[Tensor]) -> None:
         self._reduction = reduction
@@ -98,7 +98,7 @@ class InTensors:
 
 
 class Translated:
-    """A reduction of gradients that a compressor of the caller compresses; see `Reduction`."""
+    """A reduction of gradients with a compressor of the caller; see `Reduction`."""
 
     def __init__(
         self, group: Group, op: str, compressor: Any, layout: BucketLayout, parameters: Sequence[Tensor]

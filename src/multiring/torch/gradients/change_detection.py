@@ -11,7 +11,7 @@ from torch import Tensor
 from multiring.torch.autograd import version_of
 from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
 
-_LOOKED_AT = 64  # the number of elements that are compared, of a gradient
+_LOOKED_AT = 64  # the number of elements to compare in a gradient
 
 
 class Witnesses:
@@ -37,7 +37,7 @@ class Witnesses:
     def changed(self) -> str:
         """Return a text that says how recorded gradients were changed, or "" if none was.
 
-        A gradient that was dropped (`.grad` is None) does not count as changed.
+        A dropped gradient (`.grad` is None) does not count as changed.
         """
         for each in self._seen:
             how = each.changed()

@@ -47,18 +47,18 @@ class Distributed(torch.optim.Optimizer):
 
     _plain: type[torch.optim.Optimizer]
     _setup: Setup
-    _members: Members | None = None  # the ranks to share with; None if this rank is not one of them
-    _group: Group | None = None  # the group of these ranks; None if this rank is not one of them
+    _members: Members | None = None  # the ranks that share gradients; None if this rank is not among them
+    _group: Group | None = None  # the group of these ranks; None if this rank is not among them
     _reducer: GradientReducer | None = None
     _delta_reducer: DeltaReducer | None = None
     _skips: bool = False
     _is_accumulating: bool = False
-    ends_early: bool = False  # the group of backwards ends with the next backward, even if it is incomplete
-    _is_lenient: bool = False  # warn, and do not raise, if gradients were changed before they were reduced
-    _has_warned: bool = False  # this warning was given
+    ends_early: bool = False  # the next backward ends the group of backwards, even if the group is incomplete
+    _is_lenient: bool = False  # warn instead of raising if gradients were changed before their reduction
+    _has_warned: bool = False  # whether this warning was given
     _watching: GradientWatch | None = None  # see `watch`
-    share_of_batch: Share | None = None  # this rank's part of the newest batch of a loader of `distribute`
-    _shares: tuple[Share, ...] = ()  # this rank's parts of the batches in the gradients; the newest may be missing
+    share_of_batch: Share | None = None  # this rank's share of the newest batch from a loader of `distribute`
+    _shares: tuple[Share, ...] = ()  # the shares of the batches in the gradients; the newest may be missing
     _seen_backwards: int = 0  # the value of `backwards` when the newest batch was handed out
 
     def synchronize(self) -> None:
@@ -113,8 +113,7 @@ class Distributed(torch.optim.Optimizer):
     def reduce_early(self, *, early: bool) -> None:
         """Set whether each backward reduces (`early`), or only the backward that completes a group.
 
-        A loader sets `early` if the group may end with the next batch although it is incomplete. The group may still
-        continue.
+        A loader sets `early` if the next batch may end an incomplete group. The group may still continue.
         """
         self.ends_early = early
         if self._reducer is not None:
@@ -122,11 +121,11 @@ class Distributed(torch.optim.Optimizer):
 
     @property
     def backwards(self) -> int:
-        """The number of backwards that have brought gradients so far; 0 if they are not shared."""
+        """The number of backwards that have produced gradients so far; 0 if the ranks do not share them."""
         return 0 if self._reducer is None else self._reducer.backwards
 
     def take_batch(self, share: Share | None) -> None:
-        """Record this rank's `share` of the batch that a loader has handed out; None: the loader's pass has ended."""
+        """Record this rank's `share` of the loader's newest batch; None ends the loader's pass."""
         self._count_batch()
         vars(self)["share_of_batch"] = share
 
@@ -142,7 +141,7 @@ class Distributed(torch.optim.Optimizer):
         vars(self)["_seen_backwards"] = self.backwards
 
     def be_lenient(self) -> None:
-        """Make `step` warn once, and not raise, if gradients were changed before they were reduced."""
+        """Make `step` warn once instead of raising if gradients were changed before their reduction."""
         self._is_lenient = True
 
     def bring_gradients(self) -> None:
@@ -158,7 +157,7 @@ class Distributed(torch.optim.Optimizer):
             self._bring_gradients()
 
     def take_round(self) -> Round | None:
-        """Return the round of gradients in flight, before a step; None if `.grad` already has the reduced ones."""
+        """Return the round in flight before a step; None if `.grad` already has the reduced gradients."""
         return None if self._reducer is None else self._reducer.rounds.take()
 
     def watch(self, watching: GradientWatch | None) -> None:
@@ -305,7 +304,7 @@ class Distributed(torch.optim.Optimizer):
         """Set the gradients to None or zero, as in torch.
 
         Raises:
-            LoopOrderError: a backward has brought gradients, and neither `step` nor `synchronize` has used them.
+            LoopOrderError: a backward has produced gradients, and neither `step` nor `synchronize` has used them.
         """
         self.follow_job()
         if self._reducer is not None:
@@ -356,7 +355,7 @@ def setup_of(optimizer: torch.optim.Optimizer) -> Setup | None:
 
 
 def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> None:
-    """Share the gradients anew during a backward; `parameter` has the first gradient in the new job."""
+    """Share the gradients in the new job, during a backward; `parameter` has the first gradient of this backward."""
     found = optimizer()
     if found is None:
         return
@@ -381,7 +380,7 @@ def _plain_copy(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 def _before_step(optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if not isinstance(optimizer, Distributed):
         return None
-    # `arguments[0]` is the optimizer itself. A closure runs its backwards later, and these reduce the gradients.
+    # `arguments[0]` is the optimizer itself. A closure runs its backwards later, and they reduce the gradients.
     given = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)
     closure = optimizer.before_step(sys._getframe(1), closure=given)  # noqa: SLF001 -- documented in sys
     if closure is given:

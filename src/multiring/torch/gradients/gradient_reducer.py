@@ -91,15 +91,15 @@ class GradientReducer:
         self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # backwards since the last reduction
         self._steps = 0
-        self.backwards = 0  # the number of backwards that brought gradients
+        self.backwards = 0  # the number of backwards that produced gradients
         self._is_open = False  # a backward is running, or it failed
         self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
-        self._is_unused = False  # a backward brought gradients, and neither `step` nor `synchronize` has used them
+        self._is_unused = False  # a backward produced gradients, and neither `step` nor `synchronize` has used them
         self._witnesses = Witnesses()  # records of gradients that the last backward left unreduced
         self.rounds = Rounds(self._assignment, self._witnesses)
         self.home: Home | None = None
-        self.reduces_early = False  # whether the group of backwards may end with the next one, before it is complete
+        self.reduces_early = False  # whether the next backward may end an incomplete group of backwards
         self.is_synchronized = False  # `synchronize` was called since the last backward and the last step
         this = weakref.ref(self)
         self._hooks = [
@@ -178,7 +178,7 @@ class GradientReducer:
     def changed(self) -> str:
         """Return how the program changed gradients after the last backward, before their reduction; "" if it did not.
 
-        A gradient that was dropped (`.grad` is None) counts as zero and not as changed.
+        A dropped gradient (`.grad` is None) counts as zero and not as changed.
         """
         if self._is_shared and not self.rounds.is_on_its_way:
             return ""
@@ -206,7 +206,7 @@ class GradientReducer:
         """Record that the program is about to set the gradients to zero or None.
 
         Raises:
-            LoopOrderError: a backward brought gradients, and neither `step` nor `synchronize` has used them.
+            LoopOrderError: a backward has produced gradients, and neither `step` nor `synchronize` has used them.
         """
         if self._is_unused:
             raise LoopOrderError(_TOO_EARLY)
@@ -244,7 +244,8 @@ class GradientReducer:
         is_complete = self._passes_done == 0
         is_same = entry.holds(gradient) or (gradient is not None and gradient is entry.brought)
         if self._is_shared and self._is_unused and is_complete and is_same:
-            # The reduced gradient already contains this rank's part of the second backward: the ranks would differ.
+            # The reduced gradient already contains this rank's part of the second backward. The gradients would differ
+            # between ranks.
             self._is_shared = False
             raise LoopOrderError(_TOO_MANY.format(step=self._steps + 1, passes=self._passes))
         self._open()
@@ -274,8 +275,8 @@ class GradientReducer:
             self._is_open = False
             return
         self._start_rest()
-        # Wait in another callback: all reducers of this backward must start their buckets before any of them waits,
-        # because the order of the reducers may differ between ranks.
+        # Wait in another callback. The order of the reducers may differ between ranks, so all reducers of this backward
+        # must start their buckets before any of them waits.
         call_after_backward(self._end_reduction)
 
     def _bring_in(self, entry: ParameterGradient) -> None:
@@ -355,7 +356,7 @@ class GradientReducer:
         self._passes_done = 0
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' reductions without own gradients; all ranks call this after their last step."""
+        """Contribute zeros to the other ranks' reductions; all ranks call this after their last step."""
         if self._is_open:
             raise StateError("a backward began and did not complete. " + _ANEW)
         self.rounds.contribute_neutrally(self._order)

@@ -45,7 +45,7 @@ _ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "backward_passes_per_step": lambda shared: _setup(shared).options.backward_passes_per_step,
     "process_set": lambda shared: _setup(shared).process_set,
     "_parameter_names": _names,
-    "_handles": lambda _: {},  # operations that are in flight after a backward: none
+    "_handles": lambda _: {},  # the operations in flight after a backward; there are none
 }
 DistributedOptimizer = _lenient(optimizer.DistributedOptimizer)
 

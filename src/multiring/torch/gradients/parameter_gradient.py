@@ -25,7 +25,7 @@ class ParameterGradient:
     view: Tensor  # the place in the bucket, with the parameter's shape and stride order; never handed out
     bucket: "Bucket"
     member: int  # the gradient's number in the bucket
-    has_arrived: bool = False  # in the running backward
+    has_arrived: bool = False  # the gradient has arrived in the running backward
     is_reduced: bool = False  # the place holds the result of a reduction
     is_sparse: bool = False  # the gradient was sparse on some rank; the same value on all ranks
     came_sparse: bool = False  # the gradient was sparse here since the last reduction; the other ranks are not informed
@@ -35,10 +35,10 @@ class ParameterGradient:
     _out: dict[int, Tensor] = field(default_factory=dict)  # the tensors handed out last, by the address of the place
 
     def handed_out(self, place: Tensor) -> Tensor:
-        """Return a tensor for `.grad` in the memory of `place`, which is this parameter's place in a bucket."""
+        """Return a tensor for `.grad` in the memory of `place`, this parameter's place in a bucket."""
         found = self._out.get(place.data_ptr())
         if found is None or not is_same_memory(found, place):
-            if len(self._out) > 1:  # a bucket and its twin have one tensor each; more are left from discarded buckets
+            if len(self._out) > 1:  # a bucket and its twin have one each; the others belong to discarded buckets
                 self._out.clear()
             found = self._out[place.data_ptr()] = apart(place)
         return found

@@ -75,14 +75,16 @@ class Round:
         self._wait = None
 
     def settle_or_lose(self) -> None:
-        """Wait as `settle` does; after a failure, act as if no rank had a gradient."""
+        """Wait as `settle` does. After a failure, treat all gradients as missing."""
         try:
             self.settle()
         except (MultiringError, HorovodInternalError):
             self._is_lost, self._wait = True, None
 
     def gradients(self) -> dict[int, Tensor]:
-        """Wait for the reduced gradients and return them by the parameters' `id`; omit those that no rank has.
+        """Wait for the reduced gradients and return them by the parameters' `id`.
+
+        A gradient that no rank has is omitted.
 
         The gradients are valid until the round after the next one begins.
         """
@@ -103,11 +105,11 @@ class Rounds:
         self._assignment = assignment
         self._witnesses = witnesses
         self.delays = False  # whether a backward ends before its gradients are reduced
-        self._current: Round | None = None  # the round in flight that was not taken yet
+        self._current: Round | None = None  # the round in flight, until it is taken
         self._taken: Round | None = None  # the last round that was taken
         self._number = 0  # the number of rounds that have begun, the same on all ranks
-        self.watching: GradientWatch | None = None  # observes the rounds that begin from now on
-        self._watch: GradientWatch | None = None  # observes the round that has begun
+        self.watching: GradientWatch | None = None  # the observer of rounds that begin from now on
+        self._watch: GradientWatch | None = None  # the observer of the current round
 
     @property
     def is_on_its_way(self) -> bool:
@@ -117,7 +119,7 @@ class Rounds:
     def begin(self) -> None:
         """Begin a new round. It reuses the places of a round in flight, if there is one.
 
-        Such a round belongs to a group of backwards that seemed complete, but continues. The new round reduces the
+        In that case, a group of backwards seemed complete but continues. The new round reduces the
         gradients of the whole group.
         """
         if self._current is not None:
@@ -152,9 +154,12 @@ class Rounds:
         self._witnesses.see(self._assignment.buckets)
 
     def take(self) -> Round | None:
-        """Return the round in flight; None if its gradients were handed out. The caller may then change `.grad`.
+        """Return the round in flight, or None if its gradients were already handed out.
 
-        The caller must be done with the round taken before when the next round begins, which reuses its places.
+        The caller may then change `.grad`.
+
+        The next round reuses the places of the round before this one. The caller must not use the earlier round any
+        more when the next round begins.
         """
         found, self._current = self._current, None
         self._taken = found or self._taken
@@ -195,7 +200,7 @@ class Rounds:
         )
 
     def are_settled(self) -> bool:
-        """Wait for all rounds; return whether they succeeded. A failed round raises its error when it is used."""
+        """Wait for all rounds and return whether they succeeded. A failed round raises its error at its next use."""
         try:
             for each in (self._taken, self._current):
                 if each is not None:
@@ -214,7 +219,7 @@ class Rounds:
                 each.settle_or_lose()
 
     def contribute_neutrally(self, order: BucketOrder) -> None:
-        """Take part in the other ranks' reductions without own gradients, until no rank trains any more.
+        """Contribute zeros to the other ranks' reductions, until every rank has stopped training.
 
         Args:
             order: starts the buckets in their order.

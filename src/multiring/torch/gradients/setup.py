@@ -84,7 +84,7 @@ def together_of(parameters: Sequence[tuple[str, Tensor]], groups: Groups) -> lis
 
 
 def trained(optimizer: torch.optim.Optimizer, named: Named | None) -> list[tuple[str, Tensor]]:
-    """Return the optimizer's parameters that require a gradient: first those in `named`, then the others."""
+    """Return the optimizer's parameters that require a gradient. Parameters in `named` come first."""
     own = placed(optimizer)
     wanted = {id(parameter) for _, parameter in own if parameter.requires_grad}
     chosen: dict[int, tuple[str, Tensor]] = {}

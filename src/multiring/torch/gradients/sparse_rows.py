@@ -20,7 +20,7 @@ from multiring.torch.interop import allocate, array_of, tensor_of
 class Gathered:
     """The reduction of one parameter's gradient by its rows; see `Reduction`.
 
-    `places` only has the right shape and type, without memory for a gradient. `bring` passes the gradient instead.
+    `places` has the right shape and type, but no memory for a gradient. Pass the gradient to `bring` instead.
     """
 
     def __init__(self, group: Group, op: str, parameter: Tensor) -> None:
@@ -72,7 +72,7 @@ class Gathered:
 
 
 def rows_of(gradient: Tensor) -> Tensor:
-    """Return a dense or sparse gradient as a sparse tensor of rows, with each row once and in order."""
+    """Return a dense or sparse gradient as a sparse tensor of rows; each row occurs once, in ascending order."""
     if gradient.layout != torch.strided and gradient.sparse_dim() != 1:
         gradient = gradient.to_dense()
     return gradient.to_sparse(1) if gradient.layout == torch.strided else gradient.coalesce()

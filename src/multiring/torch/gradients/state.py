@@ -23,7 +23,7 @@ from multiring.torch.parallelizing.held import held_by, refuse_parts
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
-    model: nn.Module | None = None,  # noqa: ARG001 -- Horovod's, which steps with it; here nothing is stepped
+    model: nn.Module | None = None,  # noqa: ARG001 -- Horovod takes a step with it, multiring does not
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Replace the optimizer's state and options by those of rank `root_rank`.

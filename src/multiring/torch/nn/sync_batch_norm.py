@@ -261,7 +261,7 @@ def _worked_in(values: Tensor) -> torch.dtype:
 
 
 def _by_channel(found: Tensor, values: Tensor) -> Tensor:
-    """Return `found`, of shape (C,), as a view that broadcasts with `values`, of shape (N, C, ...)."""
+    """Return `found`, of shape (C,), as a view that broadcasts with `values` of shape (N, C, ...)."""
     return found.view(-1, *[1] * (values.dim() - 2))
 
 

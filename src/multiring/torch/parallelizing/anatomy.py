@@ -112,7 +112,7 @@ def _draws(module: nn.Module) -> bool:
 
 
 def is_sequence(model: nn.Module) -> bool:
-    """Return whether the parts of `model` run in a sequence."""
+    """Return whether the model's forward runs the parts of `model` one after the other."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
@@ -136,7 +136,7 @@ Placed = tuple[int, nn.Linear]
 
 
 def _pairs(sequence: nn.Sequential) -> Iterator[tuple[Placed, Placed]]:
-    """Yield pairs of linear layers with only elementwise layers between; no layer is in two pairs."""
+    """Yield pairs of linear layers with only elementwise layers between them; each layer is in at most one pair."""
     first: Placed | None = None
     for place, module in enumerate(sequence):
         if type(module) is nn.Linear and _has_its_own(module):

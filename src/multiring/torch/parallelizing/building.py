@@ -40,8 +40,9 @@ def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     options: dict[str, Any] = {"process_group": group, "gradient_as_bucket_view": True}
     if all(type(each).__module__.startswith("torch.nn.") for each in model.modules()):
         return DistributedDataParallel(model, **options)
-    # A program's own forward may skip different parameters on each rank and at each call, so torch has to search for
-    # unused ones. If a forward never skips any, torch would warn, so a spare parameter that nothing uses is registered.
+    # A program's own forward may skip different parameters on each rank and at each call, so torch must search for
+    # unused parameters. torch warns if the search finds none. A spare parameter that no layer uses prevents this
+    # warning.
     first = next(iter(model.parameters()))
     model.register_parameter(_SPARE, nn.Parameter(torch.zeros(1, dtype=first.dtype)))
     found = DistributedDataParallel(model, find_unused_parameters=True, **options)

@@ -223,7 +223,7 @@ class _Part(Tensor):
 
 
 class PartGradient(_Part):
-    """A DTensor gradient, or one of a model whose other gradients are on other ranks.
+    """A gradient that is a DTensor, or belongs to a model with other gradients on other ranks.
 
     Its norm is a PartNorm.
     """
@@ -264,7 +264,7 @@ def _of_gradients(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -
     if name.startswith("_foreach_") and any(map(is_dtensor, _leaves(args))):
         found: Any = _one_by_one(func, args, kwargs)
     else:
-        # DTensor scalars, such as the factor of gradient clipping, are made plain.
+        # Make DTensor scalars, such as the factor of gradient clipping, plain tensors.
         found = func(*(whole(each) if isinstance(each, Tensor) and not each.dim() else each for each in args), **kwargs)
     if func is torch._foreach_norm:  # noqa: SLF001 -- torch has no public name for it
         return [_as_norm(whole(norm), _stages_of(each)) for norm, each in zip(found, args[0], strict=True)]

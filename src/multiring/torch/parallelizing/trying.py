@@ -150,7 +150,7 @@ def _on_ranks(model: ParallelModel, inputs: tuple[Tensor, ...]) -> tuple[float, 
 def _in_stages(
     model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured
 ) -> tuple[float, dict[str, Tensor]]:
-    """Run all stages of a pipeline in this process, so that no rank waits for a stage that fails."""
+    """Run all stages of a pipeline in this process, so that a failing stage leaves no rank waiting."""
     parts = [each.module for each in anatomy_of(model, parallelism.ranks).parts]
     cuts = stages_of(measured.profile.units, parallelism.size(Axis.PIPELINE))
     stages = [

@@ -116,7 +116,10 @@ class MovingAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Return a context in which the model has the averages, for evaluation; changes there go to the averages."""
+        """Return a context in which the model has the averages, for evaluation.
+
+        Changes of the weights in the context change the averages.
+        """
         followed = self._followed()
         now = [each.detach().clone() for each in followed]
         with torch.no_grad():
@@ -198,7 +201,7 @@ class Clipping:
 def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Clipping:
     """Clip the gradients of all parameters together to a norm of `limit`.
 
-    Clipping follows the division by the loss scale, and works on reduced gradients. With gradient lag, it works on the
+    Clipping works on reduced gradients, after the division by the loss scale. With gradient lag, it works on the
     gradient that the step applies.
 
     Raises:

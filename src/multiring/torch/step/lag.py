@@ -54,7 +54,7 @@ class GradientLag:
 
     @property
     def waiting_gradients(self) -> list[Tensor]:
-        """The reduced gradients that the next step applies, in the order of the parameters; waits for them."""
+        """Wait for the reduced gradients of the next step, and return them in the order of the parameters."""
         return [] if self._waiting is None else list(self._waiting.gradients(self._parameters).values())
 
     def flush(self) -> None:

@@ -94,7 +94,7 @@ class NoiseWatch:
         return advise(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
-        """Record that a backward has added a micro-batch of `samples` samples to the gradients; for a single rank.
+        """On a single rank, record that a backward has added a micro-batch of `samples` samples.
 
         Call this after each backward of a step. Each micro-batch is weighted by its share of the step's samples.
         """
@@ -188,7 +188,7 @@ class NoiseWatch:
         passes = 1 if setup is None else setup.options.backward_passes_per_step
         shares = optimizer.shares_of_step
         if len({each.total for each in shares}) > 1 or (shares and 1 < passes != len(shares)):
-            return None  # batches of different sizes, or missing batches: the sum of their means is not a mean
+            return None  # the batches differ in size, or a batch is missing: the sum of their means is not a mean
         share = None
         if shares:
             samples, total, least = (

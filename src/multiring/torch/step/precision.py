@@ -83,7 +83,7 @@ class MixedPrecision:
         return self._scale is not None
 
     def mark(self, part: int) -> Mark:
-        """Return the step's number, loss scale and loss, as the mark of the gradients of optimizer `part`."""
+        """Return the mark of the gradients of optimizer `part`: the step's number, the loss scale and the loss."""
         if not self._made.mark or part in self._made.seen_by:
             self._made = _Made({"step": self._steps, "scale": self.scale, "own_loss": self._loss}, set())
             self._steps += 1

@@ -62,7 +62,7 @@ class Stage(Protocol):
         """Use or replace the gradients before the optimizer's own step; do not change them in place."""
 
     def after(self, step: StepContext, *, applied: bool) -> None:
-        """Work after the optimizer's own step; `applied` says whether the step had gradients."""
+        """Work after the optimizer's own step. `applied` says whether the step had gradients."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the stage keeps from step to step."""
@@ -76,7 +76,9 @@ class MarkingStage(Stage, Protocol):
     """A stage that records data when a gradient is made, and uses them when the gradient is applied."""
 
     def mark(self, step: StepContext) -> Mark | None:
-        """Return data of the new gradients, which the stage finds in `step.marks[name]` when they are applied.
+        """Return data about the new gradients.
+
+        The stage finds them in `step.marks[name]` when the gradients are applied.
 
         With gradient lag, this is one step later. Keys that begin with "own" hold data of this rank alone; they are
         not saved in checkpoints.
