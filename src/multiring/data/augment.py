@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """Cuts a square out of an image at a random position.
+    """Cuts a square at a random position out of an image.
 
     A smaller image is first extended by mirroring its edges.
 

@@ -204,7 +204,7 @@ class Dataset:
         self._decoded(number, record)
 
     def expect(self, batch: int, ranks: tuple[int, int], epoch: int, samples: int) -> None:
-        """Tell the cache which samples a loader will need, and when.
+        """Inform the cache which samples a loader will need, and when.
 
         The cache then keeps the blocks that are needed soonest.
 
@@ -257,7 +257,7 @@ class Dataset:
         return self.__dict__ | {"_hosts": _Hosts(moves=self._hosts.moves)}
 
     def at(self, epoch: int, samples: int) -> None:
-        """Tell the cache that the step at sample `samples` of `epoch` is being read."""
+        """Inform the cache that the step at sample `samples` of `epoch` is being read."""
         if self._expected is not None and isinstance(self.storage, CachedStorage):
             if not self.storage.keeping.is_expecting:  # the first call in a worker process
                 self.storage.expect(self._expected.uses(epoch, samples))
@@ -336,7 +336,7 @@ def _shared(group: Group, storage: CachedStorage, clock: StageClock) -> Sharing:
 
 
 def read_amplification(source: Any) -> float:
-    """Return how often an exact order reads a data set's bytes without a cache."""
+    """Return how many times an exact order reads a data set's bytes without a cache."""
     if source.reads_records:
         return 1.0
     sizes = sum(each.size_bytes * each.samples for each in source.shards)

@@ -37,8 +37,8 @@ def decoded(what: str, data: bytes, limits: Limits) -> Pixels:
         limits: the largest number of pixels.
 
     Raises:
-        DataError: the image cannot be decoded or is too large; or the library would change its values. It would change
-            colours of more than 8 bits, signed values of 8 bits, and grey values that it scales.
+        DataError: the image cannot be decoded or is too large; or the library would change its values. The library
+            changes colours of more than 8 bits, signed values of 8 bits, and some grey values, which it scales.
     """
     return _jpeg(what, data, limits) if data.startswith(_JPEG) else _other(what, data, limits)
 
@@ -67,7 +67,7 @@ def _other(what: str, data: bytes, limits: Limits) -> Pixels:
     image_library: Any = library("PIL.Image")
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large images by a limit of its own; `_require_pixels` applies the limit of `limits`.
+            # Pillow warns of large images by its own limit; `_require_pixels` applies the limit of `limits`.
             warnings.simplefilter("ignore", image_library.DecompressionBombWarning)
             with image_library.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _require_pixels(what, image.width, image.height, limits)
@@ -126,7 +126,7 @@ def _deep(what: str, data: bytes, image: Any) -> Any:
 
 
 def _tiffs(image: Any, tag: int, default: int) -> int:
-    """Return the value of a TIFF tag; the largest value if the tag has one for each channel."""
+    """Return the value of a TIFF tag. If the tag has a value for each channel, return the largest value."""
     told = getattr(image, "tag_v2", {}).get(tag, default)
     return int(max(told)) if isinstance(told, tuple) else int(told)
 

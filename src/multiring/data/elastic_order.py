@@ -3,8 +3,8 @@
 The processed samples of an epoch are the first `processed_num` samples of its order, and the single samples in
 `processed_indices`. A reset distributes the remaining samples: rank r of p gets the remaining samples r, r + p,
 r + 2p, ... The first batches of all ranks together are therefore the first remaining samples of the order. If the
-number of remaining samples is not a multiple of p, the first of them are given out twice. Every rank then has the same
-number of samples, so that no rank waits for a collective that another rank never starts.
+number of remaining samples is not a multiple of p, the first remaining samples are given out twice. Every rank then has
+the same number of samples, so that no rank waits for a collective that another rank never starts.
 """
 
 import math
@@ -45,7 +45,8 @@ class ElasticOrder:
         while self.processed_num < len(order) and order[self.processed_num] in self.processed_indices:
             self.processed_num += 1
         self.processed_indices.difference_update(order[: self.processed_num])
-        # The positions of the remaining samples. If no single samples are processed, they are the rest of the order.
+        # Find the positions of the remaining samples. If no single samples are processed, these are the rest of the
+        # order.
         self._positions: range | list[int] = range(self.processed_num, len(order))
         if self.processed_indices:
             self._positions = [i for i in self._positions if order[i] not in self.processed_indices]
@@ -58,7 +59,7 @@ class ElasticOrder:
     def _order(self) -> list[int]:
         order = list(range(len(self.dataset)))
         if self.shuffle:
-            # Horovod's order, so that a training can resume from Horovod's checkpoints.
+            # This is Horovod's order, so that a training can resume from Horovod's checkpoints.
             random.Random(self.seed + self.epoch).shuffle(order)  # noqa: S311 -- no secret
         return order
 

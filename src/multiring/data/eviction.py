@@ -3,9 +3,10 @@
 A unit is kept or evicted as a whole; it is a block or a sample. This module does no I/O and never waits.
 
 Keeping the units that are needed soonest is optimal if all units have the same size (Belady, "A study of replacement
-algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078). This stays true if
-a new unit is not kept when it is needed later than all kept units. For units of different sizes the optimum is hard to
-compute. The policy then takes the choice, of those it considers, that leaves the most bytes to the soonest uses.
+algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078). A policy that
+rejects a new unit, if it is needed later than all kept units, is also optimal. For units of different sizes the optimum
+is hard to compute. The policy then compares several choices, and takes the choice that leaves the most bytes to the
+soonest uses.
 """
 
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from multiring.data.eviction_search import searched
 from multiring.errors import ArgumentError
 
 NEVER = np.inf
-# How many uses are computed ahead, in 16 MiB for each reader. A use beyond this horizon counts as never.
+# The number of uses that are computed ahead, in 16 MiB for each reader. A use beyond this horizon counts as never.
 HORIZON = 1 << 20
 _FEW = 32  # a tier that holds fewer units can leave some per cent of its bytes unused
 _UNEQUAL = 0.8  # sizes are unequal if the smallest unit is below this fraction of the largest
@@ -27,7 +28,7 @@ _UNEQUAL = 0.8  # sizes are unequal if the smallest unit is below this fraction 
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 # Called with the first use and the end of a range of uses, counted over all epochs. It returns the units that these
-# uses need, and for each unit the number of its use, both in the order of the uses.
+# uses need, in the order of the uses, and the number of each unit's use.
 UnitsAt = Callable[[int, int], tuple[Numbers, Numbers]]
 
 
@@ -108,7 +109,7 @@ class NextUse(_Held):
 
     @property
     def is_coarse(self) -> bool:
-        """Return whether units are so few and unequal that it matters which fit together."""
+        """Return whether the units are so few and unequal that the choice depends on which units fit together."""
         sizes = self.sizes[self.sizes > 0]
         return len(sizes) > 0 and self.capacity_bytes < _FEW * sizes.mean() and sizes.min() < _UNEQUAL * sizes.max()
 
@@ -123,8 +124,8 @@ class NextUse(_Held):
         Args:
             unit: the unit's number.
             times: float (units,), the time from now to each unit's next use, in any measure of time; NEVER if unknown.
-            own: a time that replaces `times[unit]`, for a unit whose first uses only pay for its fetch.
-            upcoming: the units of the next uses in order, if they are known. They are used if `is_coarse`.
+            own: a time that replaces `times[unit]`. It serves units whose first uses only pay for the fetch.
+            upcoming: the units of the next uses in order, if they are known. The policy uses them only if `is_coarse`.
         """
         due = float(times[unit]) if own is None else own
         size = int(self.sizes[unit])
@@ -145,7 +146,8 @@ class NextUse(_Held):
 def _victims(units: Any, times: Times, sizes: Any, missing: int) -> list[int] | None:
     """Return the units to evict so that `missing` bytes become free, or None if all units together are too small.
 
-    The units that are needed latest are chosen first. A chosen unit is kept if the others already free enough bytes.
+    The units that are needed latest are chosen first. A chosen unit is kept after all if the other chosen units free
+    enough bytes.
     """
     order = np.argsort(-times, kind="stable")
     freed = np.cumsum(sizes[order])

@@ -51,7 +51,7 @@ def searched(
     """
     begin = frozenset(held)
     future = _Future([unit, *upcoming])
-    # Each state's cost in fetched bytes, and the state after the first step on the way to it.
+    # The cost of each state in fetched bytes, and the state after the first step towards it.
     states: dict[State, tuple[int, State]] = {begin: (0, begin)}
     for step, wanted in enumerate(future.units):
         found: dict[State, tuple[int, State]] = {}

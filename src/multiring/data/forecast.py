@@ -100,7 +100,7 @@ def read_once(site: Site, distinct: float, held: float) -> Forecast:
 
 
 def _crossing_s(racks: Sequence[RackOfHosts], once: float, held: float) -> float:
-    """Return the least time in which the uplinks bring all bytes that the racks need and do not read themselves.
+    """Return the least time in which the uplinks bring all bytes that the racks need from outside.
 
     In t seconds, the uplink of rack r with rate w_r brings at most t w_r of the n_r bytes that the rack needs. Hosts of
     the rack must read the rest from the source. All racks together read each byte once, D bytes in total. The least t

@@ -123,7 +123,7 @@ class SequentialOrder:
         self.digest = digest_of_order("none", length)
 
     def samples(self, epoch: int, places: Any) -> Numbers:  # noqa: ARG002 -- an order's signature
-        """Return the places themselves."""
+        """Return the places themselves: the stored order."""
         return _within(places, self.length)
 
     def places_of(self, epoch: int, samples: Any) -> Numbers:  # noqa: ARG002 -- as above
@@ -195,7 +195,7 @@ class WindowedOrder:
         numbers = _within(places, self.length)
         order, begins = self._layout(epoch)
         result = np.empty_like(numbers)
-        # A window begins where every window-th shard begins.
+        # A window begins at every window-th shard.
         windows = np.searchsorted(begins[:: self.window], numbers, side="right") - 1
         for window in np.unique(windows):
             chosen = windows == window
@@ -357,7 +357,7 @@ class MixtureOrder:
         return self._blocks.get((epoch, block), lambda: self._deal(epoch, block))
 
     def _deal(self, epoch: int, block: int) -> tuple[Numbers, Numbers]:
-        """Return, for each draw of a block, its source and its index among all draws of this source since epoch 0."""
+        """Return each draw's source, and its index among all draws of this source since epoch 0."""
         begin = block * _MIXTURE_BLOCK
         size = min(_MIXTURE_BLOCK, self.length - begin)
         before = self._drawn(epoch * self.length + begin)

@@ -104,7 +104,7 @@ class Step:
 
     epoch: int
     begin: int  # position in the epoch at which the global batch begins
-    end: int  # position at which it ends: the samples of the epoch that are done after this step
+    end: int  # position at which the global batch ends: the number of finished samples of the epoch after this step
     share: Share
     places: Numbers  # positions of this rank's samples in the epoch, int64 (samples,)
     samples: Numbers  # numbers of these samples, int64 (samples,)

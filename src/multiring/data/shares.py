@@ -26,7 +26,7 @@ class Share:
     samples: int  # samples of this rank
     total: int  # samples of all ranks together
     ranks: int  # number of ranks
-    least: int  # samples of the rank that has fewest
+    least: int  # samples of the rank with the fewest samples
 
     def __post_init__(self) -> None:
         if self.total < 1:

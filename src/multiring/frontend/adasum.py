@@ -4,9 +4,10 @@ The Adasum of two vectors is:
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
 
-Orthogonal vectors are added, and parallel vectors are averaged. Other vectors get a result in between. The length of a
-step therefore hardly depends on the number of ranks, and the learning rate need not be scaled by that number. More than
-two vectors are combined pair by pair, along the tree that `rounds` returns. Adasum is commutative, but not associative.
+Orthogonal vectors are added, and parallel vectors are averaged. The result for other vectors lies in between. The
+length of a step therefore hardly depends on the number of ranks, and the learning rate need not be scaled by that
+number. More than two vectors are combined pair by pair, along the tree that `rounds` returns. Adasum is commutative,
+but not associative.
 
 Source: Maleki, Musuvathi, Mytkowicz, Saarikivi, Xu, Eksarevskiy, Ekanayake & Barsoum, "Scaling distributed training
 with adaptive summation", MLSys 2021, arXiv 2006.02924.
@@ -23,7 +24,8 @@ from multiring.errors import ArgumentError
 # Elements of a block. Two float64 blocks of this size stay in a cache. OpenBLAS splits dot products of more than
 # 10,000 elements over several threads, which took ten times as long when ranks shared cores.
 _BLOCK = 8192
-# The type that holds vectors of each type between two combinations. 16-bit results are rounded only once, at the end.
+# The type in which vectors of each type are stored between two combinations. 16-bit results are rounded only once, at
+# the end.
 _HELD = {"float64": np.float64, "float32": np.float32, "float16": np.float32, "bfloat16": np.float32}
 
 Vector = NDArray[Any]
@@ -106,7 +108,10 @@ def adasum(vectors: Sequence[Vector]) -> Vector:
 
 
 def _blocks(a: Vector, b: Vector) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the slice of each block, and float64 copies of it from `a` and `b`. The next block overwrites them."""
+    """Yield the slice of each block, and float64 copies of the block from `a` and `b`.
+
+    The next block overwrites the copies.
+    """
     scratch = np.empty((2, min(_BLOCK, a.size)))
     for start in range(0, a.size, _BLOCK):
         place = slice(start, min(start + _BLOCK, a.size))

@@ -1,8 +1,8 @@
 """The Adasum of all ranks' arrays, computed by all ranks together.
 
-Each rank receives one slice of every rank's arrays and combines these slices. Together they have as many elements as
-the rank's own arrays. The formula needs the dot products of the whole arrays, so the ranks sum the products of their
-slices once per round. Each slice is computed on one rank only, so all ranks get the same bits.
+Each rank receives one slice of every rank's arrays and combines these slices. All slices of a rank together have as
+many elements as the rank's own arrays. The formula needs the dot products of the whole arrays, so the ranks sum the
+products of their slices once per round. Each slice is computed on one rank only, so all ranks get the same bits.
 
     all_to_all              the slices           (p - 1) / p of the arrays' bytes per rank
     all_reduce, each round  the dot products     24 bytes per array and pair; ceil(log2 p) rounds
@@ -59,9 +59,9 @@ def start_adasum(group: Group, arrays: Sequence[Array], *, label: str = "") -> H
 class _Line:
     """The order of the second and later steps of one group's reductions.
 
-    All ranks start the first steps in the same order. These steps end at different times on different ranks, and by
-    then other operations of the group may have been posted. The later steps therefore run on a separate group of the
-    same ranks, one reduction after the other.
+    All ranks start the first steps in the same order. These steps end at different times on different ranks. The group
+    may have posted other operations by then. The later steps therefore run on a separate group of the same ranks, one
+    reduction after the other.
     """
 
     def __init__(self, group: Group) -> None:
@@ -156,7 +156,7 @@ class _Reduction:
         return found
 
     def _pieces(self) -> list[tuple[int, slice]]:
-        """Return the number of each array that overlaps this rank's slice, and the overlap within the slice."""
+        """Yield the number of each array that overlaps this rank's slice, and the overlap within the slice."""
         first = self._rank * self._each
         last = first + self._each
         return [

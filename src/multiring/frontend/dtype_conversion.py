@@ -24,17 +24,17 @@ class DtypeConversion:
     """How arrays of a type are combined.
 
     Complex numbers are summed as pairs of real numbers. To average signed integers, the Group sums 64-bit integers, and
-    this module divides the sum. If the average is scaled as well, division and scaling are one step, because two steps
-    would truncate twice. The upper and lower halves of 64-bit integers are summed separately: their sum may need more
-    than 64 bits, although the average does not.
+    this module divides the sum. If the average is also scaled, this module divides and scales in one step, because two
+    steps would truncate twice. The upper and lower halves of 64-bit integers are summed separately: their sum may need
+    more than 64 bits, although the average does not.
     """
 
     dtype: str  # the type that the Group combines, by NumPy's name
     op: str  # the Group's operation
     is_complex: bool  # the Group's arrays have one more dimension, of 2
     is_split: bool = False  # the Group's arrays have one more dimension, of 2: the halves of integers
-    divisor: int = 1  # results are divided by it, and truncated
-    factor: float = 1.0  # results are multiplied by it
+    divisor: int = 1  # results are divided by this number, and truncated
+    factor: float = 1.0  # results are multiplied by this number
     is_plain: bool = False  # no conversion: the Group takes and returns the caller's arrays as they are
 
     @property

@@ -34,7 +34,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class _NamedForProgram:
-    """Gives an error multiring's own name, such as `MismatchError`, if the program does not import `horovod`."""
+    """Gives the error multiring's own name, such as `MismatchError`, if the program does not import `horovod`."""
 
     if not TYPE_CHECKING:  # type checkers shall see instances of the class that is called
 
@@ -78,7 +78,7 @@ def _named_for_program(kind: Any) -> Any:
         return kind
     if kind not in _plain_named:
 
-        def reduced(error: Exception) -> tuple[Any, ...]:  # the process that unpickles it chooses the name again
+        def reduced(error: Exception) -> tuple[Any, ...]:  # the unpickling process chooses the name again
             return kind, error.args, vars(error)
 
         inside = {"__module__": plain.__module__, "__doc__": plain.__doc__, "__reduce__": reduced}
@@ -97,7 +97,7 @@ class LoopOrderError(StateError, AssertionError):
 
 
 def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedError:
-    """Return `error` as an adapter raises it.
+    """Return the form of `error` that an adapter raises.
 
     `was_before` says that this process has called `init` and `shutdown` already.
     """

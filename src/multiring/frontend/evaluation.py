@@ -114,7 +114,7 @@ def _lines_of(value: Any, is_array: Callable[[Any], bool], where: str) -> Iterat
 def _put_together(
     value: Any, is_array: Callable[[Any], bool], rows: Callable[[Any], Any], process_set: ProcessSet
 ) -> Any:
-    """Return the same as `gathered`; the ranks' outputs are known to have the same structure."""
+    """Return the same as `gathered`; the caller has checked that the outputs have the same structure on all ranks."""
     if is_array(value):
         return rows(value)
     if isinstance(value, list):
@@ -125,7 +125,7 @@ def _put_together(
         found = {name: _put_together(value[name], is_array, rows, process_set) for name in _in_order(value)}
         return {name: found[name] for name in value}
     each = [_put_together(part, is_array, rows, process_set) for part in value]
-    return type(value)(*each) if hasattr(value, "_fields") else tuple(each)  # a namedtuple stays one
+    return type(value)(*each) if hasattr(value, "_fields") else tuple(each)  # a namedtuple remains a namedtuple
 
 
 def _in_order(names: Mapping[Any, Any]) -> list[Any]:
@@ -160,7 +160,7 @@ def _real_numbers(value: Any) -> NDArray[np.float64] | None:
             isinstance(each, numbers.Number) and not isinstance(each, complex) for each in array.flat
         )
         return array.astype(np.float64) if is_real or are_objects else None
-    except Exception:  # noqa: BLE001 -- frameworks may raise any error, and the other ranks must learn of it
+    except Exception:  # noqa: BLE001 -- frameworks may raise any error, which the other ranks must receive
         return None
 
 

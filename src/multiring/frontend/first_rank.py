@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 @contextmanager
 def on_first_rank(*, each_host: bool = False) -> Iterator[bool]:
-    """Run the block on rank 0 first, and on the other ranks after it has ended there.
+    """Run the block on rank 0 first, and on the other ranks after rank 0 has ended it.
 
     Use it to prepare files on rank 0 that the other ranks read. Every rank calls it. The context manager yields whether
     this rank is first.

@@ -81,7 +81,7 @@ class FirstSteps:
         self._names = list(names)
         self._parameters = parameters
         self._is_on = group.size > 1 and is_initialized() and world_now().settings.check_first_steps
-        self._sees = self._is_on and sees  # whether it still looks at gradients of the first reduction
+        self._sees = self._is_on and sees  # whether to read further gradients of the first reduction
         self._compares = self._is_on and parameters is not None
         self._steps = 0
         self._gradients = hashlib.blake2b(digest_size=8)
@@ -109,7 +109,7 @@ class FirstSteps:
         self._steps += 1
 
     def told(self) -> NDArray[np.int64]:
-        """Return this rank's digests for `meet`: of its gradients and of each parameter."""
+        """Return this rank's digests for `meet`: the digest of its gradients and of each parameter."""
         found = np.zeros(1 + len(self._names), np.int64)
         if self._sees and self._has_gradients:
             found[0] = _number(self._gradients)
@@ -121,7 +121,7 @@ class FirstSteps:
         return found
 
     def told_nothing(self) -> NDArray[np.int64]:
-        """Return the digests for `meet` of a rank that has stopped training: zeros."""
+        """Return digests of zeros. A rank that has stopped training passes them to `meet`."""
         return np.zeros(1 + len(self._names), np.int64)
 
     def meet(self, told: NDArray[np.int64], group: Ranks | None = None) -> None:
@@ -203,7 +203,7 @@ def warn_of_equal_data(what: str, group: Ranks, kind: str) -> None:
 
 
 def digest_of(array: NDArray[Any]) -> int:
-    """Return a digest of the bytes, type and shape of `array`. It is never UNKNOWN."""
+    """Return a digest of the bytes, type and shape of `array`. The digest is never UNKNOWN."""
     digest = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=8)
     digest.update(_bytes_of(array).data)
     return _number(digest)

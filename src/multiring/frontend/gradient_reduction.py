@@ -22,7 +22,7 @@ class GradientReduction:
     name: str
     compression: Any = None
     op: int | str = Average
-    predivide_factor: float = 1.0  # for averages: gradients are divided by it before they are summed
+    predivide_factor: float = 1.0  # for averages: a factor by which gradients are divided before they are summed
     groups: Any = None  # the number of collectives, or lists of variables that share a collective
     process_set: ProcessSet = global_process_set
     scale_local: bool = True  # whether local gradients are divided by the number of ranks
@@ -57,12 +57,12 @@ class GradientReduction:
         return gradient / ranks
 
     def ranks_now(self) -> Any:
-        """Return the number of ranks at the time when a step runs."""
+        """Return the number of ranks when a step runs."""
         return members_of(self.process_set).size
 
     def keep_local(self, variable: Any) -> None:
         """Exclude the gradient of `variable` from the reduction."""
-        self.local[reference_of(variable)] = variable  # keeps it alive, so no other object gets its identity
+        self.local[reference_of(variable)] = variable  # keep it alive, so that no other object gets its identity
 
     def is_local(self, variable: Any) -> bool:
         """Return whether the gradient of `variable` is excluded from the reduction."""
@@ -71,7 +71,7 @@ class GradientReduction:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients for the optimizer: reduced, or local and scaled.
 
-        None stays None.
+        A gradient of None stays None.
         """
         found = list(gradients)
         if len(found) != len(variables):

@@ -27,7 +27,7 @@ Name = str | Unnamed | None
 
 
 class Pending:
-    """A submitted operation that the caller has not waited for."""
+    """A submitted operation for which the caller has not waited yet."""
 
     __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
 
@@ -76,7 +76,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repeats an operation that this thread has waited for.
+    """Repeats an operation for which this thread has waited.
 
     The operation's handle keeps the arguments.
     """

@@ -42,7 +42,7 @@ def average_of_halves(sums: NDArray[np.int64], ranks: int, factor: float, dtype:
         ArgumentError: the factor is infinite or NaN.
     """
     _require_finite(factor)
-    flat = sums.reshape(-1, 2)  # arrays, because NumPy warns if scalars wrap, and here they must wrap
+    flat = sums.reshape(-1, 2)  # use arrays: NumPy warns if scalars wrap, and these numbers must wrap
     upper = flat[:, 0] + (flat[:, 1] >> _HALF_BITS)
     lower = flat[:, 1] & _MASK
     if factor != 1.0:
@@ -91,7 +91,7 @@ def _scaled_sums(upper: NDArray[np.int64], lower: NDArray[np.int64], exact: Frac
 
 
 def _wrapped(whole: NDArray[np.float64], dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Return whole numbers, shape (n,), as integers that wrap. C leaves such conversions beyond limits undefined."""
+    """Return whole numbers, shape (n,), as integers that wrap. In C, larger numbers have no defined conversion."""
     is_small = np.abs(whole) < 2.0**63
     found = np.where(is_small, whole, 0.0).astype(np.int64)
     for at in np.flatnonzero(~is_small & np.isfinite(whole)):

@@ -1,4 +1,4 @@
-"""The rank that this process loads samples for, and the number of ranks. Loaders ask when an iteration begins."""
+"""The rank whose samples this process loads, and the number of ranks. Loaders ask when an iteration begins."""
 
 import os
 from functools import cache

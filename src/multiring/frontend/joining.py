@@ -13,11 +13,11 @@ from multiring.runtime.group.handles import in_background
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multiring has no devices here
-    """Tell the other ranks that this rank has no more data, and wait until all ranks have joined.
+    """Announce that this rank has no more data, and wait until all ranks have joined.
 
-    Meanwhile this rank takes part in the other ranks' allreduces with neutral elements: zeros for Sum and Average, and
-    values that change nothing for Min, Max and Product. Average still divides by the number of all ranks. The rank's
-    optimizers take part in the other ranks' steps as well, with gradients or changes of zeros.
+    During the wait, this rank contributes neutral elements to the other ranks' allreduces: zeros for Sum and Average,
+    and values that change nothing for Min, Max and Product. Average still divides by the number of all ranks. The
+    rank's optimizers also contribute zeros, as gradients or changes, to the other ranks' steps.
 
     Args:
         device: not used.
@@ -46,7 +46,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multi
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank of the set has called it.
+    """Wait until every rank of the set has called this function.
 
     Other operations may still be in flight afterwards.
 

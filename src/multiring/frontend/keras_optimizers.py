@@ -30,15 +30,15 @@ class _GradientReduction:
     def __init__(self, reduce: Reduce, *, sums_passes: bool) -> None:
         self.reduce = reduce
         self.sums_passes = sums_passes  # whether accumulated gradients are summed rather than averaged
-        self.variables: Sequence[Any] = ()  # the variables of the gradients that are being applied
-        self.has_reduced = False  # whether the current call of `apply` has reduced
+        self.variables: Sequence[Any] = ()  # the variables whose gradients are being applied
+        self.has_reduced = False  # whether the current call of `apply` has reduced the gradients
 
 
 class _Weighting:
     """Weights the loss, or the gradients, of a training step by this rank's share of the batch."""
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scale the loss as the optimizer does, and by this rank's share of the batch."""
+        """Scale the loss by the optimizer's loss scale and by this rank's share of the batch."""
         found = super().scale_loss(loss)  # type: ignore[misc]
         step = current_step()
         return found if step is None or not step.scales_loss else step.weighted(found)
@@ -95,7 +95,7 @@ class _DistributedOuter(_Weighting):
         super().apply(found, trainable_variables)  # type: ignore[misc]
 
 
-_INNER = "_multiring_is_inner"  # marks optimizers inside a distributed one, which get combined gradients
+_INNER = "_multiring_is_inner"  # marks the optimizers inside a distributed optimizer, which get combined gradients
 
 
 def is_distributed(optimizer: Any) -> bool:

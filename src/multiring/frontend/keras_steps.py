@@ -17,7 +17,7 @@ class Step:
 
     rows: this rank's number of samples; 0 if the rank computes a placeholder batch that must not count.
     batch_rows: the number of samples of all ranks together.
-    scales_loss: whether optimizers weight the loss, in `scale_loss`. Otherwise they weight the gradients.
+    scales_loss: whether optimizers weight the loss in `scale_loss`, or else the gradients.
     weighted: multiplies a loss or a gradient by this rank's share, which is 1 if all ranks have equally many samples.
     adopt: makes an optimizer distributed if it was not distributed before the step.
     """

@@ -145,7 +145,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Return whether the job runs without MPI. Horovod's name for this mode is Gloo."""
+    """Return whether the job runs without MPI; in Horovod, this mode is called Gloo."""
     return not mpi_enabled()
 
 

@@ -34,10 +34,10 @@ class MetricsHook:
         Args:
             step: the step's number, for the writer.
             metrics: the means over this rank's samples, numbers or arrays by name; the same names on all ranks.
-            weight: the number of this rank's samples in the step; 0 if it had none.
+            weight: the number of this rank's samples in the step; 0 if the rank had no samples.
 
         Returns:
-            The reported metrics, on every rank; None if this call did not report.
+            The reported metrics, on every rank; None if this call has not reported.
 
         Raises:
             ArgumentError: the names differ from those of the step before; or as in `mean`.

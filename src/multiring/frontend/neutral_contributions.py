@@ -23,7 +23,7 @@ from multiring.runtime.named.named import Start
 
 
 def neutral_contribution(signature: Signature) -> Start:
-    """Return a function that takes part in an operation without changing its result.
+    """Return a function that contributes to an operation without changing its result.
 
     `signature` describes the operation. The function contributes zeros to a sum and an average, and the neutral element
     to a minimum, a maximum and a product. An average is still divided by the number of all ranks.

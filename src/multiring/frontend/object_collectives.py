@@ -1,7 +1,7 @@
 """Collectives of pickled Python objects, as in Horovod.
 
-Unpickling runs code that the sender chooses. The bytes come only over the job's own connections. At the other end is a
-rank that has proved that it has the job's secret, or a process of the job on this host.
+Unpickling runs code that the sender chooses. The bytes come only over the job's own connections. The other end is a
+process of the job on this host, or a rank that has proved that it has the job's secret.
 """
 
 import importlib

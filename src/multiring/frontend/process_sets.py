@@ -81,7 +81,7 @@ class Reducer(Protocol):
     """Reduces an optimizer's gradients in a separate group."""
 
     def contribute_neutrally(self) -> None:
-        """Take part in the other ranks' reductions with neutral elements, until all ranks do so."""
+        """Contribute neutral elements to the other ranks' reductions, until all ranks do so."""
 
 
 class Members:
@@ -94,7 +94,7 @@ class Members:
         self.size = group.size
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
-        self.is_over = False  # True after `shutdown` or removal of the set; dependent objects must then be built again
+        self.is_over = False  # the set was closed by `shutdown` or removed; rebuild dependent objects
         self._kept: dict[Callable[[], Any], Any] = {}
         self._joins = 0
         self._numbers = itertools.count(1)
@@ -173,7 +173,7 @@ class _Sets:
             masks = np.asarray(self.world.group.all_gather(mask, label="add_process_set")).reshape(-1, len(mask))
         own = tuple(process_set.ranks or ())
         for ranks in sorted({tuple(np.flatnonzero(each).tolist()) for each in masks} - {()}):
-            if not own:  # MPI_COMM_NULL: this rank is not in the set that the others make
+            if not own:  # MPI_COMM_NULL: this rank is not in the set that the other ranks make
                 own, process_set.ranks = ranks, list(ranks)
             self._add(process_set if ranks == own else ProcessSet(ranks))
 
@@ -251,7 +251,7 @@ def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
 
 
 def know_sets(process_sets: Iterable[ProcessSet]) -> None:
-    """Set the numbers of `process_sets`, whose ranks the job already has as sets.
+    """Set the numbers of `process_sets`. The job must already have sets of these ranks.
 
     The call is local.
 
@@ -456,6 +456,6 @@ def place_now() -> RankPosition:
 
 
 def _sets_now() -> _Sets:
-    """Return the sets of this process's job. If `multiring.init` joined it, only the set of all ranks exists."""
+    """Return the sets of this process's job. After `multiring.init`, only the set of all ranks exists."""
     world = world_now()
     return world.belongings.get(_Sets) or world.belongings.made(_Sets, lambda: _Sets(world))

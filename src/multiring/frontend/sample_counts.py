@@ -10,7 +10,7 @@ from multiring.runtime import is_initialized
 def count_in_job(samples: int) -> tuple[int, int]:
     """Return the sum and the minimum of the ranks' sample counts.
 
-    Every rank calls it for each batch.
+    Every rank calls this function for each batch.
     """
     if not is_initialized() or size() == 1:
         return samples, samples

@@ -60,14 +60,14 @@ class BucketLayout:
     """The layout of one bucket's gradients.
 
     Offsets and `count` are in elements of `dtype`. The gradients are followed by one flag per member: 1 if this rank
-    has the gradient, else 0. The reduced flags distinguish a gradient that no rank has from a gradient of zeros. Three
-    more flags follow: whether any rank wants to compare its first steps, whether any rank got unexpected sparse
-    gradients, and whether any rank still trains.
+    has the member's gradient, else 0. The reduced flags distinguish a gradient that no rank has from a gradient of
+    zeros. Three more flags follow: whether any rank wants to compare its first steps, whether any rank got unexpected
+    sparse gradients, and whether any rank still trains.
     """
 
     dtype: str  # NumPy's name
     members: tuple[int, ...]  # indices of gradients, in the order in which they are expected
-    offsets: tuple[int, ...]  # of each member
+    offsets: tuple[int, ...]  # the offset of each member
     flags_offset: int
 
     @property
@@ -118,7 +118,7 @@ def lay_out(
         filling[dtype].append(index)
         filled_bytes[dtype] += size_bytes
     finished += filling.values()
-    # A bucket can start when its last gradient arrives, which is the one with the lowest index.
+    # A bucket can start when its last gradient arrives: the gradient with the lowest index.
     return [_bucket(specs, members) for members in sorted(finished, key=lambda members: -members[-1])]
 
 

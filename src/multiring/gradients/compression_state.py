@@ -1,8 +1,8 @@
 """The state of lossy gradient compression in a state_dict.
 
-It is a dict that a state_dict has under KEY, and that plain optimizers ignore:
+The state is a dict under KEY in a state_dict. Plain optimizers ignore this entry:
 
-    rank, size    of the rank that saved it
+    rank, size the saving rank and its job's size
     residuals     by parameter, the part of the gradients that the rank has not sent yet: each rank has its own
     queries       by parameter, PowerSGD's Q: the same on all ranks
 

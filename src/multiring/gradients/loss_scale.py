@@ -4,7 +4,7 @@ Half precision has no values below 6e-8. Therefore the loss is multiplied by a s
 once they are float32 again. If a gradient overflows, it is discarded, and the scale is reduced. After some steps
 without overflow, the scale grows.
 
-Ranks that see the same gradients come to the same decision without communication: an infinity or NaN of one rank is
+Ranks with the same gradients make the same decision without communication: an infinity or NaN of one rank is
 also in the sum of all ranks.
 
 Source: Micikevicius et al., "Mixed precision training", ICLR 2018, arXiv 1710.03740.

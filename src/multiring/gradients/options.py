@@ -59,7 +59,7 @@ class WireOnly:
 
     @staticmethod
     def compress(array: Any) -> tuple[Any, Any]:
-        """Return `array` unchanged: the wire type encodes it when it is sent."""
+        """Return `array` unchanged: the wire type encodes it when the array is sent."""
         return array, None
 
     @staticmethod
@@ -82,7 +82,7 @@ class Options:
             library.
         error_feedback: whether to add the error of the wire type to the next gradient.
         predivide: the part of an average's divisor that is applied before the sum.
-        sparse_as_dense: whether sparse gradients are sent as dense ones.
+        sparse_as_dense: whether sparse gradients are sent as dense gradients.
 
     Raises:
         ArgumentError: an option is invalid, or two options contradict each other.

@@ -50,8 +50,8 @@ class Stages:
     def next_turn(self) -> tuple["Future[None]", "Future[None]"]:
         """Return two futures, which keep second reductions in order.
 
-        Wait for the first future before starting a second reduction, and set the other one afterwards. If a second
-        reduction cannot start, the later ones must not start either: other ranks would mix them up.
+        Wait for the first future before starting a second reduction, and set the second future afterwards. If a second
+        reduction cannot start, later reductions must not start either: other ranks would confuse them.
         """
         before, self._latest = self._latest, Future()
         return before, self._latest
@@ -71,7 +71,7 @@ class _Matrix:
     is_finite: bool = True
 
     def project(self) -> None:
-        """Set `p` to this rank's M Q, or to zeros if the rank has no gradient; its residual then waits."""
+        """Set `p` to this rank's M Q. If the rank has no gradient, set `p` to zeros and keep the residual unchanged."""
         if self.has_gradient:
             self.residual += self.gradient
             np.matmul(self.residual, self.query, out=self.p)
@@ -127,7 +127,8 @@ class Factored:
         self._op = op
         self._compression = compression
         self._form = layout, specs
-        # Wait of the twins' newest reduction. The next reduction needs its residual, and therefore waits for it.
+        # The function that waits for the newest reduction of the twins. The next reduction calls it first, because it
+        # needs the residual of the newest one.
         self._latest: list[Callable[[], object]] = []
         self._matrices: dict[int, _Matrix] = {}
         self._take_places()
@@ -137,7 +138,7 @@ class Factored:
         (layout, specs), compression, stages, known = self._form, self._compression, self._stages, self._matrices
         self.memory = np.zeros(layout.flags_offset, np.float32)
         self.places = places_in(self.memory, layout, specs)
-        # Each gradient as a flat array, in memory order.
+        # Each gradient is a flat array, in memory order.
         lines = [self.memory[at : at + spec.count] for at, spec in zip(layout.offsets, specs, strict=True)]
         shapes = [matrix_shape(spec) for spec in specs]
         compressed = [member for member, shape in enumerate(shapes) if compression.pays(*shape)]
@@ -223,11 +224,11 @@ class Factored:
             return
         if state.residual is not None:
             self._shaped(member, matrix.residual)[...] = state.residual
-        if state.query is not None and state.query.shape == matrix.query.shape:  # else the rank differs
+        if state.query is not None and state.query.shape == matrix.query.shape:  # else `rank` differs
             matrix.query[...] = state.query
 
     def twin(self) -> "Factored":
-        """See `Reduction.twin`; a twin waits for the reduction whose residual it needs."""
+        """See `Reduction.twin`. A twin needs the other reduction's residual, and waits for that reduction."""
         found = copy(self)
         found._take_places()  # noqa: SLF001 -- an attribute of the same class
         return found

@@ -8,7 +8,8 @@ exactly. Their order depends on the shapes alone.
 import numpy as np
 from numpy.typing import NDArray
 
-# If a smaller share of a column is left after subtracting the previous columns, it is a rounding error of float32.
+# If less than this share of a column is left after the previous columns are subtracted, the rest is a rounding error of
+# float32.
 _NEGLIGIBLE = 1e-6
 # Elements of a block: two float32 blocks fit into a second-level cache.
 _BLOCK = 32768

@@ -41,7 +41,7 @@ class Coded:
         self._group = group
         self._op = op
         self._wire = options.wire
-        # The residuals, laid out like the gradients; None without error feedback.
+        # The residuals have the layout of the gradients. They are None without error feedback.
         zeros = np.zeros(layout.flags_offset, layout.dtype) if options.error_feedback else None
         self._owed: NDArray[Any] | None = zeros
         self._owed_places = [] if zeros is None else places_in(zeros, layout, specs)
@@ -64,7 +64,7 @@ class Coded:
 
     def start(self) -> Callable[[], object]:
         """Start to reduce; return a function that waits for the result, or raises."""
-        # An infinity in a gap between gradients would make its whole block NaN, and nothing else overwrites the gaps.
+        # An infinity in a gap between gradients would make its whole block NaN, and no other code overwrites the gaps.
         for gap in self._gaps:
             self.memory[gap] = 0.0
         if self._owed is not None:
@@ -82,7 +82,7 @@ class Coded:
         """Add the residuals to the gradients, round the sums to the wire type, and keep the rest as residuals."""
         absent = np.flatnonzero(self.flags[: len(self.places)] == 0)
         waiting = [(member, self._owed_places[member].copy()) for member in absent]
-        for member in absent:  # the residual of a gradient that this rank does not have waits for the next gradient
+        for member in absent:  # if this rank does not have the gradient, the residual waits for the next gradient
             self._owed_places[member][...] = 0.0
         with np.errstate(all="ignore"):  # an overflow becomes an infinity, like one in the gradients
             self.memory += owed

@@ -1,8 +1,8 @@
 """Buckets that start in the same order on all ranks, whenever gradients arrive.
 
 A bucket starts when all of its gradients have arrived and the previous bucket has started. At the end of a step, the
-remaining buckets are started too, and all buckets are waited for. GradientReducer does this for NumPy arrays. The
-adapter of a framework with other arrays does it with a BucketOrder.
+reducer starts the remaining buckets and waits for all buckets. GradientReducer does this for NumPy arrays. The adapter
+of a framework with other arrays does it with a BucketOrder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class BucketOrder:
         self._waits: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Forget all started reductions."""
+        """Discard the records of all started reductions."""
         self._waits.clear()
 
     @property
@@ -86,7 +86,7 @@ class GradientReducer:
             specs: names and specs, in the order in which the model uses the parameters.
             group: the ranks that reduce.
             options: the options. The op "adasum", compressors and sparse gradients are not supported for arrays.
-            together: groups of gradients by index, each of which is reduced in a bucket of its own.
+            together: groups of gradients by index; each group is reduced in its own bucket.
             parameters: a function that returns the current values of the parameters, which ranks compare before their
                 second step.
 
@@ -103,7 +103,7 @@ class GradientReducer:
         require_alike(group, _WHAT, [str(options), *lines])
         self._names = [name for name, _ in specs]
         self._specs = [spec for _, spec in specs]
-        # Twin groups, so that other operations of the ranks cannot disturb the order of buckets.
+        # Use twin groups, so that other operations of the ranks cannot disturb the order of buckets.
         own = group.twin()
         make: ReductionOf = reductions_of(own, own.twin, options)
         self._layouts = lay_out(self._specs, options.bucket_bytes, together)
@@ -129,7 +129,7 @@ class GradientReducer:
         """Add a gradient to its bucket, and start the buckets that are complete.
 
         Raises:
-            StateError: the gradient has already been brought in this step.
+            StateError: `bring` was already called with this gradient in this step.
             ArgumentError: its shape or type differs from its spec.
             HorovodInternalError: the ranks disagree, or a rank is lost.
         """
@@ -157,8 +157,8 @@ class GradientReducer:
     def finish(self) -> list[NDArray[Any] | None]:
         """Wait for the reductions, and return the reduced gradients.
 
-        The result is None for a gradient that no rank has. A gradient that was not brought counts as missing on this
-        rank.
+        The result is None for a gradient that no rank has. A gradient that `bring` did not receive counts as missing on
+        this rank.
 
         Raises:
             HorovodInternalError: the ranks disagree, or a rank is lost.
@@ -181,9 +181,9 @@ class GradientReducer:
         return self.finish()
 
     def contribute_neutrally(self) -> None:
-        """Take part in other ranks' steps without gradients, until no rank trains.
+        """Contribute zeros to other ranks' steps, until every rank has stopped training.
 
-        Every rank calls it when it has no more samples.
+        Every rank calls this when it has no more samples.
         """
         trains = bool(self._reductions)
         while trains:

@@ -57,8 +57,8 @@ class Reduction(Protocol):
     def twin(self) -> "Reduction":
         """Return a second reduction of the same gradients, with its own places and flags.
 
-        The two take turns from step to step. Both share one compression state. The second may start before the first
-        has finished, and still continues from the state that the first leaves.
+        The two reductions take turns from step to step, and share one compression state. The second reduction may start
+        before the first has finished. It still uses the state that the first reduction leaves.
         """
 
 
@@ -67,7 +67,7 @@ class ArrayReduction(Reduction, Protocol):
 
     @property
     def memory(self) -> NDArray[Any]:
-        """The flat memory that the bucket's layout describes, with or without the flags."""
+        """The flat memory of the bucket's layout, with or without the flags."""
 
     def twin(self) -> "ArrayReduction":
         """See `Reduction.twin`."""
@@ -109,7 +109,7 @@ class Plain:
 
 
 class Predivided:
-    """An average whose divisor is split: `factor` before the sum, the rest after it."""
+    """An average with a split divisor: `factor` is applied before the sum, and the rest after it."""
 
     def __init__(self, summed: Reduction, factor: float, ranks: int) -> None:
         """Wrap `summed`, a reduction that sums."""

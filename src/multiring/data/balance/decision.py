@@ -17,7 +17,7 @@ NAMES = {COPY: "host-to-arena", WORKERS: "number of workers"}
 REQUESTED = (SOURCE, DISK, NETWORK)  # stages in which workers wait for requests to a shared resource
 _NORM = 8
 # If concurrent requests take longer than single requests by this factor, the resource serves one request at a time. Two
-# workers at such a resource would give a factor of 1.5.
+# workers at such a resource give a factor of 1.5.
 _IN_TURN = 1.25
 _BUSY = 0.9  # if the process uses a larger share of its cores, workers' times include waiting for a core
 _QUEUED = 0.05  # if workers wait for a core for a larger share of their time, all cores are in use
@@ -172,7 +172,7 @@ def model_of(counted: Counted) -> Model:
         is_full = True
         cores = max(cores * workers_cpu / (workers_cpu + queued), counted.cpu_s / counted.wall_s)
     cpu = {DECODE: min(workers_cpu, spent.get(DECODE, 0.0))}
-    # Reading also copies, out of the page cache; this CPU time counts as copying.
+    # A read also copies data out of the page cache. This CPU time counts as copying.
     cpu |= {COPY: workers_cpu - cpu[DECODE], COMPUTE: max(0.0, counted.cpu_s - workers_cpu)}
     stages = {name: spent.get(name, 0.0) for name in (*REQUESTED, DECODE, COPY)}
     in_turn = {}

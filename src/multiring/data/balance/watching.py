@@ -28,7 +28,7 @@ class BalanceWatch:
     def __init__(self, loader: Loader, host_ranks: int = 1, gather: Gather | None = None) -> None:
         self._loader, self._gather = loader, gather
         own, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-        # A rank that is bound to some cores does not share them.
+        # A rank that is bound to some cores does not share these cores.
         self._cores = float(own) if own < every else own / host_ranks
         self._events = event_reader() if is_initialized() else None
         self._wire: list[Span] = []

@@ -6,8 +6,8 @@
     readers/            each reading process's next uses of the blocks (keeping.py)
 
 There are no locks between processes. A writer writes a block to a temporary file of its own, and renames the file. If
-two processes write the same block, the second fetch was wasted, but the bytes are right. Writes are not synced to the
-disk. Each read verifies the block, which detects blocks that a power cut left incomplete.
+two processes write the same block, one fetch was useless, but the bytes are right. Writes are not synced to the disk.
+Each read verifies the block, which detects blocks that a power cut left incomplete.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class BlockCache:
         root: the folder; it is created with mode 0700 if it does not exist.
         quota_bytes: the most bytes of all files in the folder, from all processes.
         tell: called with a warning about damaged blocks or a full disk; by default it prints to standard error.
-        foreign: whether the folder of another user may be used; it is then only read.
+        foreign: whether to accept the folder of another user, which is then only read.
         share: the `Group` whose hosts share blocks while they train, and each keep a part of them. Every rank of the
             group must then make the data set. With None, MULTIRING_DATA_SHARE decides whether all ranks share.
 
@@ -132,7 +132,7 @@ class BlockCache:
     def writes(self) -> bool:
         """Return whether blocks can be kept.
 
-        They cannot if the folder belongs to another user or its disk has failed.
+        Blocks cannot be kept if the folder belongs to another user or its disk has failed.
         """
         return self._writes
 
@@ -300,7 +300,7 @@ class BlockCache:
             away.mkdir(mode=0o700, exist_ok=True)
             place.rename(away / f"{place.parent.parent.name}-{place.name}-{secrets.token_hex(4)}")
         except OSError:
-            pass  # another process has moved it, or this user may not; the block is not used in either case
+            pass  # another process has moved it, or this user must not move it; the block is not used in either case
 
     def _place(self, key: str, number: int) -> Path:
         return self.root / key / f"{number // _FOLDER:06d}" / str(number)

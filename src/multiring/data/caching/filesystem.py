@@ -111,7 +111,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return [cls._strip_protocol(each) for each in path] if isinstance(path, list) else _ALONE.sub("", str(path))
 
     def _inner(self, path: str) -> str:
-        # For a chain of URLs, fsspec passes the inner URL as `fo`; the path is then only the protocol.
+        # fsspec passes the inner URL of a chain of URLs as `fo`; the path is then only the protocol.
         stripped: str = self.fs._strip_protocol(path or self._behind)  # noqa: SLF001 -- as fsspec's own do
         return stripped
 
@@ -141,7 +141,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
             secret = secrets_of(inner, getattr(self.fs, "storage_options", None))
             kind = type(error) if type(error) in {PermissionError, IsADirectoryError, TimeoutError} else OSError
             failure = kind(f"{without_secrets(inner)}: {type(error).__name__}: {redacted(str(error), secret)}")
-        # Raised outside the handler, so that the error has no cause: the cause contains the URL with its secrets.
+        # Raise the error outside the handler, so that it has no cause: the cause contains the URL with its secrets.
         raise failure
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ARG002 -- fsspec's signature
@@ -188,7 +188,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return self._cache.get(key, block, lambda: self._fetched(path, told, block))
 
     def _fetched(self, path: str, told: Mapping[str, Any], block: int) -> bytes:
-        """Return a block from the source; raise FileChangedError if the file is no longer as `told` describes."""
+        """Return a block from the source; raise FileChangedError if the file no longer fits the attributes `told`."""
         inner, begin = self._inner(path), block * BLOCK_BYTES
         end = min(int(told["size"]), begin + BLOCK_BYTES)
         data: bytes = self._asked(inner, lambda: self.fs.cat_file(inner, start=begin, end=end))
@@ -201,7 +201,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         return data
 
     def _key(self, path: str, told: Mapping[str, Any]) -> str | None:
-        """Return the key of a file's blocks; None if the file may change without a change of its attributes."""
+        """Return the key of a file's blocks; None if the file may change while its attributes stay the same."""
         if not is_told_apart(told):
             where = without_secrets(self._inner(path))
             if where not in self._untold:
@@ -229,7 +229,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
 
 
 class FileChangedError(OSError):
-    """A file changed while it was read; earlier bytes are of the old version."""
+    """A file has changed while a reader was reading it. The earlier bytes belong to the old version."""
 
 
 def described(told: Mapping[str, Any]) -> list[list[str]]:
@@ -240,7 +240,8 @@ def described(told: Mapping[str, Any]) -> list[list[str]]:
 def is_told_apart(told: Mapping[str, Any], now: float | None = None) -> bool:
     """Return whether a file's attributes change whenever the file does.
 
-    A version does: a number, an ETag or a check sum. A time does if it is more than two seconds old.
+    A version (a number, an ETag or a check sum) always changes. A time stamp suffices if it is more than two seconds
+    old.
     """
     names = {str(name).lower(): value for name, value in told.items() if value is not None and value != ""}
     if any(name in _VERSIONS and not (name == "etag" and str(value).startswith("W/")) for name, value in names.items()):

@@ -53,7 +53,7 @@ class Keeping:
         self._look_at = 0.0
         self._looking = threading.Lock()
         self._accepted: dict[int, int] = {}  # blocks that are being fetched, and the block to evict for each
-        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which samples use only parts
+        self._parted = np.zeros(len(sizes), dtype=np.bool_)  # blocks of which each sample uses only a part
         self._mine: NDArray[np.bool_] | None = None
 
     def expect(self, uses: Uses) -> None:
@@ -119,7 +119,7 @@ class Keeping:
                 # Other files in the folder count against the quota, too.
                 others = max(0, used - self._disk.used_bytes)
                 self._disk.capacity_bytes = max(0, self._cache.quota_bytes - others)
-            # For a large folder this takes long. Spend at most a twentieth of the time on it.
+            # This takes long for a large folder. Spend at most a twentieth of the time on it.
             now = time.monotonic()
             self._look_at = now + max(_TELL_S, 20 * (now - began))
         finally:
@@ -132,7 +132,7 @@ class Keeping:
         return max(_FEWEST_S, (time.monotonic() - self._began[0]) / (self._uses.now - self._began[1]))
 
     def _rarest(self, number: int, paid: int) -> int | None:
-        """Return the block to evict for a block of which samples use parts; None if fetching it does not pay.
+        """Return the block to evict for a partly used block; None if fetching the whole block does not pay.
 
         Fetching such a block as a whole pays only after several uses. The decision therefore depends on the numbers of
         known uses, not on the next use.
@@ -144,7 +144,7 @@ class Keeping:
         if not len(held):
             return None
         rarest = int(held[np.argmin(left[held])])
-        gained = int(left[number]) - 1 - paid  # in uses of this size, like `left`
+        gained = int(left[number]) - 1 - paid  # in units of one use of this size, like `left`
         return (
             rarest if gained > _MARGIN * left[rarest] + _SOME and self._sizes[number] <= self._sizes[rarest] else None
         )
@@ -179,7 +179,8 @@ class Keeping:
 
         Args:
             number: the block's number.
-            paid: after how many more uses the whole block costs no more to fetch than the used parts.
+            paid: the number of further uses after which fetching the whole block costs no more than fetching the used
+                parts.
         """
         if self._mine is not None and not self._mine[number]:
             return False
@@ -237,7 +238,7 @@ class Keeping:
             return [rarest]
         assert self._uses is not None  # noqa: S101 -- the caller has checked it
         # The next use of a block that is used in parts needs only a part. A block that is used as a whole therefore
-        # does not replace it unless it has no known use.
+        # stays, unless it has no known use.
         times = np.where(self._parted & (times < NEVER), 0.0, times)
         return None if paid else self._disk.admit(number, times, self._uses.of(number, 1), self._upcoming(paid))
 

@@ -37,8 +37,9 @@ def cached(
     A script changes one line: `dataset = cached(dataset)`. The cache keeps the samples that `dataset` returns. Apply
     random augmentation after the cache: a data set whose samples change between reads raises an error.
 
-    The cache cannot know all that the samples depend on: files, labels, code. Without `key`, the kept samples therefore
-    belong to the returned object and its copies in worker processes. They are removed together with the object.
+    The samples may depend on files, labels and code that the cache cannot examine. Without `key`, the kept samples
+    therefore belong to the returned object and its copies in worker processes. They are removed together with the
+    object.
 
     Args:
         dataset: a data set with a length, and samples by number. Samples can be arrays, torch tensors, numbers, text,
@@ -63,7 +64,7 @@ class CachedSamples:
         self.dataset = dataset
         self._made_of = (folder, quota_bytes)
         if key is None:
-            remove_left(folder)  # before the BlockCache counts the folder's bytes
+            remove_left(folder)  # remove old samples before the BlockCache counts the folder's bytes
         self._cache = BlockCache(folder, quota_bytes, tell)
         identity = self._identified(key)
         if key is not None:

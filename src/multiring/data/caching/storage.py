@@ -28,7 +28,7 @@ class CachedStorage:
     part is read from the source. The part cannot be verified, because check sums cover whole blocks.
 
     Up to `memory_bytes` of blocks are also kept in memory. After a call of `expect`, disk and memory keep the blocks
-    that are needed soonest. Before that, blocks on the disk stay, and memory keeps the blocks that were used last.
+    that are needed soonest. Before that call, blocks on the disk stay, and memory keeps the blocks that were used last.
 
     Args:
         source: the storage of the pack.
@@ -81,7 +81,7 @@ class CachedStorage:
         self.keeping.only(owned)
 
     def keep_alone(self) -> None:
-        """Stop sharing: read all blocks from the source, and keep any of them."""
+        """Stop sharing: read all blocks from the source from now on, and keep any block."""
         self.owned = None
         self.keeping = self._kept()
         self.fetch_by(self.fetched)
@@ -152,7 +152,7 @@ class CachedStorage:
         return self.keeping.in_memory(number) is not None or self.cache.holds(self.key, number)
 
     def _paid(self, shard: int, block: int, used: int) -> int:
-        """Return how many more uses of `used` bytes it takes until fetching the whole block has paid off."""
+        """Return the number of further uses of `used` bytes after which fetching the whole block has paid off."""
         return -(-(self.end_of(shard, block) - block * BLOCK_BYTES) // max(1, used)) - 1
 
     def _read_piece(self, shard: int, block: int, first: int, piece: memoryview) -> None:
@@ -177,7 +177,8 @@ class CachedStorage:
     def fetch_by(self, fetch: FetchBlock, piece: "FetchPiece | None" = None) -> None:
         """Fetch missing blocks by `fetch` instead of from the source.
 
-        Pieces of blocks that are not worth keeping are fetched by `piece`; None reads them from the source.
+        Pieces of blocks that are not worth keeping are fetched by `piece`; if `piece` is None, they are read from the
+        source.
         """
         self._fetch, self._fetch_piece = fetch, piece
 

@@ -126,7 +126,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     began, began_cpu, began_queued = time.perf_counter(), time.thread_time(), queued_s()
     copied, made = 0.0, 0
     if clock is not None:
-        clock.take()  # discard the time of reads that were not for this batch
+        clock.take()  # discard the times of reads for other purposes than this batch
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []
@@ -155,9 +155,10 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
 
 
 def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
-    """Return into how many tasks a batch is divided.
+    """Return the number of tasks into which a batch is divided.
 
-    Each worker gets two. A batch that is only read may have fewer, so that each task is worth its cost.
+    Usually, each worker gets two tasks. A batch that needs no decoding may have fewer tasks, so that each task is worth
+    its cost.
     """
     most = 2 * workers
     return min(most, 1 + rows * layout.row_bytes // _PIECE) if getattr(samples, "is_only_read", False) else most
@@ -177,13 +178,13 @@ class _OwnFile:
         """
         thread = threading.get_native_id()
         if thread != self.thread:
-            # After a fork, `file` is a descriptor of the parent. Its number may belong to another file here, so it is
-            # not closed.
+            # After a fork, `file` is a descriptor of the parent. Its number may belong to another file here, so do not
+            # close it.
             self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             self.thread = thread
         return os.pread(self.file, 128, 0)
 
-    # Both functions are default arguments, because modules may be gone when the interpreter exits.
+    # Both functions are default arguments, because the interpreter may have removed their modules when it exits.
     def __del__(
         self, close: Callable[[int], None] = os.close, own: Callable[[], int] = threading.get_native_id
     ) -> None:
@@ -226,7 +227,7 @@ def _filled_at_once(
             wanted.numbers, {name: each[first:end] for name, each in rows.items()}
         )
     except (DataError, OSError):
-        return None  # reading the samples one by one shows which of them fails
+        return None  # reading the samples one by one shows which sample fails
     return found if found is None or found.keys() == set(layout.lists) else None
 
 
@@ -281,7 +282,7 @@ def wider_of(pieces: Iterable[Filled]) -> dict[str, np.dtype[Any]]:
     found: dict[str, np.dtype[Any]] = {}
     for piece in pieces:
         for name, dtype in piece.wider.items():
-            # `widened` finds a type here, because each piece's type already is a widening of the layout's type.
+            # `widened` finds a type here, because each piece's type is already a widening of the layout's type.
             found[name] = widened(found.get(name, dtype), dtype) or dtype
     return found
 
@@ -322,7 +323,7 @@ class Job:
     def cut(self, count: int) -> list[tuple[int, int]]:
         """Divide the batch into at most `count` pieces.
 
-        Call this once. It returns the first row of each piece, and the row after its last.
+        Call this once. It returns the first row of each piece, and the row after the piece's last row.
         """
         rows = len(self.wanted.numbers)
         size = max(1, -(-rows // count))

@@ -41,8 +41,8 @@ class LeavingOut:
     def rest(self, step: Step, batch: Batch, failures: Sequence[Failure]) -> tuple[Batch | None, Share]:
         """Return a batch without its unreadable samples, and this rank's new share.
 
-        The batch is None if no rank has a sample left. If only this rank has no sample left, it gets one row of another
-        sample, with weight 0. The same happens if a batch has fewer samples than ranks.
+        The batch is None if no rank has a sample left. If only this rank has no sample left, the batch has one row of
+        another sample, with weight 0. The same happens if a batch has fewer samples than ranks.
 
         If the ranks do not exchange their numbers (`count` is None), the share is computed as if all ranks could read
         all their samples. Each sample then has the same weight on every rank.
@@ -110,7 +110,7 @@ def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
 
 
 def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
-    """Return the layout of a batch, taken from its first sample.
+    """Return the layout of a batch, determined by its first sample.
 
     Args:
         samples: the data set.
@@ -132,7 +132,7 @@ def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
 
 
 def none_readable(failure: Exception | None) -> DataError:
-    """Return the error for a batch if neither its samples nor the next ones can be read."""
+    """Return the error for a batch if neither its samples nor the next samples can be read."""
     if failure is None:
         return DataError("the batch has no samples")
     return DataError(f"not one of the next samples, up to {MOST}, can be read; the first failure: {failure}")

@@ -182,8 +182,8 @@ class Loader:
     def follow(self, where: Callable[[], tuple[int, int]]) -> None:
         """Call `where` for the rank and the number of ranks before each iteration.
 
-        The loader then has the right samples even if the job or its ranks change after the loader was made. A call of
-        `place` ends this.
+        The loader then yields the right samples even if the job or its ranks change later. A call of `place` removes
+        `where`.
         """
         self.place(*where())
         self._where = where
@@ -224,7 +224,7 @@ class Loader:
     # ---- batches ----
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the remaining batches of the epoch; after its end, the next epoch's.
+        """Yield the remaining batches of the epoch; after the epoch's end, yield those of the next epoch.
 
         Raises:
             DataError: a sample cannot be read.
@@ -275,7 +275,7 @@ class Loader:
         """Wait for a batch, and return it with its failures and lists; restart it if its workers have ended."""
         while True:
             job, crew = started
-            if crew.pid != os.getpid():  # this process was forked from the process that has the workers
+            if crew.pid != os.getpid():  # another process has the workers: this process is a fork of it
                 started = self._started(job.wanted)
                 continue
             try:
@@ -337,9 +337,9 @@ class Loader:
         return self._workers
 
     def layout(self) -> Layout:
-        """Return the layout of a batch, taken from the next sample of the epoch.
+        """Return the layout of a batch, determined by the next sample of the epoch.
 
-        With `skip_bad=True`, it is taken from the next sample that can be read.
+        With `skip_bad=True`, the next readable sample determines it.
 
         Raises:
             DataError: the sample cannot be read.

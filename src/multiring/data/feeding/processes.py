@@ -1,8 +1,8 @@
 """Workers that are processes, for transforms in Python: the threads of one process would run them one at a time.
 
 The workers write batches into an anonymous file in memory, which they share with this process. They report finished
-pieces through pipes. If a worker dies, this process reports its death, starts another worker, and gives its pieces out
-again. The workers exit when the process that started them exits, however it exits.
+pieces through pipes. If a worker dies, this process reports the death, starts another worker, and gives the dead
+worker's pieces out again. The workers exit whenever the process that started them exits or dies.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class ProcessWorkers:
         self.pid = os.getpid()
         self.layout = start.layout
         self._file = os.memfd_create("multiring-data", os.MFD_CLOEXEC)
-        # Areas are added as batches need them, so that iterations that run at the same time never wait for each other.
+        # Areas are added when batches need them, so that concurrent iterations never wait for each other.
         self._areas: list[_Area] = []
         self._free: list[int] = []
         self._waiting: deque[_Task] = deque()
@@ -98,7 +98,7 @@ class ProcessWorkers:
         self._lock = threading.Condition(threading.RLock())
         self._closed = False
         self._broken: BaseException | None = None
-        self._held = 0  # areas that batches of the user view
+        self._held = 0  # areas of memory that the user's batches still view
         self._context: Any = multiprocessing.get_context(start.context)
         self._wake, self._woken = self._context.Pipe()
         self._workers: list[_Worker] = []
@@ -269,7 +269,7 @@ class ProcessWorkers:
 
     def _give_out(self) -> None:
         with self._lock:
-            # Each worker gets two pieces, so that it can continue at once when it has finished the first.
+            # Each worker gets two pieces, so that it can begin the second piece at once when it has finished the first.
             for depth in range(2):
                 for worker in self._workers:
                     if self._waiting and len(worker.tasks) <= depth:
@@ -392,7 +392,7 @@ def _send(pipe: Connection, answer: Any) -> None:
 def _end_with(trainer: int) -> None:
     """Exit when the process `trainer` has exited, even in the middle of a piece.
 
-    A closed pipe would also show that exit, but not if another process has inherited the trainer's end of the pipe.
+    A closed pipe would also show the exit, unless another process has inherited the trainer's end of the pipe.
     """
     try:
         ended = select.poll()

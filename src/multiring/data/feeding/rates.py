@@ -23,7 +23,7 @@ class Rates:
 
     @property
     def predicted(self) -> float:
-        """Return the samples a second of all workers if nothing else limits them."""
+        """Return the rate in samples a second if only the workers limit it."""
         return self.make_per_s * max(1, self.workers)
 
 

@@ -105,7 +105,7 @@ class ThreadWorkers:
             arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self.layout.arrays.items()}
         job = Job(wanted=wanted, arrays=arrays)
         pieces = job.cut(self._pieces(rows))
-        with self._lock:  # `close` queues end marks under this lock; no thread would take a task behind them
+        with self._lock:  # `close` queues end marks under this lock; no thread would take a task behind the marks
             if self.is_over:
                 raise WorkersEndedError("the loader's threads were closed")
             for begin, end in pieces:

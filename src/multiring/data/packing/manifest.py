@@ -42,9 +42,9 @@ class Field:
 
     name: str
     kind: str
-    dtype: str = ""  # the type of arrays if all have one type and shape; the type of numbers, "" for Python's int
+    dtype: str = ""  # if all arrays have one type and shape, their type; for numbers, their type, "" for Python's int
     shape: tuple[int, ...] | None = None  # the shape of such arrays; otherwise None
-    header_bytes: int = 0  # bytes before the numbers of such an array
+    header_bytes: int = 0  # bytes of the file before the numbers of such an array
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -40,7 +40,7 @@ class PackOptions:
     to_float16: bool = False
     channel_axis: int = 0
     order: Sequence[int] | None = None  # the order in which samples are stored; by default the source's order
-    # Called for a sample that cannot be packed; the sample is left out. None: such a sample is an error.
+    # Called for a sample that cannot be packed; the sample is left out. With None, such a sample is an error.
     on_bad: Callable[[int, DataError], None] | None = None
     check: Callable[[int, Record], None] | None = None  # raises DataError for a sample that cannot be decoded
 
@@ -216,7 +216,7 @@ class _Packer:
             self._close()
 
     def _made(self, what: str, name: str, kind: str, value: Any) -> tuple[Any, bytes]:
-        """Return a value as it is packed, and its bytes; drop the field's type and shape if this value's differ."""
+        """Return a value as it is packed, and its bytes; drop the field's type and shape if this value has others."""
         if name in self._halves:
             value = self._halves[name].cast(what, value)
         data = encoded(what, kind, value)
@@ -239,8 +239,8 @@ class _Packer:
             raise DataError(f"a field is named {name!r}: want a name without dots and slashes")
         if kind == "number":
             return Field(name=name, kind=kind, dtype=_number_type(value))
-        # NumPy's short name does not describe every type, for instance one of several columns. The full type is in each
-        # array's own header.
+        # NumPy's short name does not describe every type, for instance a type with several columns. The full type is in
+        # each array's own header.
         if kind != "array" or not isinstance(value, np.ndarray) or np.dtype(value.dtype.str) != value.dtype:
             return Field(name=name, kind=kind)
         if name in self._halves:

@@ -139,7 +139,7 @@ class Line:
     def keep_little(self) -> None:
         """Limit the kernel's send buffer to some pieces.
 
-        Bytes that are in the buffer cannot be delayed any more.
+        A sender cannot delay bytes that are already in the buffer.
         """
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _PIECE_BYTES)
 

@@ -86,7 +86,7 @@ class Sharing:
     def is_over(self) -> bool:
         """Return whether this process has left the job of this exchange.
 
-        The other processes then have left it too, and closed their ports.
+        The other processes have then left the job too, and have closed their ports.
         """
         return not is_rank() or world() is not self._world
 
@@ -114,8 +114,8 @@ def exchange_of(
 ) -> Iterator[Exchange | None]:
     """Yield a host's part in an exchange to its first rank, and None to other ranks.
 
-    Every rank of `group` must call this. The port stays open until all ranks have left the `with` block, because until
-    then a host may need another host's blocks.
+    Every rank of `group` must call this. The port stays open until all ranks have left the `with` block, because
+    another host may need blocks until then.
 
     Args:
         group: the ranks that take part.
@@ -164,7 +164,7 @@ class Known:
 
 
 def told_once(group: Group, storage: Storage, root: int = 0) -> Known:
-    """Return a storage whose manifest, index and check sums only rank `root` reads.
+    """Return a storage that reads the manifest, index and check sums on rank `root` only.
 
     Every rank must call this; rank `root` sends the files to the others.
 

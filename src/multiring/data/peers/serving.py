@@ -62,7 +62,7 @@ class BlockServer:
                 sock, (host, *_) = self._listener.accept()
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # send small answers without delay
             except OSError:
-                # The process has no free descriptors, or the client is already gone: only this connection is lost.
+                # The process has no free descriptors, or the client is already gone. Only this connection is lost.
                 if not self._closed:
                     time.sleep(_AGAIN_S)
                 continue
@@ -108,7 +108,7 @@ class BlockServer:
         with self._lock:
             self._closed = True
             lines = list(self._lines)
-        # Only shutdown wakes the thread that waits in accept.
+        # The thread waits in accept, and only shutdown wakes it.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -19,8 +19,8 @@ Progress = Callable[[int, int], None]  # called with the bytes that this host ha
 _FETCHING = 4  # threads that stage the host's own blocks
 _FEWEST, _MOST = 2, 16  # limits for the concurrent requests of a host to its source
 _CROWDED = 1.5  # if requests take this many times the shortest time, more concurrent requests gain nothing
-# Limits for the blocks that a host waits for at its peers at a time. With fewer, all could wait for late blocks while
-# other blocks are ready.
+# Limits for the number of blocks for which a host waits at its peers at a time. With a lower limit, all requests could
+# be for late blocks while other blocks are ready.
 _FEWEST_ASKED, _MOST_ASKED = 8, 32
 _RECEIVING = 4  # blocks that a host receives at a time; more would flood its link if it is slower than the peers' links
 
@@ -109,7 +109,7 @@ class Exchange:
     def fetch(self, shard: int, block: int) -> bytes:
         """Return a block's bytes from its owner.
 
-        They come from the source if this host owns the block or the owner fails.
+        The bytes come from the source if this host owns the block or the owner fails.
         """
         peer = self._peers[self.owner(shard, block)]
         data = None if peer is None else peer.block(Request(self.storage.key, shard, block))
@@ -160,7 +160,8 @@ class Exchange:
         """Fill `out` with a piece of a block from its owner.
 
         Returns:
-            Whether `out` was filled; False if this host owns the block, or its owner fails or does not keep it.
+            Whether `out` was filled; False if this host owns the block, or if the owner fails or does not keep the
+            block.
         """
         peer = self._peers[self.owner(shard, block)]
         request = Request(self.storage.key, shard, block, (begin, begin + len(out)))
@@ -211,7 +212,7 @@ class Exchange:
     def _asking(self) -> int:
         """Return the number of blocks that this host requests from peers at a time.
 
-        It is limited because all hosts may wait at one host, which accepts only `CONNECTIONS` connections.
+        The limit exists because all hosts may wait at one host, which accepts only `CONNECTIONS` connections.
         """
         return max(_FEWEST_ASKED, min(_MOST_ASKED, CONNECTIONS // len(self._peers)))
 

@@ -42,7 +42,7 @@ class Yielding:
     def wait(self) -> None:
         """Wait until a piece may be sent.
 
-        That is when collectives move no bytes, or after 20 ms.
+        The wait ends when collectives move no bytes, or after 20 ms.
         """
         until = self._clock() + _LONGEST_S
         while self.is_busy() and self._clock() < until:

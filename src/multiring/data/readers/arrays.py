@@ -67,7 +67,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     if any(each < 0 for each in shape):
         raise DataError(f"{what} claims the shape {shape}")
     found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
-    # Python's integers cannot overflow, so that this also rejects shapes whose size exceeds 64 bits.
+    # Python's integers cannot overflow, so this check also rejects shapes whose size exceeds 64 bits.
     require_size(what, found.size_bytes, size - found.begin, "the rest of the file")
     if found.begin + found.size_bytes != size:
         raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
@@ -76,7 +76,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
 
 
 def _header_bytes(head: bytes) -> bytes:
-    """Return the header of a .npy file, as far as `head` contains it."""
+    """Return the part of a .npy file's header that `head` contains."""
     sizes = {1: (10, "<H"), 2: (12, "<I")}
     size, form = sizes.get(head[6] if len(head) > 6 else 0, (0, ""))
     if not size or len(head) < size:
@@ -89,8 +89,8 @@ def _header_bytes(head: bytes) -> bytes:
 def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return the shape, whether the order is Fortran's, the type, and the numbers' offset.
 
-    Only one thread at a time may do this. NumPy parses a header as Python source, and in Python 3.11 concurrent parsers
-    share a count of their recursion depth, which raises SystemError (python/cpython#106905).
+    Only one thread at a time may parse a header. NumPy parses a header as Python source, and in Python 3.11 concurrent
+    parsers share a count of their recursion depth, which raises SystemError (python/cpython#106905).
     """
     with _one_at_a_time:
         file = io.BytesIO(head)

@@ -129,7 +129,7 @@ class Hdf5Source:
         return found
 
     def _require_chunks(self, name: str, what: str, data_set: Any, row: int) -> None:
-        """Raise DataError if a sample's chunk decompresses to more than its size: HDF5 would allocate all of it."""
+        """Raise DataError if a sample's chunk decompresses to more bytes than declared: HDF5 would allocate them."""
         if data_set.compression != "gzip":
             return
         largest = max(self._limits.record_bytes, 1)
@@ -168,7 +168,7 @@ class Hdf5Source:
 
 
 def _require_chunk(what: str, data_set: Any, begin: tuple[int, ...]) -> None:
-    """Raise DataError if a chunk decompresses to more than its size."""
+    """Raise DataError if a chunk decompresses to more bytes than its declared size."""
     _, rest = data_set.id.read_direct_chunk(begin)
     left = data_set.dtype.itemsize * int(np.prod(data_set.chunks, dtype=object))
     decompressor = zlib.decompressobj()

@@ -110,7 +110,8 @@ class _MdsShard:
             claimed = zstandard.frame_content_size(data)
             if claimed not in {-1, self.raw_bytes}:
                 raise ValueError(f"it declares {claimed} decompressed bytes, but its index {self.raw_bytes}")
-            # A file that declares no size could decompress to any size: read at most one byte more than the index says.
+            # A file that declares no size could decompress to any size. Read at most one byte more than the index
+            # declares.
             with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as stream:
                 found: bytes = stream.read(self.raw_bytes + 1)
         if len(found) != self.raw_bytes:
@@ -188,7 +189,7 @@ class MdsSource:
         found = (data, self._shards[shard].begins(data))
         with self._lock:
             self._kept[shard] = found
-            # Count only decompressed shards: tables alone are small.
+            # Count only decompressed shards, because tables without shards are small.
             while sum(each[0] is not None for each in self._kept.values()) > _KEPT:
                 self._kept.popitem(last=False)
         return found

@@ -123,7 +123,8 @@ class PackedSource:
             out: an array of n rows in C order for each field that is a number or an array.
 
         Returns:
-            A list of values for each other field. None if the samples must be read one by one; nothing was read then.
+            A list of values for each other field. None if the samples must be read one by one; the function has then
+            read nothing.
         """
         read_rows = getattr(self._storage, "read_rows", None)
         if read_rows is None or not self._is_plain or out.keys() != self._fixed:
@@ -170,14 +171,14 @@ class PackedSource:
 
     @staticmethod
     def _behind(rows: Numbers, array: tuple[Field, int], column: int) -> Numbers:
-        """Return the bytes from an array's end to the beginning of another field of the same sample, (n,)."""
+        """Return the number of bytes from an array's end to the next field of the same sample, (n,)."""
         field, place = array
         size = math.prod(field.shape or ()) * np.dtype(field.dtype).itemsize
         found: Numbers = rows[:, column] - rows[:, place] - field.header_bytes - size
         return found
 
     def _tail_bytes(self, rows: Numbers, arrays: list[tuple[Field, int]], others: list[tuple[Field, int]]) -> Numbers:
-        """Return how many bytes behind an array hold each sample's other fields, (n,).
+        """Return the number of bytes behind an array that hold each sample's other fields, (n,).
 
         The results are all 0 if some field is farther than `_CLOSE` bytes from its array.
         """

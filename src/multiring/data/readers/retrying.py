@@ -17,7 +17,7 @@ _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PASSING_KINDS = (ConnectionError, TimeoutError, EOFError)
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*"
 _HIDING = re.compile(r"pass|secret|token|key|signature|credential|auth|sas|user", re.IGNORECASE)
-_LEAST = 4  # the least characters of a secret: shorter texts occur everywhere
+_LEAST = 4  # the minimum length of a secret in characters, because shorter texts occur everywhere
 
 
 class ShortAnswerError(OSError):

@@ -313,9 +313,8 @@ class RemoteStorage:
     def _asked(self, what: str, ask: Any) -> Any:
         """Return the source's answer.
 
-        Retry after temporary errors, and raise an error after the time-out.
-
-        The requests run in another thread. After a time-out this thread cannot be stopped; it ends with the process.
+        Retry after temporary errors, and raise an error after the time-out. The requests run in another thread, which
+        cannot be stopped after a time-out. It ends with the process.
         """
         answer: list[Any] = []
         asked: list[None] = []

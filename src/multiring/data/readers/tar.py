@@ -53,7 +53,7 @@ class Member:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return a member's sample and field, or None if it belongs to no sample.
+    """Return a member's sample and field, or None if the member belongs to no sample.
 
     The sample is the path up to the first dot of the file's name; the field is the rest.
     """
@@ -87,7 +87,7 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
         if not found.isreg() or found.issparse():
             raise DataError(f"{what}: {found.name!r} is a link, a device or a sparse file; want plain files")
         yield Member(require_inside(what, found.name), found.offset_data, found.size)
-    # tarfile accepts a file that was cut short before a header. A complete tar ends with two empty records.
+    # tarfile accepts a file that is cut short before a header, but a complete tar ends with two empty records.
     if end + 2 * _RECORD > size or any(read(storage, name, end, end + 2 * _RECORD)):
         raise DataError(f"{what} has {size} bytes and no end of archive behind {end}: it was cut short")
 

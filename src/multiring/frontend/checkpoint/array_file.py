@@ -1,7 +1,8 @@
 """Read and write files of named arrays in the format of safetensors, without a copy of the arrays.
 
-The package safetensors copies each array to write it. It maps files to read them, and a mapping kills the process if
-another host removes the file. This module therefore implements the format: a header in JSON, followed by the bytes.
+The package safetensors copies each array to write it. It reads files through a memory mapping, and a mapping kills the
+process if another host removes the file. This module therefore implements the format: a header in JSON, followed by the
+bytes.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint.arrays import BYTES, SAFETENSORS, Buffer, Outgoing, shape_of
 
-_MOST_HEADER_BYTES = 100_000_000  # as safetensors allows
+_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors
 _KINDS = {each: kind for kind, each in SAFETENSORS.items()}
 _SIZES = {
     **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 1),

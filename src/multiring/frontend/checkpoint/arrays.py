@@ -84,7 +84,7 @@ class Arrays(Protocol):
     def windows(self, array: Any) -> Iterator[memoryview]:
         """Yield buffers for the array's bytes in row-major order.
 
-        The caller fills each before it asks for the next.
+        The caller fills each buffer before it requests the next one.
         """
 
 
@@ -183,7 +183,7 @@ def _of_ml_dtypes(kind: str) -> np.dtype[Any]:
 
 
 def _fields(told: Any) -> Any:
-    """Return NumPy's description of fields, with the tuples that JSON has turned into lists."""
+    """Return NumPy's description of fields. JSON has turned its tuples into lists; turn them back."""
     if isinstance(told, str):
         return told
     fields = []
@@ -291,7 +291,7 @@ class WordSum:
         if pages:
             sums = words[begun:end].reshape(pages, _PAGE_WORDS).sum(axis=1, dtype=np.uint64)
             numbers = self._factor() + 2 * np.arange(pages, dtype=np.uint64)
-            self._total += int((sums * numbers).sum(dtype=np.uint64))  # both wrap around, like the total
+            self._total += int((sums * numbers).sum(dtype=np.uint64))  # both numbers wrap around, like the total
             self._words += pages * _PAGE_WORDS
         if end < len(words):
             self._add_to_page(words[end:])

@@ -49,7 +49,7 @@ def write_part(path: Path, name: str, token: str, part: Part) -> None:
     """Write a part of a save to `path`, and wait until it is on the disk.
 
     Raises:
-        OSError: the part cannot be written. Arrays that all ranks gather were gathered nevertheless.
+        OSError: the part cannot be written. The ranks have gathered the distributed arrays nevertheless.
     """
     tree, arrays = part
     folder = data_folder(path, token)
@@ -74,7 +74,7 @@ def write_part(path: Path, name: str, token: str, part: Part) -> None:
 
 
 def gather(waiting: Iterable[Outgoing]) -> None:
-    """Take part in gathering these arrays on a rank that does not write them."""
+    """Contribute to the gathering of these arrays on a rank that does not write them."""
     for array in list(waiting):
         for _ in array.pieces():
             pass
@@ -123,7 +123,7 @@ def find(path: Path) -> tuple[Path, dict[str, Any]]:
             return place, manifest
         if manifest["token"] == token:
             raise ArgumentError(f"checkpoint {path} is damaged: its data folder {place.name} is missing")
-        token = manifest["token"]  # retry: if a save has just replaced this one, the manifest has a new token
+        token = manifest["token"]  # retry: if a save has just replaced this save, the manifest has a new token
         time.sleep(_PAUSE_S)
 
 
@@ -152,7 +152,7 @@ class OpenPart:
 
     tree: the part's values.
     entries: the part's arrays, in the order of their bytes.
-    header: the header of the file of arrays, as bytes; it serves ranks that do not have the file.
+    header: the header of the file of arrays, as bytes; rank 0 sends it to ranks that do not have the file.
     total: the checksum of the arrays' bytes; "" if it is not known.
     """
 

@@ -28,7 +28,8 @@ FORMAT = 2
 BEFORE = 1  # the format of multiring 0.2: all files are in the folder itself, which was replaced as a whole
 MANIFEST, MARK = "manifest.json", "save.json"
 SAVER = "multiring checkpoint"
-# Locks of another host may not be visible here. A save there counts as abandoned if its files stay unchanged so long.
+# Locks of another host may not be visible here. A save of another host counts as abandoned if its files stay unchanged
+# for this long.
 LOST_AFTER_S = 3600.0
 _DATA = re.compile(r"data-([0-9a-f]{16})")
 _NEW = re.compile(r"manifest-([0-9a-f]{16})\.new")
@@ -240,7 +241,8 @@ def _is_lost(path: Path, token: str) -> bool:
             latest = max(each.stat().st_mtime for each in folder.iterdir())
             age_s = (path / MANIFEST).stat().st_mtime - latest
             is_over = lock == "ours" and told.get("host") == boot_id()
-            # A save whose lock is free is either published or will never be. So the manifest is read last.
+            # A free lock means that the save has ended: its publication has happened, or never will. So read the
+            # manifest after the lock.
             return (is_over or age_s > LOST_AFTER_S) and token_in(path) not in {token, None}
     except (OSError, ValueError, AttributeError):
         return False
@@ -267,7 +269,7 @@ def _remove_parts(folder: Path) -> None:
 def places_of_before(path: Path) -> list[Path]:
     """Return the folders where multiring 0.2 may have left a checkpoint of `path`.
 
-    The last two can only exist if a save was killed between two renames.
+    The last two folders exist only if a save was killed between two renames.
     """
     return [path, path.with_name(f".{path.name}.old"), path.with_name(f".{path.name}.new")]
 

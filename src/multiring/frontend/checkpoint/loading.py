@@ -143,7 +143,7 @@ def _set_random_state(framework: Framework, state: Any) -> None:
 
 
 def _found(target: Path) -> dict[str, Any] | str:
-    """Return the manifest of the checkpoint, or the reason why there is none."""
+    """Return the manifest of the checkpoint, or the reason for a missing checkpoint."""
     try:
         return find(target)[1]
     except MultiringError as error:
@@ -151,7 +151,7 @@ def _found(target: Path) -> dict[str, Any] | str:
 
 
 def _open(target: Path, files: ExitStack) -> _Opened | str:
-    """Open the current save. If it was replaced before all ranks had opened it, return the reason as text."""
+    """Open the current save. If another save replaced it before all ranks had opened it, return the reason as text."""
     manifest: Any = broadcast_object(_found(target) if rank() == 0 else None, name=f"{NAME}.manifest")
     if isinstance(manifest, str):
         raise ArgumentError(manifest)
@@ -180,7 +180,10 @@ def _open(target: Path, files: ExitStack) -> _Opened | str:
 def _files(
     target: Path, manifest: Mapping[str, Any], files: ExitStack
 ) -> tuple[Path, OpenPart | None, OpenPart | None, str]:
-    """Open this rank's files of a save; return their folder, the shared and own parts, and why a part is missing."""
+    """Open this rank's files of a save.
+
+    Return their folder, the shared part, the own part, and the reason if a part is missing.
+    """
     shared = own = None
     try:
         place, here = find(target)
@@ -232,7 +235,7 @@ def _places(framework: Framework, parts: Mapping[str, Any], trees: Mapping[str, 
 def _read_all(
     doing: str, framework: Framework, parts: Mapping[str, Any], target: Path, opened: _Opened
 ) -> _Found | str:
-    """Read the checkpoint. If another save has removed its files meanwhile, return the reason as text."""
+    """Read the checkpoint. If another save has removed its files in the meantime, return the reason as text."""
     with agreed(doing):
         trees, beside = _trees(opened, target)
         places = _places(framework, parts, trees, target)
@@ -320,7 +323,7 @@ class Reading:
 
 
 def _array(arrays: Arrays, ref: Ref, entry: Entry, place: Any) -> Any:
-    """Return an array for an entry of the file: `place`, or a new array if `place` is None."""
+    """Return `place`, or a new array for an entry of the file if `place` is None."""
     native = isinstance(ref.kind, str) and ref.kind in SAFETENSORS
     stored = (SAFETENSORS[str(ref.kind)], ref.shape) if native else (BYTES, (*ref.shape, *entry.shape[-1:]))
     if stored != (entry.dtype, entry.shape):

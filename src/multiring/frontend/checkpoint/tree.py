@@ -298,7 +298,7 @@ class Builder:
         self._special = {kind.__name__: each for kind, each in (special or {}).items()}
 
     def value(self, tree: Any) -> Any:
-        """Return the value that the tree was made of.
+        """Return the value that the tree represents.
 
         Raises:
             ArgumentError: the tree refers to a missing array, has a tag that this version does not know, or is damaged.
@@ -346,7 +346,7 @@ class Builder:
         """Return a state_dict with its metadata."""
         pairs, metadata = body
         found: OrderedDict[Any, Any] = OrderedDict(self.pairs(pairs))
-        vars(found)["_metadata"] = OrderedDict(self.value(metadata))  # where torch stores it
+        vars(found)["_metadata"] = OrderedDict(self.value(metadata))  # the attribute in which torch stores the metadata
         return found
 
 

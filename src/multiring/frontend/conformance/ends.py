@@ -61,8 +61,8 @@ def _fail_at(wanted: int, step: int) -> None:
 def be_interrupted(adapter: Adapter, *, after_s: float = 0.5) -> float:
     """Interrupt a sum by Ctrl-C on rank 0, and return the time to KeyboardInterrupt.
 
-    The result is in seconds. Only rank 0 calls the sum, so it waits until the signal comes. The other ranks return 0 at
-    once. They must stay in the job until rank 0 has returned. All ranks of the job call it.
+    The result is in seconds. Only rank 0 calls the sum, so this call waits until the signal comes. The other ranks
+    return 0 at once. They must stay in the job until rank 0 has returned. All ranks of the job call it.
 
     Args:
         adapter: the framework's adapter.

@@ -90,7 +90,7 @@ def models_differ(here: Rank) -> None:
 
 
 def wrong_operation(here: Rank) -> None:
-    """An unknown operation raises an ArgumentError that names it, on each rank by itself."""
+    """An unknown operation raises an ArgumentError with the operation's name, on each rank by itself."""
     error = here.raises(ArgumentError, lambda: here.reduced(np.zeros(3, np.float32), "median"), "an unknown operation")
     require("median" in str(error), f"the error does not name the operation 'median': {error}")
     here.goes_on()

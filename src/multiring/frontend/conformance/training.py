@@ -122,7 +122,7 @@ def training_goes_on(here: Rank) -> None:
     def train(state: Any) -> None:
         while state.done < 4:
             trainer.step(slopes_of(here.rank, state.done))
-            if state.done == 2 and not failed:  # in the middle of a step, which must be rolled back
+            if state.done == 2 and not failed:  # in the middle of a step, which `restore` must roll back
                 failed.append(state.done)
                 raise HorovodInternalError("as if a rank had gone")
             state.done += 1

@@ -30,7 +30,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Return `func`, changed to raise multiring's error if that is the cause of a framework's error."""
+    """Return `func`, changed to raise multiring's error if that error caused a framework's error."""
 
     @functools.wraps(func)
     def wrapper(*arguments: Any, **keywords: Any) -> Result:

@@ -251,7 +251,8 @@ def run_fn(
             try:
                 reset()
             finally:
-                # Not before `reset`: a suspended rank may write into memory of the failed operation until it rejoins.
+                # Do not restore before `reset`: a suspended rank may write into memory of the failed operation until it
+                # rejoins.
                 if goes_back:
                     state.restore()
             state.on_reset()

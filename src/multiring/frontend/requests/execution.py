@@ -229,7 +229,12 @@ class _Whole:
 
 
 class _Flagged:
-    """An all_reduce whose last result is a flag of this process: 1 if its program must compare its parameters."""
+    """An all_reduce with a flag of this process as its last result.
+
+    The flag is 1 if the program must compare its parameters.
+
+    The flag is 1 if the program must compare its parameters.
+    """
 
     def __init__(self, members: Members, wanted: Wanted, comparison: Comparison) -> None:
         self._shape = wanted.shapes[-1]
@@ -276,7 +281,7 @@ def _made(members: Members, wanted: Wanted) -> "_Whole | _Flagged | _Parameters 
 
 
 class _Rows:
-    """Collectives of rows. Each array has its own operation, and ranks may have different numbers of rows."""
+    """Collectives of rows. Each array has its own operation, and the ranks may have different numbers of rows."""
 
     def __init__(self, members: Members, wanted: Wanted) -> None:
         self._members = members
@@ -391,7 +396,7 @@ def _check_rows(wanted: Wanted, shape: Sequence[int]) -> None:
 
 
 def _refused(members: Members, name: Name, signature: Signature, error: Exception) -> Finish:
-    """Start an operation that raises `error` on the ranks with this signature, and a mismatch on the others."""
+    """Start an operation that raises `error` on the ranks with this signature, and a mismatch on the other ranks."""
 
     def start(group: Group, label: str) -> Handle:
         return group.barrier_async(label=label)

@@ -85,7 +85,7 @@ def watched_variables(
 
     Args:
         variables: the variables; only weak references to them are stored.
-        values: returns the variables' values as arrays for NumPy; None if it cannot.
+        values: returns the variables' values as arrays for NumPy; None if it cannot read them.
         more: other fields of Watched.
     """
 
@@ -138,7 +138,7 @@ class NamedRanks:
         array[...] = self._sum(array if self.rank == root else np.zeros_like(array))
 
     def _sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        # A sum, because ranks that have joined take part only in allreduces.
+        # Use a sum, because ranks that have joined take part only in allreduces.
         name = f"{self._name}.{next(self._numbers)}"
         return array_collectives.allreduce(array, Sum, name=name, process_set=self._members)
 

@@ -24,7 +24,7 @@ class _Now:
 
     pid = 0  # the process that has the wakeup descriptor
     has_cancelled = False
-    handlers: tuple[object, ...] = (signal.default_int_handler,)  # with these, this module handles Ctrl-C
+    handlers: tuple[object, ...] = (signal.default_int_handler,)  # whether this module handles Ctrl-C with this state
 
 
 def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
@@ -34,10 +34,10 @@ def fail_at_interrupts(undisturbed: Collection[str] = ()) -> None:
 
     Args:
         undisturbed: Python files whose functions build the framework's errors for native code. Native code would turn
-            a KeyboardInterrupt from these files into another error (pybind11: a RuntimeError). It is therefore raised
-            after the native code has returned.
+            a KeyboardInterrupt from these files into another error (pybind11: a RuntimeError). The KeyboardInterrupt is
+            therefore raised after the native code has returned.
     """
-    _Now.has_cancelled = False  # it may be left from an earlier job
+    _Now.has_cancelled = False  # a mark of an earlier job may be left
     if threading.current_thread() is not threading.main_thread() or _Now.pid == os.getpid():
         return
     if undisturbed and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

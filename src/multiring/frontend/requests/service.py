@@ -47,7 +47,7 @@ class _Service:
     def _serve(self) -> None:
         while True:
             request = self.queue.take()
-            if request.number in self._waiting:  # a request that comes a second time was cancelled
+            if request.number in self._waiting:  # the second message about a request cancels it
                 self._abort(request)
                 self._pass_turn()
                 continue

@@ -1,6 +1,6 @@
 """The description of a collective as a line of text, which a compiled program contains (native/entry/call.h)."""
 
-ALL_REDUCE, BROADCAST, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER = range(5)  # multiring.h's numbers
+ALL_REDUCE, BROADCAST, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER = range(5)  # the numbers in multiring.h
 NO_WIRE = "-"
 
 
