@@ -380,7 +380,7 @@ class Run:
         for each, case in zip(cells, cases, strict=True):
             given = answers(Path(case.out_dir), job.ranks)
             if len(given) != job.ranks:
-                raise CellError([each], f"{len(given)} of {job.ranks} ranks left an answer")
+                raise CellError([each], f"only {len(given)} of {job.ranks} ranks wrote their results")
             ended = (Path(case.out_dir) / "rank-0.json").stat().st_mtime
             fixed_s = max(ended - last - sum(given[0].seconds), 0.0)
             found[each.name] = (max(statistics.median(answer.seconds) for answer in given), fixed_s, start_s)

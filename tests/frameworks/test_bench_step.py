@@ -267,7 +267,7 @@ def test_an_emulated_optimizer_steps_until_all_is_verified(
 def test_a_pace_of_another_network_is_refused(task: Task, tmp_path: Path) -> None:
     pace = tmp_path / "pace.json"
     pace.write_text(json.dumps(asdict(Pace(forward_s=1.0, backward=(("weight", 1.0),), optimizer_s=1.0))))
-    with pytest.raises(AssertionError, match="the pace is that of another network"):
+    with pytest.raises(AssertionError, match="the recorded times belong to another network"):
         EmulatedTask(replace(task.case, pace=str(pace)), rank=0)
 
 
@@ -338,7 +338,7 @@ def test_other_libraries_take_as_long_as_emulated_compute(library: str, tmp_path
 
 
 def test_a_sharded_model_is_not_emulated(jobs: Jobs) -> None:
-    with pytest.raises(ArgumentError, match="fsdp shard parameters, which an emulated network never reads"):
+    with pytest.raises(ArgumentError, match="fsdp shard parameters, but an emulated network never reads"):
         StepBench(jobs, ONCE, ["fsdp"]).compare(replace(SMALL, is_emulated=True))
 
 
@@ -359,7 +359,7 @@ def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("apart", WrongResultError, "multiring trains embedding wrongly, rank .: the gradient of .* the mean of all"),
         ("crash", JobError, "(?s)a step of embedding with multiring: exit code 1; .*I break"),
-        ("mute", JobError, "a step of embedding with multiring: 0 of 2 ranks left an answer"),
+        ("mute", JobError, "a step of embedding with multiring: only 0 of 2 ranks wrote their results"),
     ],
 )
 def test_a_library_that_fails_ends_the_bench(

@@ -26,12 +26,12 @@ from multiring.lab import Plan
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "what is to be timed? Name step, or one of all_reduce"),
+        ([], "nothing to time: name step, or one of all_reduce"),
         (["all_reduce", "--sizes", "64,1MB"], "'1MB' is not a size"),
         (["all_reduce", "--sizes", "63"], "63 bytes of float32 cannot be the buffer of all_reduce on 2 ranks"),
         (["all_reduce", "--dtype", "float7"], "unknown type 'float7', want one of bfloat16"),
         (["all_reduce", "--op", "xor"], "unknown operation 'xor'"),
-        (["all_reduce", "--ranks", "0"], "0 ranks make no job"),
+        (["all_reduce", "--ranks", "0"], "a job of 0 ranks: want at least 1"),
         (["all_reduce", "--alternations", "0"], "0 alternations: want at least 1"),
         (["all_reduce", "--against", "nccl"], "unknown library 'nccl', want one of gloo, mpich"),
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names a library twice"),
@@ -96,7 +96,7 @@ def test_a_lab_needs_root_and_has_its_own_ranks(
     assert "needs root" in capsys.readouterr().err
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert main(["bench", "all_reduce", "--hosts", "2", "--ranks", "4"]) == 2
-    assert "--ranks 4: in a lab the ranks are --hosts times --slots" in capsys.readouterr().err
+    assert "--ranks 4: in a lab the number of ranks is --hosts times --slots" in capsys.readouterr().err
 
 
 def test_installing_asks_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path, options: dict[str,
         path.write_text("years of work")
         os.utime(path, (0, 0))
     before = snapshot(tmp_path)
-    with pytest.raises(ArgumentError, match="is no cache of multiring's: none of its 5 files is a block"):
+    with pytest.raises(ArgumentError, match="is not a cache of multiring: none of its 5 files is a block"):
         clean(tmp_path, **options)
     assert snapshot(tmp_path) == before
 

@@ -247,7 +247,7 @@ def test_a_place_that_is_no_data_set(tmp_path: Path) -> None:
         Dataset(str(tmp_path), format="zip")
     with pytest.raises(ArgumentError, match="nosuch"):
         Dataset("nosuch://a/b")
-    with pytest.raises(ArgumentError, match="is a path: want none of key"):
+    with pytest.raises(ArgumentError, match="is a path, but key apply to URLs only"):
         storage_of(str(tmp_path), key="a")
 
 

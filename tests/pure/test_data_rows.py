@@ -38,9 +38,9 @@ def test_rows_and_what_follows_them(tmp_path: Path) -> None:
 def test_a_file_that_ends_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(100))
     storage = LocalStorage(str(tmp_path))
-    with pytest.raises(DataError, match="ends at 100; 98 to 102 are wanted"):
+    with pytest.raises(DataError, match="ends at byte 100; bytes 98 to 102 are needed"):
         storage.read_rows(["file"], numbers(0, 0), numbers(0, 98), np.zeros(8, np.uint8), Tails.of_sizes(numbers(0, 0)))
-    with pytest.raises(DataError, match="ends at 100; 98 to 104 are wanted"):
+    with pytest.raises(DataError, match="ends at byte 100; bytes 98 to 104 are needed"):
         storage.read_rows(["file"], numbers(0), numbers(94), np.zeros(4, np.uint8), Tails.of_sizes(numbers(6)))
 
 

@@ -228,7 +228,7 @@ def test_an_environment_of_somebody_else_stays(tmp_path: Path, monkeypatch: pyte
     install._make(recipe, folder, print)  # replaces its own environment
     assert sorted(each.name for each in folder.iterdir()) == [install._STAMP]
     (folder / install._STAMP).rename(folder / "notes.txt")
-    with pytest.raises(LaunchError, match="exists, and has no multiring-recipe, the mark of multiring's installations"):
+    with pytest.raises(LaunchError, match="exists, but lacks multiring-recipe, the mark of multiring's installations"):
         install._make(recipe, folder, print)
     assert (folder / "notes.txt").exists()
 

@@ -251,7 +251,7 @@ def test_the_agent_wants_a_host_and_a_command(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--", "true"], "how many hosts? say --hosts H"),
+        (["--", "true"], "the number of hosts is missing: give it with --hosts H"),
         (["--hosts", "2"], "no command to run"),
         (["--hosts", "300", "true"], "more than there are addresses"),
         (["--hosts", "2", "--link", "quick", "true"], "'quick' is not a rate"),

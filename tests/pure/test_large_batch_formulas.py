@@ -98,7 +98,7 @@ def test_noise_sample_is_that_of_the_formulas() -> None:
 
 
 def test_noise_scale_of_one_part_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="one rank takes two micro-batches"):
+    with pytest.raises(ArgumentError, match="a single rank needs two micro-batches"):
         noise_sample([1.0], [4], 1.0)
     with pytest.raises(ArgumentError, match="interval of 0 steps"):
         NoiseScale().interval()

@@ -134,7 +134,7 @@ def test_a_failed_job_shows_what_its_ranks_wrote(jobs: Jobs) -> None:
 
 
 def test_a_rank_without_an_answer_is_an_error(jobs: Jobs) -> None:
-    with pytest.raises(JobError, match="mute, all_reduce of 4096 bytes: 0 of 2 ranks left an answer"):
+    with pytest.raises(JobError, match="mute, all_reduce of 4096 bytes: only 0 of 2 ranks wrote their results"):
         Bench(jobs, [pretender("mute")], TWICE).compare(QUESTION)
 
 

@@ -84,7 +84,9 @@ def test_an_older_python_is_looked_for_where_the_library_needs_it(
     monkeypatch.setitem(installing.RECIPES, "it", replace(HELP, newest_python=(3, 11)))
     monkeypatch.setattr(sys, "version_info", (3, 14, 0))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match=r"needs Python 3.11 or older, this is 3.14, .*python3.11 or python3.10"):
+    with pytest.raises(
+        LaunchError, match=r"needs Python 3.11 or older, but this is Python 3.14; put python3.11 or python3.10"
+    ):
         install("it", told.append)
     older = tmp_path / "python3.10"
     older.write_text("#!/bin/sh\necho not really; exit 3\n")

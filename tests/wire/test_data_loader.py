@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
     again = Loader(Dataset(url, transform=Deadly(tmp_path)), 4, workers=Workers(2, processes=True))
     again._layout = loader._layout
     with pytest.raises(
-        DataError, match=r"3 data workers died at samples \[.*5.*\]; the last one was killed by SIGKILL"
+        DataError, match=r"3 data workers died at samples \[.*5.*\]; the last worker was killed by SIGKILL"
     ):
         seen([again])
     again.close()

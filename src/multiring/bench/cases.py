@@ -39,7 +39,7 @@ class Question:
             if value not in known:
                 raise ArgumentError(f"unknown {what} {value!r}, want one of {', '.join(known)}")
         if self.ranks < 1:
-            raise ArgumentError(f"{self.ranks} ranks make no job, want at least 1")
+            raise ArgumentError(f"a job of {self.ranks} ranks: want at least 1")
         step = itemsize(self.dtype) * (self.ranks if self.collective in _DIVIDED else 1)
         if self.collective != "barrier" and (self.size_bytes < step or self.size_bytes % step):
             raise ArgumentError(

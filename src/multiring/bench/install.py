@@ -148,8 +148,8 @@ def _lock(lock: IO[str], name: str, out: Callable[[str], object]) -> None:
         except BlockingIOError:
             if time.monotonic() >= until:
                 raise LaunchError(
-                    f"another process has been installing {name} for {_OTHER_S:.0f} s, and holds {lock.name}: end it, "
-                    "and try again"
+                    f"another process has been installing {name} for {_OTHER_S:.0f} s and holds {lock.name}: end "
+                    "that process, then try again"
                 ) from None
             if not has_said:
                 out(f"{name}: another process installs it; waiting for that, at most {_OTHER_S:.0f} s")
@@ -163,13 +163,13 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
     recipe = RECIPES[name]
     for tool in recipe.tools:
         if shutil.which(tool) is None:
-            raise LaunchError(f"cannot install {name}: it is compiled here, and there is no {tool!r} on PATH")
+            raise LaunchError(f"cannot install {name}: compiling it needs {tool!r}, which is not on PATH")
     python = _python_for(name, recipe)
     out(f"{name}: installing into {folder}; takes {recipe.takes}")
     if folder.exists() and any(folder.iterdir()) and not (folder / _STAMP).is_file():
         raise LaunchError(
-            f"cannot install {name}: {folder} exists, and has no {_STAMP}, the mark of multiring's installations; "
-            "it was not changed. Remove it, or name another folder by MULTIRING_BENCH_PEERS"
+            f"cannot install {name}: {folder} exists, but lacks {_STAMP}, the mark of multiring's installations; "
+            "the folder was not changed. Remove it, or set MULTIRING_BENCH_PEERS to another folder"
         )
     if folder.exists():
         shutil.rmtree(folder)
@@ -195,8 +195,8 @@ def _python_for(name: str, recipe: Recipe) -> str:
         if (found := shutil.which(candidate)) is not None:
             return found
     raise LaunchError(
-        f"cannot install {name}: it needs Python 3.{newest} or older, this is "
-        f"{sys.version_info[0]}.{sys.version_info[1]}, and there is no {' or '.join(candidates)} on PATH"
+        f"cannot install {name}: it needs Python 3.{newest} or older, but this is Python "
+        f"{sys.version_info[0]}.{sys.version_info[1]}; put {' or '.join(candidates)} on PATH"
     )
 
 

@@ -159,7 +159,7 @@ class Jobs:
             raise
         found = answers_so_far()
         if len(found) != ranks:
-            raise JobError(f"{title}: {len(found)} of {ranks} ranks left an answer")
+            raise JobError(f"{title}: only {len(found)} of {ranks} ranks wrote their results")
         return found
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, bool]:

@@ -216,8 +216,8 @@ class StepBench:
         sharded = [name for name in self._libraries if name in SHARDED]
         if question.is_emulated and sharded:
             raise ArgumentError(
-                f"{', '.join(sharded)} shard parameters, which an emulated network never reads: leave "
-                "them out, or emulate nothing"
+                f"{', '.join(sharded)} shard parameters, but an emulated network never reads parameters: leave out "
+                "these libraries, or do not emulate"
             )
         meter = OtherWork()
         pace = self._measure(question) if question.is_emulated else None

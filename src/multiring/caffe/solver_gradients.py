@@ -47,7 +47,7 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
     if not all(hasattr(solver, name) for name in ("add_callback", "net", "step")):
         raise ArgumentError(f"distribute takes a solver of pycaffe, as caffe.get_solver makes; got a {type(solver)}")
     if getattr(solver, _MARK, None) is not None:
-        raise ArgumentError("this solver is distributed already; want one call of distribute")
+        raise ArgumentError("distribute was already called for this solver; call it once for each solver")
     members = members_of(process_set)
     told = getattr(caffe, "solver_count", lambda: members.size)()
     if told != members.size:

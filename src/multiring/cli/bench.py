@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 install(name, show)
             return 0
         if arguments.kind is None:
-            raise ArgumentError(f"what is to be timed? Name step, or one of {', '.join(COLLECTIVES)}")
+            raise ArgumentError(f"nothing to time: name step, or one of {', '.join(COLLECTIVES)}")
         return bench_step.run(arguments) if arguments.kind == "step" else _bench(arguments)
     except ReaderGoneError:
         return READER_GONE
@@ -176,7 +176,10 @@ def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tu
     if arguments.pool_mib < 0:
         raise ArgumentError(f"--pool-mib {arguments.pool_mib}: want 0 for no pool, or more")
     if arguments.together and hosts > 1:
-        raise ArgumentError("--together is for one host: in a lab each size has its own bound; omit it or --hosts")
+        raise ArgumentError(
+            "--together works on one host only, because in a lab each size has its own bound: omit --together or "
+            "--hosts"
+        )
     if arguments.no_one and arguments.pool_mib == 0:
         raise ArgumentError("--no-one and --pool-mib 0 leave nothing to time")
     sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in arguments.sizes.split(",")]

@@ -68,7 +68,9 @@ def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
     if plan is None:
         return 2 if arguments.ranks is None else int(arguments.ranks)
     if arguments.ranks is not None:
-        raise ArgumentError(f"--ranks {arguments.ranks}: in a lab the ranks are --hosts times --slots")
+        raise ArgumentError(
+            f"--ranks {arguments.ranks}: in a lab the number of ranks is --hosts times --slots; omit --ranks"
+        )
     return plan.num_ranks
 
 

@@ -33,8 +33,8 @@ def require_no_paper(arguments: argparse.Namespace) -> None:
     given = [f"--{name.replace('_', '-')}" for name in _ON_PAPER if getattr(arguments, name) is not None]
     if given:
         raise ArgumentError(
-            f"data plan {arguments.url} with {', '.join(given)}: want a data set, or a plan on paper without one; "
-            "these options have no effect together with a data set"
+            f"data plan {arguments.url} with {', '.join(given)}: these options are for a plan on paper, without a "
+            "data set; omit them, or the data set"
         )
 
 
@@ -46,7 +46,9 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
     """
     without = [f"--{name}" for name in ("format", "cache") if getattr(arguments, name) is not None]
     if without:
-        raise ArgumentError(f"{', '.join(without)} without a data set: want one, or a plan on paper without them")
+        raise ArgumentError(
+            f"{', '.join(without)} without a data set: name a data set, or omit these options for a plan on paper"
+        )
     needed = ("topology", "samples", "sample_bytes", "source_rate")
     missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(arguments, name) is None]
     if missing:
@@ -57,7 +59,7 @@ def on_paper(arguments: argparse.Namespace) -> Iterator[str]:
     few = arguments.data_samples is not None and arguments.data_samples < 1
     if arguments.samples < 1 or few or not 0 < arguments.sample_bytes < float("inf"):
         told = f"{arguments.samples}, {arguments.sample_bytes:g}, {arguments.data_samples}"
-        raise ArgumentError(f"--samples, --sample-bytes, --data-samples: {told}; want more than 0")
+        raise ArgumentError(f"--samples, --sample-bytes, --data-samples are {told}: want numbers above 0")
     hosts = len(topology.names)
     # The slowest host counts, because the forecast ends when every host has its samples.
     rate = min(sum(rail.bandwidth_bytes_per_s for rail in topology.rails_of(host)) for host in range(hosts))

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if program[:1] == ["fault"]:
         return _fault(program[1:])
     if arguments.hosts is None:
-        raise ArgumentError("how many hosts? say --hosts H")
+        raise ArgumentError("the number of hosts is missing: give it with --hosts H")
     rails = [arguments.link, *arguments.rail]
     plan = Plan(
         hosts=arguments.hosts,

@@ -38,4 +38,4 @@ def show(text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        raise ReaderGoneError("nobody reads standard output any more") from None
+        raise ReaderGoneError("the reader of standard output has closed it") from None

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table of plans for each size and return 0."""
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
     if arguments.top < 1 or not arguments.seconds > 0:
-        raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want at least 1, and > 0")
+        raise ArgumentError(f"--top {arguments.top} --seconds {arguments.seconds:g}: want --top >= 1 and --seconds > 0")
     if arguments.draw is not None:
         check_figure(arguments.draw)
     tasks = [_task(arguments, size_bytes) for size_bytes in sizes]
@@ -104,15 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _task(arguments: argparse.Namespace, size_bytes: int) -> Task:
     collective = Collective(arguments.collective)
     if arguments.measure and (collective is not Collective.ALL_REDUCE or arguments.wide or size_bytes % 4):
-        raise ArgumentError(
-            "--measure times an all_reduce of float32: want no other collective, no --wide, whole floats"
-        )
+        raise ArgumentError("--measure times only an all_reduce of float32: want sizes of whole floats, without --wide")
     wide = arguments.wide and collective in SUMS
     accumulation = Accumulation.WIDE if wide else Accumulation.SAME
     wire = Wire.NONE if arguments.wire is None else Wire[arguments.wire.upper()]
     if wire is not Wire.NONE and (collective is not Collective.ALL_REDUCE or wide):
         raise ArgumentError(
-            f"--wire {arguments.wire} encodes an all_reduce of float32: want no other collective, no --wide"
+            f"--wire {arguments.wire} encodes only an all_reduce of float32: want that collective, without --wide"
         )
     return Task(collective=collective, size_bytes=size_bytes, accumulation=accumulation, wire=wire)
 

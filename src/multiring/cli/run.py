@@ -236,5 +236,5 @@ def _count(text: str) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} ranks make no job, want an integer >= 1")
+        raise argparse.ArgumentTypeError(f"{text!r} ranks: want an integer >= 1")
     return count

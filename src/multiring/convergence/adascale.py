@@ -45,7 +45,7 @@ class AdaScale:
             ArgumentError: a number is out of range.
         """
         if not scale >= 1 or not batch > 0:
-            raise ArgumentError(f"AdaScale(scale={scale!r}, batch={batch!r}): want 1 or more, and above 0")
+            raise ArgumentError(f"AdaScale(scale={scale!r}, batch={batch!r}): want a scale >= 1 and a batch > 0")
         self._scale, self._batch = scale, batch
         self._memory = max(1.0 - scale / 1000.0, 0.0) if memory is None else memory
         if not 0 <= self._memory < 1:

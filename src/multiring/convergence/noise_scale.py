@@ -69,8 +69,8 @@ def noise_sample(own: Sequence[float], samples: Sequence[float], whole: float) -
     parts = [(norm, count) for norm, count in zip(own, samples, strict=False) if count > 0]
     if len(own) != len(samples) or len(parts) < 2:
         raise ArgumentError(
-            f"noise scale of {len(own)} squared norms of parts of {list(samples)} samples: want at least two parts "
-            "with samples, and a norm for each; one rank takes two micro-batches for a step"
+            f"noise scale of {len(own)} squared norms and {list(samples)} samples: want at least two parts with "
+            "samples, and one norm for each part; a single rank needs two micro-batches per step"
         )
     total = float(sum(count for _, count in parts))
     mean = sum(norm * count for norm, count in parts) / total

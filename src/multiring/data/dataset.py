@@ -320,7 +320,7 @@ def _cached(source: Storage, cache: BlockCache, clock: StageClock) -> tuple[Cach
     group = cache.share
     if group is None and Settings.from_environment().data_share:
         if not is_initialized():
-            raise ArgumentError("MULTIRING_DATA_SHARE=1: want multiring.init() before the data set is made")
+            raise ArgumentError("MULTIRING_DATA_SHARE=1: call multiring.init() before you make the data set")
         group = world()
     if group is None:
         return CachedStorage(storage, cache), None

@@ -176,7 +176,9 @@ class WindowedOrder:
     def __init__(self, shard_samples: Sequence[int], window: int, seed: int) -> None:
         counts = np.asarray(shard_samples, dtype=np.int64)
         if window < 1 or not len(counts) or counts.min() < 1:
-            raise ArgumentError(f"a window of {window} of {len(counts)} shards: want at least one, and no empty shard")
+            raise ArgumentError(
+                f"a window of {window} of {len(counts)} shards: want at least one shard, and no empty shard"
+            )
         self.length = int(counts.sum())
         self.digest = digest_of_order("windowed", counts.tolist(), window, seed)
         self.window = window

@@ -50,7 +50,7 @@ class EmulatedNetwork(nn.Module):
         self._gradients = gradients
         self._pace = pace
         if sorted(self._parts) != sorted(name for name, _ in pace.backward):
-            raise AssertionError("the pace is that of another network")
+            raise AssertionError("the recorded times belong to another network")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` after the time of forward.

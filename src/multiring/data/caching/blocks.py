@@ -111,12 +111,12 @@ class BlockCache:
         if found.st_uid != os.getuid():
             if not foreign:
                 raise ArgumentError(
-                    f"the cache {self.root} is user {found.st_uid}'s; want a folder of your own, or foreign=True to "
-                    "read what is in it, verified"
+                    f"the cache {self.root} belongs to user {found.st_uid}; use a folder of your own, or pass "
+                    "foreign=True to read its blocks, which are verified"
                 )
             return True
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ArgumentError(f"the cache {self.root} may be written by others: chmod 700 {self.root}")
+            raise ArgumentError(f"the cache {self.root} can be written by other users: run chmod 700 {self.root}")
         return False
 
     def used_bytes(self) -> int:
@@ -228,7 +228,7 @@ class BlockCache:
             if wanted is None or xxh3(data) == wanted:
                 return data
             self._tell(f"block {number} of {key} came damaged from its source; it is fetched again")
-        raise DataError(f"block {number} of {key} comes damaged from its source: its xxh3 does not match")
+        raise DataError(f"block {number} of {key} is damaged at its source: its xxh3 does not match")
 
     def read(self, key: str, number: int, wanted: int | None = None) -> bytes | None:
         """Return a block, or None if it is missing or damaged.
@@ -356,8 +356,8 @@ def clean(root: Path, *, keep_bytes: int | None = None, everything: bool = False
     found = [(path, size, written, _kind_of(path, root)) for path, size, written in files_in(root)]
     if found and not any(kind for *_, kind in found):
         raise ArgumentError(
-            f"{str(root)!r} is no cache of multiring's: none of its {len(found)} files is a block, and nothing was "
-            "removed; want --folder of a cache"
+            f"{str(root)!r} is not a cache of multiring: none of its {len(found)} files is a block. Nothing was "
+            "removed; give the folder of a cache with --folder"
         )
     for path, size, written, kind in found:
         if not kind:

@@ -97,7 +97,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         self._behind = str(options.pop("fo", ""))
         super().__init__(**options)
         if fs is None and not target_protocol:
-            raise ArgumentError("multiring:: stands before another URL, like multiring::s3://bucket/file")
+            raise ArgumentError("multiring:: needs another URL behind it, like multiring::s3://bucket/file")
         if fs is None:
             import fsspec  # noqa: PLC0415 -- only needed if the caller passes no file system
 
@@ -197,7 +197,7 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
         if len(data) == int(told["size"]):
             data = data[begin:end]  # the server ignores ranges and sends whole files
         if len(data) != end - begin:
-            raise OSError(f"{without_secrets(inner)}: the source sent {len(data)} bytes for {begin} to {end}")
+            raise OSError(f"{without_secrets(inner)}: the source sent {len(data)} bytes for the range {begin} to {end}")
         return data
 
     def _key(self, path: str, told: Mapping[str, Any]) -> str | None:
@@ -220,8 +220,8 @@ class CachingFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has
     def _open(self, path: str, mode: str = "rb", block_size: int = BLOCK_BYTES, **options: Any) -> Any:
         if mode != "rb":
             raise ArgumentError(
-                f"{without_secrets(path)} is opened with mode {mode!r}: multiring:: reads only; write to the URL "
-                "behind it"
+                f"cannot open {without_secrets(path)} with mode {mode!r}: multiring:: only reads; write to the URL "
+                "without multiring::"
             )
         file = _CachedFile(self, path, mode, block_size, **options)
         self._size(path, file.details)

@@ -41,11 +41,11 @@ def packed(sample: Any) -> bytes:
     except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"a sample cannot be kept: {str(error) or type(error).__name__}") from error
+        raise DataError(f"a sample cannot be cached: {str(error) or type(error).__name__}") from error
     for each in (head, *parts):
         if len(each) > Limits().record_bytes:
             raise DataError(
-                f"a sample has a part of {len(each)} bytes: want at most {Limits().record_bytes} to keep it"
+                f"a sample has a part of {len(each)} bytes, but a cache stores at most {Limits().record_bytes}"
             )
     return b"".join(piece for each in (head, *parts) for piece in (_COUNT.pack(len(each)), each))
 
@@ -125,7 +125,7 @@ def _part_of(value: Any) -> dict[str, Any]:
         return _tensor_part(value)
     mode = f" of mode {value.mode}" if kind.startswith("PIL.") and hasattr(value, "mode") else ""
     raise DataError(
-        f"a sample holds a {kind}{mode}, which cannot be kept without a pickle: want arrays, tensors, numbers, text, "
+        f"a sample holds a {kind}{mode}, which cannot be cached without a pickle: want arrays, tensors, numbers, text, "
         "bytes or images"
     )
 
@@ -136,8 +136,8 @@ def _tensor_part(value: Any) -> dict[str, Any]:
     name = str(value.dtype).removeprefix("torch.")
     if value.layout != torch.strided or value.device.type != "cpu" or not _TENSOR_TYPE.fullmatch(name):
         raise DataError(
-            f"a sample holds a tensor of {name}, {value.layout}, on {value.device}, which cannot be kept: want a dense "
-            "tensor in the CPU's memory"
+            f"a sample holds a tensor of {name}, {value.layout}, on {value.device}, which cannot be cached: want a "
+            "dense tensor in the CPU's memory"
         )
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""

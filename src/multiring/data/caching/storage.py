@@ -47,7 +47,7 @@ class CachedStorage:
         limits = Limits()
         if cache.quota_bytes < 2 * BLOCK_BYTES:
             raise ArgumentError(
-                f"a cache of {cache.quota_bytes} bytes is too small for blocks of {BLOCK_BYTES}; want 2 blocks at least"
+                f"a cache of {cache.quota_bytes} bytes is too small: want room for 2 blocks of {BLOCK_BYTES} bytes"
             )
         self.url = source.url
         self.source, self.cache = source, cache
@@ -125,7 +125,7 @@ class CachedStorage:
             return
         end = begin + len(out)
         if end > self.manifest.shards[shard].size_bytes:
-            raise DataError(f"{self.url}: {name} has {self.manifest.shards[shard].size_bytes} bytes; {end} are wanted")
+            raise DataError(f"{self.url}: {name} has {self.manifest.shards[shard].size_bytes} bytes; {end} are needed")
         for block in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             first, last = max(begin, block * BLOCK_BYTES), min(end, self.end_of(shard, block))
             piece = out[first - begin : last - begin]

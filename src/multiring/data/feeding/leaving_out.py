@@ -65,8 +65,8 @@ class LeavingOut:
             self._in_a_row += len(failures)
             if self._in_a_row >= MOST:
                 raise DataError(
-                    f"{self._in_a_row} consecutive samples cannot be read: want a source that answers, even with "
-                    f"skip_bad=True; the last failure: {failures[-1].text}"
+                    f"{self._in_a_row} consecutive samples cannot be read, too many even for skip_bad=True: check that "
+                    f"the source answers; the last failure: {failures[-1].text}"
                 )
         if not total:
             return None, step.share
@@ -135,4 +135,4 @@ def none_readable(failure: Exception | None) -> DataError:
     """Return the error for a batch if neither its samples nor the next samples can be read."""
     if failure is None:
         return DataError("the batch has no samples")
-    return DataError(f"not one of the next samples, up to {MOST}, can be read; the first failure: {failure}")
+    return DataError(f"none of the next samples (at most {MOST}) can be read; the first failure: {failure}")

@@ -318,7 +318,7 @@ class ProcessWorkers:
             if lost[0].deaths >= _DEATHS:
                 task = lost.pop(0)
                 first = task.job.wanted.numbers[task.begin : task.end].tolist()
-                task.job.fail(DataError(f"{_DEATHS} data workers died at samples {first}; the last one {how}"))
+                task.job.fail(DataError(f"{_DEATHS} data workers died at samples {first}; the last worker {how}"))
         with self._lock:
             self._waiting.extendleft(task for task in reversed(lost) if not task.job.cancelled)
             worker.tasks.clear()

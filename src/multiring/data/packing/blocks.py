@@ -60,7 +60,7 @@ class Blocks:
         end = min(begin + BLOCK_BYTES, entry.size_bytes)
         if xxh3(read(self._storage, entry.name, begin, end)) != self._wanted[number]:
             raise DataError(
-                f"{self._storage.url}/{entry.name} has other bytes than were packed, at {begin} to {end}: make the "
-                "pack again, or run `multiring data verify` to list all damage"
+                f"{self._storage.url}/{entry.name} is damaged: bytes {begin} to {end} differ from the packed ones; "
+                "make the pack again, or run `multiring data verify` to list all damage"
             )
         self._verified[number] = True

@@ -186,7 +186,7 @@ def load_index(storage: Storage, manifest: Manifest, limits: Limits) -> NDArray[
                 bytes_each = each.header_bytes + int(np.prod(each.shape, dtype=object)) * np.dtype(each.dtype).itemsize
                 bad |= counts != bytes_each
             if bad.any():
-                raise DataError(f"{what}: sample {int(np.argmax(bad))}: its {each.name} does not lie in its shard")
+                raise DataError(f"{what}: sample {int(np.argmax(bad))}: its field {each.name} lies outside its shard")
         column += each.columns
     return index
 
@@ -205,5 +205,5 @@ def _table(storage: Storage, name: str, wanted: int, limits: Limits) -> NDArray[
     size = require_size(what, storage.size(name), limits.index_bytes, "the limit")
     data = read(storage, name, 0, size)
     if xxh3(data) != wanted:
-        raise DataError(f"{what} is damaged, or of another pack: its xxh3 is not what the manifest says")
+        raise DataError(f"{what} is damaged, or belongs to another pack: its xxh3 differs from the manifest's")
     return array_of(what, data, Limits(record_bytes=limits.index_bytes))

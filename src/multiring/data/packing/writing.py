@@ -303,7 +303,7 @@ def pack(source: Source, samples: int, target: Path, options: PackOptions, progr
         OSError: the disk is full or fails.
     """
     if target.exists():
-        raise ArgumentError(f"{target} is there already; want a new folder, or remove it")
+        raise ArgumentError(f"{target} exists already; name a new folder, or remove this one")
     order = range(samples) if options.order is None else options.order
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.with_name(f".{target.name}.new-{secrets.token_hex(4)}")

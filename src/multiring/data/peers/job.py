@@ -159,7 +159,7 @@ class Known:
             self._storage.read_into(name, begin, out)
             return
         if begin + len(out) > len(known):
-            raise DataError(f"{self.url}: {name} has {len(known)} bytes; {begin + len(out)} are wanted")
+            raise DataError(f"{self.url}: {name} has {len(known)} bytes; {begin + len(out)} are needed")
         out[:] = known[begin : begin + len(out)]
 
 

@@ -57,14 +57,14 @@ def request_of(message: Message) -> Request:
         raise FrameError("it sent an invalid request: want a piece within one block")
     waits_only = "ready" in message
     if waits_only and _number(message, "ready") != 1:
-        raise FrameError("it sent an invalid request: its ready is not 1")
+        raise FrameError("it sent an invalid request: its field `ready` is not 1")
     return Request(pack, _number(message, "shard"), _number(message, "block"), piece, waits_only)
 
 
 def _number(message: Message, name: str) -> int:
     value: Any = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
-        raise FrameError(f"it sent an invalid message: its {name} is not an integer of 0 or more")
+        raise FrameError(f"it sent an invalid message: its field `{name}` is not an integer of 0 or more")
     return value
 
 

@@ -70,7 +70,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     # Python's integers cannot overflow, so this check also rejects shapes whose size exceeds 64 bits.
     require_size(what, found.size_bytes, size - found.begin, "the rest of the file")
     if found.begin + found.size_bytes != size:
-        raise DataError(f"{what} has {size} bytes, and its array ends at {found.begin + found.size_bytes}")
+        raise DataError(f"{what} has {size} bytes, but its array ends at byte {found.begin + found.size_bytes}")
     require_size(what, found.size_bytes, limits.index_bytes << 20, "the limit")
     return found
 

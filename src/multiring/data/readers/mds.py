@@ -85,7 +85,7 @@ class _MdsShard:
         self.size_bytes = storage.size(self.name)
         if told.get("format") != "mds" or self.compression not in {"", "zstd"}:
             said = f"format {told.get('format')}, compression {self.compression or None}"
-            raise UnsupportedError(f"{self.what}: {said}; want mds, and zstd or none")
+            raise UnsupportedError(f"{self.what}: {said}; want format mds, with compression zstd or none")
         if self.size_bytes != int((packed or raw)["bytes"]):
             raise DataError(f"{self.what} has {self.size_bytes} bytes, but its index says {(packed or raw)['bytes']}")
         if self.compression:
@@ -128,7 +128,7 @@ class _MdsShard:
 
     def _piece(self, data: bytes | None, begin: int, end: int) -> bytes:
         if end > self.raw_bytes:
-            raise DataError(f"{self.what} has {self.raw_bytes} bytes; {begin} to {end} are wanted")
+            raise DataError(f"{self.what} has {self.raw_bytes} bytes; bytes {begin} to {end} are needed")
         return read(self._storage, self.name, begin, end) if data is None else data[begin:end]
 
     def record(self, data: bytes | None, begin: int, end: int) -> Record:

@@ -68,7 +68,7 @@ def asked_again(
             if tried == tries or not is_passing(error) or time.monotonic() + pause >= until:
                 raise
             sleep(pause)
-    raise AssertionError("a source is asked once at least")
+    raise AssertionError("internal error: the source was not asked")
 
 
 def without_secrets(url: str) -> str:

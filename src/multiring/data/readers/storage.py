@@ -91,7 +91,7 @@ def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) ->
     size = storage.size(name)
     last = size if end is None else end
     if not 0 <= begin <= last <= size:
-        raise DataError(f"{storage.url}: {name} has {size} bytes; {begin} to {last} are wanted: it was cut short")
+        raise DataError(f"{storage.url}: {name} was cut short: it has {size} bytes; bytes {begin} to {last} are needed")
     data = bytearray(last - begin)
     storage.read_into(name, begin, memoryview(data))
     return bytes(data)
@@ -112,7 +112,7 @@ def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **
     if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)", url) is None or url.startswith("file:"):
         if options:
             raise ArgumentError(
-                f"{without_login(url)} is a path: want none of {', '.join(options)}, which are for URLs"
+                f"{without_login(url)} is a path, but {', '.join(options)} apply to URLs only: omit them"
             )
         return LocalStorage(url.removeprefix("file:").removeprefix("//"))
     return RemoteStorage(url, timeout_s=timeout_s, readers=readers, options=options)
@@ -168,7 +168,9 @@ class LocalStorage:
         while done < len(out):
             got = os.preadv(opened.descriptor, [out[done : done + _AT_ONCE]], begin + done)
             if not got:
-                raise DataError(f"{self.path(name)} ends at {begin + done}; {begin} to {begin + len(out)} are wanted")
+                raise DataError(
+                    f"{self.path(name)} ends at byte {begin + done}; bytes {begin} to {begin + len(out)} are needed"
+                )
             done += got
 
     def read_rows(self, names: Sequence[str], files: Numbers, begins: Numbers, rows: Bytes, tails: Tails) -> None:
@@ -207,7 +209,7 @@ class LocalStorage:
                 self.read_into(name, int(begins[row]), rows[row * size : (row + 1) * size].data)
                 rest = tails.memory[tails.places[row] : tails.places[row + 1]]
                 self.read_into(name, int(begins[row]) + size, rest.data)
-                raise DataError(f"{self.path(name)} changes while it is read, at {int(begins[row])}")
+                raise DataError(f"{self.path(name)} was changed while it was read, at byte {int(begins[row])}")
 
     def _opened(self, name: str) -> "_Opened":
         found = self._files.get(name)
@@ -305,7 +307,7 @@ class RemoteStorage:
             if len(data) == self._sizes.get(name) and end <= len(data):
                 return data[begin:end]  # the server ignores ranges and sends whole files
             if len(data) != len(out):
-                raise ShortAnswerError(f"the source sent {len(data)} bytes for {begin} to {end}: it was cut short")
+                raise ShortAnswerError(f"the source sent only {len(data)} bytes for the range {begin} to {end}")
             return data
 
         out[:] = self._asked(name, ask)

@@ -89,7 +89,9 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
         yield Member(require_inside(what, found.name), found.offset_data, found.size)
     # tarfile accepts a file that is cut short before a header, but a complete tar ends with two empty records.
     if end + 2 * _RECORD > size or any(read(storage, name, end, end + 2 * _RECORD)):
-        raise DataError(f"{what} has {size} bytes and no end of archive behind {end}: it was cut short")
+        raise DataError(
+            f"{what} was cut short: it has {size} bytes, and the end mark of the archive is missing at byte {end}"
+        )
 
 
 def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]]:

@@ -51,10 +51,10 @@ def records_in(storage: Storage, name: str, limits: Limits) -> list[tuple[int, i
             begin = place
             head = read(storage, name, place, min(size, place + _READ_AHEAD))
         if len(head) - (place - begin) < _HEAD.size:
-            raise DataError(f"{what} ends within a record, at {size}")
+            raise DataError(f"{what} ends within a record, at byte {size}")
         length, crc = _HEAD.unpack_from(head, place - begin)
         if crc != masked_crc(head[place - begin : place - begin + 8]):
-            raise DataError(f"{what}: the length at {place} is damaged")
+            raise DataError(f"{what}: the record length at byte {place} is damaged")
         left = size - place - _HEAD.size - _FOOT.size
         require_size(f"{what}: the record at {place}", length, left, "the rest of the file")
         require_size(f"{what}: the record at {place}", length, limits.record_bytes, "the limit of a record")

@@ -155,7 +155,9 @@ class UnpackedStorage:
             return
         data = self._data(name)
         if begin + len(out) > len(data):
-            raise DataError(f"{self.url}/{name} ends at {len(data)}; {begin} to {begin + len(out)} are wanted")
+            raise DataError(
+                f"{self.url}/{name} ends at byte {len(data)}; bytes {begin} to {begin + len(out)} are needed"
+            )
         out[:] = memoryview(data)[begin : begin + len(out)]
 
     def _data(self, name: str) -> bytes:
