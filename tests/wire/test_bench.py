@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import secrets
 import signal
 import subprocess
@@ -11,17 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from multiring.bench.cases import Question
 from multiring.bench.compare import Bench, Bound, Manner
-from multiring.bench.job import JobError, Jobs, Start, WrongResultError, answers
+from multiring.bench.job import Answer, JobError, Jobs, Start, WrongResultError, answers
 from multiring.bench.libraries import WORKERS, OwnWorker, PeerLibrary
 from multiring.bench.peers import PEERS, Knob
 from multiring.bench.workers import contract
 from multiring.bench.workers.contract import Case, write_cases
+from multiring.settings import environment_of
 
 PRETENDER = Path(__file__).parent / "bench_workers" / "pretender.py"
 DEADLINE_S = 60.0
@@ -40,6 +41,28 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     with Jobs(DEADLINE_S) as entered:
         yield entered
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the ranks of the pretender run one after the other in this process; return the list of the jobs' titles.
+
+    What a bench makes of the answers is the same as with jobs of processes, which later tests start.
+    """
+    titles: list[str] = []
+
+    def run(_: Jobs, title: str, start: Start) -> None:
+        titles.append(title)
+        ranks = int(start.command[start.command.index("-n") + 1])
+        monkeypatch.setattr(sys, "argv", list(start.command[start.command.index(str(PRETENDER)) :]))
+        for rank in range(ranks):
+            for name, value in environment_of(rank=rank, size=ranks).items():
+                monkeypatch.setenv(name, value)
+            runpy.run_path(str(PRETENDER), run_name="__main__")
+
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the pretender extends it
+    monkeypatch.setattr(Jobs, "run", run)
+    return titles
 
 
 @dataclass
@@ -70,15 +93,19 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Marked:
 # ---- comparisons ----
 
 
-def test_libraries_are_held_against_ours(jobs: Jobs) -> None:
-    told: list[str] = []
+def test_libraries_are_held_against_ours(jobs: Jobs, told: list[str]) -> None:
+    progress: list[str] = []
     ours = OwnWorker(name="multiring", engine="shm", worker=PRETENDER)
     libraries = [ours, pretender("slow"), pretender("fast"), pretender("refuser"), pretender("bound")]
-    comparison = Bench(jobs, libraries, TWICE, told.append).compare(QUESTION)
+    manner = Manner(alternations=2, seconds=0.2)
+    comparison = Bench(jobs, libraries, manner, progress.append).compare(QUESTION)
 
     seconds = {timing.library: timing.seconds for timing in comparison.timings}
     # Of two ranks the second is twice as slow, and the slower rank counts.
     assert seconds == {"multiring": [0.004] * 2, "slow": [0.008] * 2, "fast": [0.002] * 2, "refuser": []}
+    # As many calls are timed as fit.
+    calls = {timing.library: timing.calls for timing in comparison.timings if timing.seconds}
+    assert calls == {"multiring": 50, "slow": 25, "fast": 100}
     assert {timing.library: timing.not_offered for timing in comparison.timings}["refuser"] == "it never does"
     best = comparison.best_peer
     assert best is not None
@@ -87,22 +114,15 @@ def test_libraries_are_held_against_ours(jobs: Jobs) -> None:
     assert advantage is not None
     assert (advantage.low, advantage.middle, advantage.high) == (0.5, 0.5, 0.5)
     assert comparison.bound == Bound(4096 / 0.004)
-    assert told == [
+    assert progress == [
         *(f"verifying {name}" for name in ("multiring", "slow", "fast", "refuser", "bound")),
         *(f"alternation 1 of 2: {name}" for name in ("multiring", "slow", "fast", "bound")),
         *(f"alternation 2 of 2: {name}" for name in ("bound", "fast", "slow", "multiring")),
     ]
+    assert len(told) == len(progress)
 
 
-def test_sizes_share_a_job_where_the_same_is_set(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    run_for = Jobs.run_for
-
-    def counted(self: Jobs, title: str, *others: Any) -> list[Any]:
-        told.append(title)
-        return run_for(self, title, *others)
-
-    monkeypatch.setattr(Jobs, "run_for", counted)
+def test_sizes_share_a_job_where_the_same_is_set(jobs: Jobs, told: list[str]) -> None:
     questions = [(replace(QUESTION, size_bytes=size_bytes), 0) for size_bytes in (64, 4096, 8192)]
     ours = OwnWorker(name="multiring", engine="shm", worker=PRETENDER)
     gloo = PeerLibrary(peer=replace(PEERS["gloo"], worker=PRETENDER, knobs=(SMALL,)))
@@ -112,15 +132,6 @@ def test_sizes_share_a_job_where_the_same_is_set(jobs: Jobs, monkeypatch: pytest
     verified = ["multiring, all_reduce of 64, 4096, 8192 bytes", "gloo, all_reduce of 64 bytes"]
     verified.append("gloo, all_reduce of 4096, 8192 bytes")
     assert told == verified * 2
-
-
-def test_as_many_calls_are_timed_as_fit(jobs: Jobs) -> None:
-    slow, fast = (
-        Bench(jobs, [pretender("slow"), pretender("fast")], Manner(alternations=1, seconds=0.2))
-        .compare(QUESTION)
-        .timings
-    )
-    assert (slow.calls, fast.calls) == (25, 100)
 
 
 def test_a_wrong_result_ends_the_bench(jobs: Jobs) -> None:
@@ -208,86 +219,63 @@ def test_a_signal_ends_all(tmp_path: Path, marked: Marked, number: signal.Signal
 # ---- the workers ----
 
 
-@pytest.mark.parametrize("collective", contract.COLLECTIVES)
-@pytest.mark.parametrize(
-    ("script", "buffers"),
-    [
-        ("multiring_worker.py", "arena"),
-        ("multiring_worker.py", "ordinary"),
-        ("torch_distributed.py", "ordinary"),
-        ("bound.py", ""),
-    ],
-)
-def test_workers_do_every_collective_on_every_buffer_of_the_pool(
-    jobs: Jobs, script: str, buffers: str, collective: str
-) -> None:
-    case = Case(
-        library=script,
+def answered(jobs: Jobs, script: str, cases: dict[str, Case]) -> dict[str, list[Answer]]:
+    """Return the answers of three ranks to each of the cases, which share one job: starting ranks takes longest."""
+    folder = jobs.folder / "a b%20c#d"  # Gloo meets in a folder of any name
+    folder.mkdir()
+    for name in cases:
+        (folder / name).mkdir()
+    write_cases([replace(case, out_dir=str(folder / name)) for name, case in cases.items()], folder / "case.json")
+    jobs.run(script, OwnWorker(name=script, engine="", worker=WORKERS / script).start(folder / "case.json", 3))
+    return {name: answers(folder / name, 3) for name in cases}
+
+
+def case(library: str, collective: str, dtype: str = "float32", op: str = "sum", buffers: str = "ordinary") -> Case:
+    count = 0 if collective == "barrier" else 999
+    return Case(
+        library=library,
         collective=collective,
-        dtype="float32",
-        count=0 if collective == "barrier" else 999,
-        out_dir=str(jobs.folder),
+        dtype=dtype,
+        op=op,
+        count=count,
+        out_dir="",
         buffers=buffers,
-        pool_bytes=12_000,
+        pool_bytes=12_000,  # several buffers
         calls=5,
     )
-    write_cases([case], jobs.folder / "case.json")
-    library = OwnWorker(name=script, engine="", worker=WORKERS / script)
-    jobs.run(script, library.start(jobs.folder / "case.json", 3))
-    given = answers(jobs.folder, 3)
-    assert [len(answer.seconds) for answer in given] == [1 if script == "bound.py" else 5] * 3
-    assert all(answer.version and not answer.not_offered for answer in given)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])
-@pytest.mark.parametrize("script", ["multiring_worker.py", "torch_distributed.py"])
-def test_workers_reduce_other_types(jobs: Jobs, script: str, dtype: str) -> None:
-    case = Case(library=script, collective="all_reduce", dtype=dtype, count=99, out_dir=str(jobs.folder), op="max")
-    write_cases([case], jobs.folder / "case.json")
-    jobs.run(script, OwnWorker(name=script, engine="", worker=WORKERS / script).start(jobs.folder / "case.json", 2))
-    assert len(answers(jobs.folder, 2)) == 2
+def cases_of(library: str, buffers: str) -> dict[str, Case]:
+    """Return every collective, and every size of an element."""
+    cases = {each: case(library, each, buffers=buffers) for each in contract.COLLECTIVES}
+    return cases | {each: case(library, "all_reduce", each, "max", buffers) for each in ("bfloat16", "int8", "float64")}
 
 
-@pytest.mark.parametrize("buffers", ["arena", "ordinary"])
-@pytest.mark.parametrize(("collective", "op"), [("all_reduce", "average"), ("reduce_scatter", "sum")])
-def test_the_backend_of_torch_is_timed_like_the_others(jobs: Jobs, collective: str, op: str, buffers: str) -> None:
-    case = Case(
-        library="multiring-torch",
-        collective=collective,
-        dtype="float32",
-        count=998,
-        out_dir=str(jobs.folder),
-        op=op,
-        buffers=buffers,
-        calls=3,
-    )
-    write_cases([case], jobs.folder / "case.json")
-    library = OwnWorker(name="multiring-torch", engine="", worker=WORKERS / "torch_distributed.py")
-    jobs.run("multiring-torch", library.start(jobs.folder / "case.json", 2))
-    given = answers(jobs.folder, 2)
-    assert [len(answer.seconds) for answer in given] == [3, 3]
+CASES = {
+    "multiring_worker.py": {
+        f"{buffers} {name}": each
+        for buffers in ("arena", "ordinary")
+        for name, each in cases_of("multiring", buffers).items()
+    },
+    "torch_distributed.py": cases_of("gloo", "ordinary")
+    | {
+        f"ours {buffers} {collective}": case(contract.TORCH_OURS, collective, op=op, buffers=buffers)
+        for buffers in ("arena", "ordinary")
+        for collective, op in (("all_reduce", "average"), ("reduce_scatter", "sum"))
+    },
+    "bound.py": {each: case("bound", each, buffers="") for each in contract.COLLECTIVES},
+}
 
 
-def test_gloo_meets_in_a_folder_of_any_name(jobs: Jobs) -> None:
-    folder = jobs.folder / "a b%20c#d"
-    folder.mkdir()
-    case = Case(library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(folder), calls=2)
-    write_cases([case], folder / "case.json")
-    jobs.run(
-        "gloo",
-        OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py").start(folder / "case.json", 2),
-    )
-    assert len(answers(folder, 2)) == 2
-
-
-def test_gloo_offers_no_average(jobs: Jobs) -> None:
-    case = Case(
-        library="gloo", collective="all_reduce", dtype="float32", count=9, out_dir=str(jobs.folder), op="average"
-    )
-    write_cases([case], jobs.folder / "case.json")
-    gloo = OwnWorker(name="gloo", engine="", worker=WORKERS / "torch_distributed.py")
-    jobs.run("gloo", gloo.start(jobs.folder / "case.json", 2))
-    assert [answer.not_offered for answer in answers(jobs.folder, 2)] == ["Gloo has no average"] * 2
+@pytest.mark.parametrize("script", CASES)
+def test_workers_do_every_collective_and_type_on_every_buffer_of_the_pool(jobs: Jobs, script: str) -> None:
+    refused = {"average": case("gloo", "all_reduce", op="average")} if script == "torch_distributed.py" else {}
+    given = answered(jobs, script, refused | CASES[script])
+    for name in refused:
+        assert [answer.not_offered for answer in given.pop(name)] == ["Gloo has no average"] * 3
+    for name, each in given.items():
+        assert [len(answer.seconds) for answer in each] == [1 if script == "bound.py" else 5] * 3, name
+        assert all(answer.version and not answer.not_offered for answer in each), name
 
 
 # ---- the command ----
@@ -325,15 +313,15 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_command_prints_a_record_for_each_library_and_pool(tmp_path: Path) -> None:
-    options = ["--against", "gloo", "--sizes", "64KiB", "--alternations", "1", "--calls", "3", "--pool-mib", "1"]
+    options = ["--against", "mpich", "--sizes", "64KiB", "--alternations", "1", "--calls", "3", "--pool-mib", "1"]
     done = bench("all_reduce", *options, "--json", "--plot", str(tmp_path / "figure.svg"))
     assert done.returncode == 0, done.stderr
     records = [SimpleNamespace(**json.loads(line)) for line in done.stdout.splitlines()]
     assert [(record.library, record.pool_bytes) for record in records] == [
         ("multiring", 0),
-        ("gloo", 0),
+        ("mpich", 0),
         ("multiring", 1 << 20),
-        ("gloo", 1 << 20),
+        ("mpich", 1 << 20),
     ]
     for record in records:
         assert vars(record).keys() >= FIELDS
@@ -342,9 +330,9 @@ def test_the_command_prints_a_record_for_each_library_and_pool(tmp_path: Path) -
         assert record.algbw_bytes_per_s == record.busbw_bytes_per_s == 65536 / record.median_s
         assert record.bound_bytes_per_s > 0
         assert not record.publishable  # a single alternation
-    ours, gloo, *_ = records
-    assert (ours.against, gloo.against) == ("gloo", "multiring")
-    assert ours.ratio == pytest.approx(gloo.median_s / ours.median_s) == pytest.approx(1 / gloo.ratio)
+    ours, mpich, *_ = records
+    assert (ours.against, mpich.against) == ("mpich", "multiring")
+    assert ours.ratio == pytest.approx(mpich.median_s / ours.median_s) == pytest.approx(1 / mpich.ratio)
     assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
@@ -362,7 +350,7 @@ def test_the_table_says_what_was_done() -> None:
 def test_a_reader_that_goes_ends_it_quietly(tmp_path: Path, marked: Marked, form: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    options = ["--against", "gloo", "--sizes", "64", "--alternations", "1", "--calls", "3", *form]
+    options = ["--against", "none", "--sizes", "64", "--alternations", "1", "--calls", "3", *form]
     done = subprocess.run(
         [sys.executable, "-m", "multiring", "bench", "all_reduce", *options],
         env={**os.environ, "TMPDIR": str(tmp_path)},
