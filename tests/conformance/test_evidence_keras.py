@@ -1,4 +1,4 @@
-"""Run benchmarks/evidence_keras.py for 20 s: random Keras programs, compared with one process without multiring."""
+"""Run a few cases of benchmarks/evidence_keras.py: random Keras programs, compared with one bare process."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +9,7 @@ from benchmarks.evidence_keras import TOPIC, truth
 from tests.frameworks.test_keras import SAVES_BY
 from tests.wire.ranks import Here, Process, run_ranks
 
-CASES, SEED = 3, 9_000
+CASES, SEED = 2, 9_000
 FAMILIES = ("training-torch-2", "callbacks-torch-2")
 # This nursery runs programs in float32, as these families need.
 LOADED = Process(

@@ -1,4 +1,4 @@
-"""Run benchmarks/evidence_parallel.py for 20 s: random parallel models and loops, compared with one process."""
+"""Run benchmarks/evidence_parallel.py for 10 s: random parallel models and loops, compared with one process."""
 
 import time
 from itertools import cycle, islice
@@ -12,7 +12,7 @@ from tests.wire.ranks import Here, Process, run_ranks
 from multiring.frontend.lifecycle import size
 from multiring.torch.collectives.allreduce import allreduce
 
-SECONDS = 20.0
+SECONDS = 10.0
 LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence_parallel_models", "tests.frameworks.plain"))
 
 

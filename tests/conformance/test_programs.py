@@ -14,15 +14,14 @@ from tests.wire.lab_rig import LabRun
 from tests.wire.ranks import Here, run_ranks
 
 ROOT = Path(__file__).parents[2]
-TURNS, LAB_TURNS = 8, 5
+TURNS = 4  # the fourth turn runs two programs in two threads
 RAILS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 PLACES = [
-    *(("shm", 2, 0), ("shm", 4, 0), ("tcp", 3, 1), ("tcp", 3, 3), ("shm+tcp", 4, 2), ("shm+tcp", 5, 1)),
+    *(("shm", 4, 0), ("tcp", 3, 1), ("tcp", 3, 3), ("shm+tcp", 4, 2), ("shm+tcp", 5, 1)),
     *(("mpi", 2, 0), ("shm+mpi", 4, 0)),
 ]
 LABS = [
     "--hosts 2 --slots 3 --link 1gbit --rail 1gbit",
-    "--hosts 3 --slots 2 --link 1gbit --rail 500mbit",
     "--hosts 4 --slots 1 --link 1gbit --rail 250mbit --rail 500mbit",
     "--hosts 4 --slots 2 --rack 2 --uplink 1gbit --link 1gbit",
     "--hosts 3 --slots 3,1,2 --link 1gbit --rail 500mbit",
@@ -45,10 +44,10 @@ def test_random_programs(place: tuple[str, int, int]) -> None:
 @pytest.mark.parametrize("lab", LABS)
 def test_random_programs_between_hosts(lab: str) -> None:
     seed = str(200 + LABS.index(lab))
-    program = (sys.executable, "-m", "tests.conformance.programs", "--seed", seed, "--turns", str(LAB_TURNS))
+    program = (sys.executable, "-m", "tests.conformance.programs", "--seed", seed, "--turns", str(TURNS))
     job = LabRun(*lab.split(), *program, PYTHONPATH=str(ROOT))
     try:
         assert job.finish() == 0, job.err
     finally:
         job.close()
-    assert f"seed {seed}: {LAB_TURNS} turns" in job.out
+    assert f"seed {seed}: {TURNS} turns" in job.out

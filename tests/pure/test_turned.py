@@ -211,9 +211,10 @@ def test_a_flat_line_of_a_thousand_ranks_takes_a_moment(collective: Collective, 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("at", [0, 1, 700])
-def test_one_altered_move_of_a_thousand_ranks_is_refused(change: str, at: int) -> None:
-    schedule = build("ring", frame_on(Collective.ALL_REDUCE, (1024,)))
+@pytest.mark.parametrize("at", [0, 1, 400])
+def test_one_altered_move_of_many_ranks_is_refused(change: str, at: int) -> None:
+    # 600 ranks exchange more messages than are proven one by one.
+    schedule = build("ring", frame_on(Collective.ALL_REDUCE, (600,)))
     with pytest.raises(ScheduleError, match=r"coordinate|rank 0"):
         check(_with(schedule, 0, at, CHANGES[change]))
 

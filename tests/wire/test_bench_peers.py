@@ -18,19 +18,33 @@ from multiring.settings import inherited_environment
 MPIS = ("mpich", "openmpi")
 
 
-def run(library: str, tmp_path: Path, ranks: int, worker: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
+def run(library: str, tmp_path: Path, ranks: int, **changes: Any) -> list[dict[str, Any]]:
     """Return each rank's answer to a small case; fail if the job failed."""
-    done = start(library, tmp_path, ranks, worker, **changes)
+    (answers,) = run_all(library, tmp_path, ranks, [changes])
+    return answers
+
+
+def run_all(
+    library: str, tmp_path: Path, ranks: int, cases: list[dict[str, Any]], worker: Path | None = None
+) -> list[list[dict[str, Any]]]:
+    """Return each rank's answer to each of several small cases of one job; fail if the job failed."""
+    done = start(library, tmp_path, ranks, cases, worker)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return [
+        [json.loads((tmp_path / str(number) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+        for number in range(len(cases))
+    ]
 
 
 def start(
-    library: str, tmp_path: Path, ranks: int, worker: Path | None = None, **changes: Any
+    library: str, tmp_path: Path, ranks: int, cases: list[dict[str, Any]], worker: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     fields: dict[str, Any] = {"collective": "all_reduce", "dtype": "float32", "count": 12 * 1024, "calls": 2}
-    case = Case(library=library, out_dir=str(tmp_path), **{**fields, **changes})
-    write_cases([case], tmp_path / "case.json")
+    made = []
+    for number, changes in enumerate(cases):
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        made.append(Case(library=library, out_dir=str(tmp_path / str(number)), **{**fields, **changes}))
+    write_cases(made, tmp_path / "case.json")
     job = command_of(PEERS[library], ranks, worker or PEERS[library].worker, tmp_path / "case.json")
     environment = inherited_environment() | dict(job.variables)
     return subprocess.run(job.command, env=environment, capture_output=True, text=True, timeout=110, check=False)
@@ -44,11 +58,12 @@ def assert_timed(answers: list[dict[str, Any]], calls: int = 2) -> None:
         assert all(isinstance(text, str) for text in answer["settings"].values())
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("mpi", MPIS)
-def test_every_collective_of_an_mpi(mpi: str, collective: str, tmp_path: Path) -> None:
+def test_every_collective_of_an_mpi(mpi: str, tmp_path: Path) -> None:
     # Three ranks are no power of two and more than the cores of some machines. Both cases need special settings.
-    assert_timed(run(mpi, tmp_path, 3, collective=collective, root=2 if collective == "broadcast" else 0))
+    cases = [{"collective": each, "root": 2 if each == "broadcast" else 0} for each in COLLECTIVES]
+    for answers in run_all(mpi, tmp_path, 3, cases):
+        assert_timed(answers)
 
 
 @pytest.mark.parametrize("mpi", MPIS)
@@ -67,9 +82,10 @@ def test_what_was_set_is_in_the_result(mpi: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_an_mpi_moves_bfloat16_but_does_not_reduce_it(mpi: str, tmp_path: Path) -> None:
-    assert_timed(run(mpi, tmp_path, 2, collective="all_gather", dtype="bfloat16"))
-    answers = run(mpi, tmp_path, 2, dtype="bfloat16")
-    assert answers == [{"not_offered": "this MPI has no bfloat16 to reduce"}] * 2
+    cases = [{"dtype": "bfloat16"}, {"collective": "all_gather", "dtype": "bfloat16"}]
+    refused, moved = run_all(mpi, tmp_path, 2, cases)
+    assert refused == [{"not_offered": "this MPI has no bfloat16 to reduce"}] * 2
+    assert_timed(moved)
 
 
 def test_an_mpi_has_no_average(tmp_path: Path) -> None:
@@ -85,7 +101,7 @@ def test_a_rank_that_fails_ends_the_job(mpi: str, tmp_path: Path) -> None:
         "    raise SystemExit('wrong sums on rank 1')\n"
         "MPI.COMM_WORLD.Barrier()\n"
     )
-    done = start(mpi, tmp_path, 2, worker)
+    done = start(mpi, tmp_path, 2, [{}], worker)
     assert done.returncode != 0
     assert "wrong sums on rank 1" in done.stdout + done.stderr
 
@@ -93,27 +109,29 @@ def test_a_rank_that_fails_ends_the_job(mpi: str, tmp_path: Path) -> None:
 # -- the window
 
 
-@pytest.mark.parametrize("count", [1, 3, 100_003])  # ranks without a slice; uneven slices of several pieces
-def test_the_sum_by_hand_over_a_shared_window(count: int, tmp_path: Path) -> None:
-    assert_timed(run("mpich_window", tmp_path, 3, count=count, dtype="float64", pool_bytes=2 * count * 8))
+def test_the_sum_by_hand_over_a_shared_window(tmp_path: Path) -> None:
+    # Ranks without a slice; uneven slices of several pieces.
+    cases = [{"count": count, "dtype": "float64", "pool_bytes": 2 * count * 8} for count in (1, 3, 100_003)]
+    for answers in run_all("mpich_window", tmp_path, 3, cases):
+        assert_timed(answers)
 
 
-@pytest.mark.parametrize("op", ["min", "max", "product"])
-def test_other_operations_by_hand(op: str, tmp_path: Path) -> None:
-    assert_timed(run("openmpi_window", tmp_path, 2, op=op, dtype="int32"))
+def test_other_operations_by_hand(tmp_path: Path) -> None:
+    cases = [{"op": op, "dtype": "int32"} for op in ("min", "max", "product")]
+    for answers in run_all("openmpi_window", tmp_path, 2, cases):
+        assert_timed(answers)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "changes", "why"),
-    [
-        (2, {"collective": "broadcast"}, "only all_reduce is written by hand, not broadcast"),
-        (2, {"dtype": "bfloat16"}, "NumPy alone has no sum of bfloat16"),
-        (2, {"op": "average"}, "NumPy alone has no average of float32"),
-        (1, {}, "one rank has no other rank to share a window with"),
-    ],
-)
-def test_what_is_not_written_by_hand(ranks: int, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
-    assert run("mpich_window", tmp_path, ranks, **changes) == [{"not_offered": why}] * ranks
+def test_what_is_not_written_by_hand(tmp_path: Path) -> None:
+    why = {
+        "only all_reduce is written by hand, not broadcast": {"collective": "broadcast"},
+        "NumPy alone has no sum of bfloat16": {"dtype": "bfloat16"},
+        "NumPy alone has no average of float32": {"op": "average"},
+    }
+    found = run_all("mpich_window", tmp_path, 2, list(why.values()))
+    assert found == [[{"not_offered": each}] * 2 for each in why]
+    alone = {"not_offered": "one rank has no other rank to share a window with"}
+    assert run("mpich_window", tmp_path, 1) == [alone]
 
 
 # -- Horovod

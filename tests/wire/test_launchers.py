@@ -9,9 +9,7 @@ import pytest
 
 from multiring.bench.install import installed
 
-ROOT = Path(__file__).parents[2]
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
-DIGITS = [str(ROOT / "examples" / "digits_torch.py"), "--steps", "10"]
 SUM = """
 import sys, numpy as np, multiring
 group = multiring.init()
@@ -45,16 +43,14 @@ def run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110, check=False)
 
 
-@pytest.mark.parametrize(("mpi", "script"), [("mpich", "sum"), ("mpich", "digits"), ("openmpi", "sum")])
-def test_mpiexec(mpi: str, script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mpi", LIBRARY)
+def test_mpiexec(mpi: str, tmp_path: Path) -> None:
     prefix, variables = mpi_job(mpi)
-    done = run([*prefix, sys.executable, *arguments_of(script, tmp_path)], variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_trained_or_summed(script, done.stdout)
+    assert_summed(run([*prefix, sys.executable, script_in(tmp_path)], variables))
 
 
-@pytest.mark.parametrize("script", ["sum", "digits"])
-def test_torchrun(script: str, tmp_path: Path) -> None:
+def test_torchrun(tmp_path: Path) -> None:
+    """tests/frameworks/test_torch_programs.py trains under torchrun."""
     command = [
         sys.executable,
         "-W",
@@ -66,13 +62,11 @@ def test_torchrun(script: str, tmp_path: Path) -> None:
         "--master-port",
         "0",
     ]
-    done = run([*command, *arguments_of(script, tmp_path)], environment())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_trained_or_summed(script, done.stdout)
+    assert_summed(run([*command, script_in(tmp_path)], environment()))
 
 
 def test_no_launcher(tmp_path: Path) -> None:
-    done = run([sys.executable, *arguments_of("sum", tmp_path)], environment())
+    done = run([sys.executable, script_in(tmp_path)], environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["ranks 1 local 0 1 sum 1.0"]
 
@@ -83,26 +77,21 @@ def test_an_mpi_launcher_without_mpi4py_is_an_error_not_jobs_of_one_rank(tmp_pat
     hidden.mkdir()
     (hidden / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n")
     variables["PYTHONPATH"] = str(hidden)
-    done = run([*prefix, sys.executable, *arguments_of("sum", tmp_path)], variables)
+    done = run([*prefix, sys.executable, script_in(tmp_path)], variables)
     assert done.returncode != 0
     assert "mpi4py" in done.stderr
     assert "pip install" in done.stderr
     assert "ranks 1" not in done.stdout
 
 
-def arguments_of(script: str, folder: Path) -> list[str]:
-    """Return the arguments for the interpreter that run `script`."""
-    if script == "digits":
-        return DIGITS
+def script_in(folder: Path) -> str:
+    """Write the script into `folder`; return its path."""
     path = folder / "sum.py"
     path.write_text(SUM)
-    return [str(path)]
+    return str(path)
 
 
-def assert_trained_or_summed(script: str, output: str) -> None:
+def assert_summed(done: subprocess.CompletedProcess[str]) -> None:
     """Check that two ranks worked together."""
-    if script == "digits":
-        assert "2 ranks" in output
-        assert "test accuracy" in output
-    else:
-        assert sorted(output.split("\n")[:2]) == ["ranks 2 local 0 2 sum 3.0", "ranks 2 local 1 2 sum 3.0"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.split("\n")[:2]) == ["ranks 2 local 0 2 sum 3.0", "ranks 2 local 1 2 sum 3.0"]

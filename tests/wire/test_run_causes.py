@@ -55,8 +55,9 @@ CAUGHT = """
 """
 
 
-@pytest.mark.parametrize("leaves", ["pass", "multiring.shutdown()"])
-@pytest.mark.parametrize("pause", [0, 0.5, 2])
+@pytest.mark.parametrize(
+    ("leaves", "pause"), [("pass", 0), ("pass", 2), ("multiring.shutdown()", 0.5), ("multiring.shutdown()", 2)]
+)
 def test_the_culprit_is_named_though_programs_catch_their_errors(make: Make, leaves: str, pause: float) -> None:
     done = ended(make(CAUGHT.format(leaves=leaves, pause=pause)))
     assert done.returncode == 5
@@ -161,15 +162,16 @@ def sleepers() -> Iterator[Callable[[], list[int]]]:
 
 
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "os.kill(os.getpid(), 9)"])
-@pytest.mark.parametrize("line", ["exec sleep {0}", "setsid sleep {0} & true", "trap '' TERM; setsid sleep {0} &"])
 def test_helpers_without_our_variables_end_with_the_job(
-    make: Make, sleepers: Callable[[], list[int]], ending: str, line: str
+    make: Make, sleepers: Callable[[], list[int]], ending: str
 ) -> None:
-    text = line.format(sleepers.length_s)  # type: ignore[attr-defined]
+    lines = ("exec sleep {0}", "setsid sleep {0} & true", "trap '' TERM; setsid sleep {0} &")
+    texts = [line.format(sleepers.length_s) for line in lines]  # type: ignore[attr-defined]
     script = make(f"""
         import os, subprocess, sys, time
         none = subprocess.DEVNULL
-        subprocess.Popen(["/bin/sh", "-c", {text!r}], env={{}}, stdin=none, stdout=none, stderr=none)
+        for text in {texts!r}:
+            subprocess.Popen(["/bin/sh", "-c", text], env={{}}, stdin=none, stdout=none, stderr=none)
         time.sleep(0.3)
         {ending}
     """)
