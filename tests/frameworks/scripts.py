@@ -20,6 +20,7 @@ class Start:
 
     alone: bool = False  # remove the variables that multiring's launcher sets
     environments: tuple[dict[str, str], ...] = ()  # additional variables, by rank
+    folder: str = ""  # the working directory; default: the nursery's
 
 
 def live(here: Here, script: str, arguments: tuple[str, ...], start: Start) -> int:
@@ -30,6 +31,8 @@ def live(here: Here, script: str, arguments: tuple[str, ...], start: Start) -> i
     if start.environments:
         os.environ.update(start.environments[here.rank])
         sys.path[1:1] = start.environments[here.rank].get("PYTHONPATH", "").split(os.pathsep)
+    if start.folder:
+        os.chdir(start.folder)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
     program = ModuleType("__main__")

@@ -1,6 +1,7 @@
 """Run pages of docs as they stand: scripts, console commands and their output."""
 
 import os
+import re
 import subprocess
 import sys
 from itertools import groupby
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.frameworks.page_blocks import BLOCK, DOCUMENTS
+from tests.frameworks.program_ranks import environment_of
+from tests.frameworks.scripts import Start, run_script
+from tests.wire.ranks import Process
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch defines it
 
 DOCS = Path(__file__).parents[2] / "docs"
 # With several threads per process, a test takes minutes on busy cores.
@@ -15,11 +20,15 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 PROGRAMS = {
     "python": [sys.executable],
     "multiring": [sys.executable, "-m", "multiring"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
-# torch sometimes prints this when a program with Gloo ends: a thread of Gloo releases its last tensor while the
-# interpreter exits (pytorch/pytorch#190489). The program has not loaded multiring.
-ENDS_BADLY = "terminate called without an active exception"
+# Scripts of the pages that import torch. Their ranks are forked, because each import takes seconds; the other commands
+# run as shown. "differs.py" needs the launcher, which prints its traceback.
+FORKED = ("single.py", "train.py", "ddp.py", "fewer.py", "events.py", "script.py")
+COMMAND = re.compile(
+    r"(?P<how>python|multiring run -n (?P<ranks>\d+)(?: -- python)?|torchrun --nproc-per-node (?P<pair>\d+)) "
+    rf"(?P<script>{'|'.join(map(re.escape, FORKED))})(?P<words>.*)"
+)
+LOADED = Process(nursery="torch", beforehand=("multiring.torch", "torch.nn.parallel", "sklearn.datasets"))
 
 
 @pytest.mark.timeout(300)
@@ -32,9 +41,8 @@ def test_documents_print_what_they_say(document: str, count: int, tmp_path: Path
         if block["kind"] == "console":
             for command, wanted in commands(block["text"]):
                 ran.append(command)
-                lines = run(command, tmp_path)
-                if command.startswith("torchrun") and any(ENDS_BADLY in line for line in lines):
-                    lines = run(command, tmp_path)
+                found = COMMAND.fullmatch(command)
+                lines = forked(found, tmp_path) if found else run(command, tmp_path)
                 assert prints(lines, wanted), (command, lines)
     assert len(ran) == count
 
@@ -48,6 +56,20 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
         else:
             found[-1][1].append(line)
     return found
+
+
+def forked(command: re.Match[str], where: Path) -> list[str]:
+    """Return the lines of a command whose ranks are forked after the imports."""
+    ranks = int(command["ranks"] or command["pair"] or 1)
+    variables: tuple[dict[str, str], ...] = ()
+    if command["pair"]:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        variables = tuple(environment_of(rank, ranks, store.port) for rank in range(ranks))
+    start = Start(alone=not command["ranks"], environments=variables, folder=str(where))
+    ended = run_script(where / command["script"], ranks, *command["words"].split(), process=LOADED, start=start)
+    assert all(code == 0 for code, _ in ended), ended
+    lines = [(rank, line) for rank, (_, told) in enumerate(ended) for line in told.splitlines()]
+    return [f"[{rank}] {line}" if command["ranks"] else line for rank, line in lines]
 
 
 def run(command: str, where: Path) -> list[str]:
