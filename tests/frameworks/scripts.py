@@ -1,7 +1,7 @@
 """Run scripts like `python SCRIPT`, but on ranks forked after the slow imports.
 
 This takes a tenth of the processor time if a script imports torch or TensorFlow and does little. It does not test the
-launcher, so one test of each script starts real processes.
+launcher, which other tests start.
 """
 
 import os
