@@ -215,5 +215,5 @@ def mistakes(caffe: Any, mc: Any, own: Path) -> None:
         with pytest.raises(kind, match=words):
             call()
     solver = mc.distribute(caffe.get_solver(str(solver_file(own, "right", SHARED.format(width=3)))))
-    with pytest.raises(ArgumentError, match="distributed already"):
+    with pytest.raises(ArgumentError, match="distribute was already called for this solver"):
         mc.distribute(solver)

@@ -59,7 +59,7 @@ def be_child(here: Here, place: str, kept: torch.Tensor) -> None:
     dist.all_reduce(number)
     assert number == 1
     dist.destroy_process_group()
-    with pytest.raises(StateError, match=r"is this rank, and lives"):  # the parent is the launcher's rank
+    with pytest.raises(StateError, match=r"is already this rank and still runs"):  # the parent is the launcher's rank
         multiring.init()
     require_good(forked(lambda: sum_up(here, f"{place}/grandchilds")))
 

@@ -94,7 +94,7 @@ def test_each_fault_is_found() -> None:
 
 
 def misused(here: Here) -> None:
-    with pytest.raises(ArgumentError, match=r"cannot names \['speed'\], which are not checks"):
+    with pytest.raises(ArgumentError, match=r"`cannot` names \['speed'\], which are not checks"):
         conformance.run(replace(GOOD, cannot={"speed": "it is slow"}))
     with pytest.raises(ArgumentError, match=r"no reason for \['huge'\]"):
         conformance.run(replace(GOOD, cannot={"huge": " "}))

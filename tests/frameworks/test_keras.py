@@ -68,13 +68,13 @@ def test_a_data_set_of_tensorflow_has_the_plans_rows_and_traces_few_functions(tm
 def test_mistakes_say_what_is_wanted(tmp_path: Path) -> None:
     found = found_by("tensorflow", 2, tmp_path, "mistaken")["mistaken"]
     wanted = {
-        "twice": "this SGD is distributed already",
+        "twice": "this SGD is already distributed",
         "none": "a builtins.int",
         "legacy": "want one of keras.optimizers",
         "synchronized": "this layer knows the ranks of the job",
         "globals": "BroadcastGlobalVariablesCallback",
         "model": "want a keras.Model",
-        "again": "one call of distribute",
+        "again": "distribute was already called for this model",
         "jit": "want jit_compile=False",
         "rows": "Data cardinality is ambiguous",
         "maximum": "want Average or Sum",

@@ -213,7 +213,7 @@ def misuse(here: Here, folder: str) -> None:
         mt.load(path, epoch=1)
     with pytest.raises(ArgumentError, match=r"another model's: model.0.weight is of shape \(5, 3\) in the checkpoint"):
         mt.load(path, model=model_of(width=6))
-    with pytest.raises(ArgumentError, match=r"model.2.weight is in the checkpoint, and not here"):
+    with pytest.raises(ArgumentError, match=r"model.2.weight is in the checkpoint, but not in this model"):
         mt.load(path, model=nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)))
     with pytest.raises(ArgumentError, match=r"model.0.0.weight is not in the checkpoint"):
         mt.load(path, model=nn.Sequential(script.model))

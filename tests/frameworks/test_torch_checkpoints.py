@@ -74,15 +74,15 @@ def refuse(_here: Here, folder: str) -> None:
     lazy = nn.LazyLinear(3)
     quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     cases: dict[str, Any] = {
-        r"x\.a is sparse_coo: want its indices and values": {"a": torch.eye(3).to_sparse()},
-        r"x\.a is sparse_csr: want": {"a": torch.eye(3).to_sparse_csr()},
-        r"x\.a is quantized: want": {"a": quantized},
-        r"x\.0 is a nested tensor: want its tensors": [torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])],
-        r"x\.0 is a NestedTensor, a kind of tensor of its own": [
+        r"x\.a is sparse_coo: save its indices and values": {"a": torch.eye(3).to_sparse()},
+        r"x\.a is sparse_csr: save": {"a": torch.eye(3).to_sparse_csr()},
+        r"x\.a is quantized: save value.int_repr": {"a": quantized},
+        r"x\.0 is a nested tensor: save its tensors": [torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])],
+        r"x\.0 is a NestedTensor, a subclass of Tensor": [
             torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
         ],
         r"x is on meta and has no values": torch.empty(2, device="meta"),
-        r"x is a Subclass, a kind of tensor of its own": torch.ones(2).as_subclass(Subclass),
+        r"x is a Subclass, a subclass of Tensor": torch.ones(2).as_subclass(Subclass),
         r"x\.weight has no shape yet": lazy,
         r"x has an array among its keys": {torch.ones(1): 1},
     }

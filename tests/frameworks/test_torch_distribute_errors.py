@@ -67,7 +67,7 @@ def pass_wrong_arguments(here: Here) -> None:
         (ArgumentError, "sharded=True with batch='global'", lambda: made(sharded=True)),
         (
             StateError,
-            "learning_rate='sqrt', and a scheduler was made.* Make it after `distribute`",
+            "learning_rate='sqrt', but the optimizer already has a scheduler.* make the scheduler after `distribute`",
             lambda: made(optimizer=scheduled, batch="per_rank", learning_rate="sqrt"),
         ),
         (ArgumentError, "model is a str; want a torch.nn.Module", lambda: made(model="model", optimizer=scheduled)),
@@ -89,17 +89,17 @@ def pass_wrong_arguments(here: Here) -> None:
         (UnsupportedError, "in_order=False", lambda: made(DataLoader(data(), 5, num_workers=1, in_order=False))),
         (
             ArgumentError,
-            "sampler, DistributedSampler, deals the samples to 2 ranks already",
+            "sampler, DistributedSampler, already divides the samples among 2 ranks",
             lambda: made(DataLoader(data(), 5, sampler=dealing)),
         ),
         (
             ArgumentError,
-            f"deals to rank {here.rank} of 4; want rank {here.rank} of 2",
+            f"selects samples for rank {here.rank} of 4; want rank {here.rank} of 2",
             lambda: made(DataLoader(data(), 5, sampler=other), **SHARDED),
         ),
         (
             ArgumentError,
-            "none of the model's parameters: make the optimizer of model.parameters()",
+            "not a parameter of the model: make the optimizer of model.parameters()",
             lambda: made(model=network(), optimizer=sgd([*network().parameters()])),
         ),
         (
@@ -183,7 +183,7 @@ def pass_wrong_samples(here: Here) -> None:
     fails(MismatchError, shorter, through(DataLoader(Stream(data(), 20 if here.rank == 2 else 22), 5)))
     fails(
         ArgumentError,
-        "rank 0 has no samples, and others have",
+        "rank 0 has no samples, but other ranks have some",
         through(DataLoader(Stream(own, len(own)), 2), **SHARDED),
     )
     normalising = mt.convert_sync_batchnorm(network(normalise=True))

@@ -103,7 +103,7 @@ def misuse(here: Here) -> None:
             (
                 lambda: mt.gradient_bytes(torch.optim.SGD(matrix(1))),
                 ArgumentError,
-                "SGD shares no gradients; want one from DistributedOptimizer",
+                "SGD does not reduce gradients; want an optimizer from DistributedOptimizer",
             ),
         ]
     )

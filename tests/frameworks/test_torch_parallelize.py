@@ -208,7 +208,7 @@ def test_the_choice_fits_and_refusals_say_what_was_wanted(tmp_path: Path) -> Non
     wanted = {
         "memory": "no mix fits into a rank's memory of 0 MiB",
         "word": "mesh='best': want \"auto\"",
-        "topology": "topology of 4 ranks: want one of all 2",
+        "topology": "topology of 4 ranks: want a topology of all 2 ranks",
         "scalar": "want the batch of all ranks",
         "unlike": "first dimensions ['16', '3']",
         "pipeline": "is used in more than one place",

@@ -59,7 +59,7 @@ from multiring.lab import Plan
         (["all_reduce", "--plot", "no/such/folder/x.png"], "there is no folder"),
         (["all_reduce", "--link", "1gbit"], "--link needs a lab: give its number of hosts with --hosts H"),
         (["all_reduce", "--hosts", "2", "--link", "fast"], "'fast' is not a rate"),
-        (["all_reduce", "--hosts", "2", "--uplink", "1gbit"], "joins racks, and there is one rack only"),
+        (["all_reduce", "--hosts", "2", "--uplink", "1gbit"], "needs several racks, but the lab has only one"),
         (["--install", "nccl"], "there is no recipe to install 'nccl'"),
     ],
 )

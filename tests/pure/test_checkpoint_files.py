@@ -78,7 +78,7 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
         ("", {"ranks": 0}, "is damaged: it lacks a token, or the number of ranks"),
         (NAME, {"token": "another"}, "all belongs to another save; want files of one save"),
         (NAME, {"tree": None}, r"all\.json is damaged: it has no tree"),
-        (NAME, {"tree": {"value": 1}}, "damaged: it has arrays that no value names"),
+        (NAME, {"tree": {"value": 1}}, "damaged: it has arrays that belong to none of its values"),
         (
             NAME,
             {"arrays": None, "tree": {"value": {"$array": ["all.x", "int8", [1]]}}},

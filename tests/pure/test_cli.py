@@ -207,7 +207,7 @@ def test_a_file_that_is_no_program_is_126(capsys: pytest.CaptureFixture[str], tm
 def test_another_system_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert main(["run", "-n", "2", "true"]) == 2
-    assert "works on Linux only, this is darwin" in capsys.readouterr().err
+    assert "works only on Linux; this is darwin" in capsys.readouterr().err
 
 
 def test_run_local_checks_what_the_command_line_cannot_get_wrong() -> None:

@@ -23,7 +23,7 @@ def test_frames_survive_any_cutting(payloads: list[bytes], step: int) -> None:
 def test_a_long_frame_is_refused_before_it_is_here() -> None:
     reader = FrameReader(limit_bytes=10)
     reader.feed(frame(b"x" * 11)[:4])
-    with pytest.raises(FrameError, match="a frame of 11 bytes, at most 10"):
+    with pytest.raises(FrameError, match="a frame of 11 bytes; at most 10"):
         reader.next_frame()
 
 

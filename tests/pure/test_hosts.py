@@ -28,7 +28,7 @@ def test_what_is_no_host(text: str) -> None:
 
 
 def test_a_host_twice() -> None:
-    with pytest.raises(ArgumentError, match="'a' comes twice"):
+    with pytest.raises(ArgumentError, match="'a' is listed twice"):
         parse_hosts("a:4,b:4,a:4")
 
 
@@ -117,7 +117,7 @@ def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         (["-n", "5", "--hosts", "a:2,b:2", "--", "prog"], "5 ranks, but a:2,b:2 has places for 4; want fewer"),
         (
             ["--stdin", "1", "--hosts", "a:2,b:2", "--", "prog"],
-            "--stdin 1: on several hosts mpiexec gives it to rank 0",
+            "--stdin 1: on several hosts only rank 0 can read standard input",
         ),
         (["--hosts", "a:2,b:", "--", "prog"], "'b:' is not HOST:RANKS"),
         (["--hosts", "a:2"], "no command to run"),

@@ -260,9 +260,9 @@ def test_a_lab_may_have_slots_of_its_own_for_each_host() -> None:
     for text in ("", "4,", "-1", "4x", "four"):
         with pytest.raises(ArgumentError, match="want the number of ranks of each host"):
             parse_slots(text)
-    with pytest.raises(ArgumentError, match="slots=2,1 are for 2 hosts, and there are 3 hosts"):
+    with pytest.raises(ArgumentError, match="slots=2,1 are for 2 hosts, but the lab has 3 hosts"):
         LabPlan(hosts=3, slots=(2, 1))
-    with pytest.raises(ArgumentError, match="0 slots make no lab"):
+    with pytest.raises(ArgumentError, match="a lab with 0 slots: want at least 1"):
         LabPlan(hosts=2, slots=(2, 0))
 
 

@@ -66,17 +66,17 @@ def test_a_rate_no_link_can_have(text: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"hosts": 0}, "0 hosts make no lab"),
-        ({"hosts": 2, "slots": 0}, "0 slots make no lab"),
-        ({"hosts": 2, "racks": -1}, "-1 racks make no lab"),
-        ({"hosts": 2, "rails": ()}, "0 rails make no lab"),
+        ({"hosts": 0}, "a lab with 0 hosts: want at least 1"),
+        ({"hosts": 2, "slots": 0}, "a lab with 0 slots: want at least 1"),
+        ({"hosts": 2, "racks": -1}, "a lab with -1 racks: want at least 1"),
+        ({"hosts": 2, "rails": ()}, "a lab with 0 rails: want at least 1"),
         (
             {"hosts": 255, "slots": 3},
             r"255 hosts with 3 slots each are more than .* \(10.77.0.0/24\), want at most 254",
         ),
         ({"hosts": 2, "rails": (None,) * 17}, "17 rails are too many, want at most 16"),
         ({"hosts": 2, "racks": 3}, "3 racks for 2 hosts"),
-        ({"hosts": 2, "uplink": GIGABIT}, "an uplink of 1gbit joins racks, and there is one rack only"),
+        ({"hosts": 2, "uplink": GIGABIT}, "an uplink of 1gbit needs several racks, but the lab has only one"),
     ],
 )
 def test_a_lab_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
@@ -104,9 +104,9 @@ def test_names_in_the_hosts_file_lead_to_hosts() -> None:
     for address, names in entries.items():
         found = {plan.host_named(name) for name in [address, *names.split()]}
         assert found == {int(names.split()[0].partition("-")[0].removeprefix("host"))}
-    with pytest.raises(ArgumentError, match="no host 'host3' in this lab, its hosts are host0 to host2"):
+    with pytest.raises(ArgumentError, match="no host 'host3' in this lab; its hosts are host0 to host2"):
         plan.host_named("host3")
-    with pytest.raises(ArgumentError, match="no rail 'eth0' in this lab, its rails are rail0, rail1"):
+    with pytest.raises(ArgumentError, match="no rail 'eth0' in this lab; its rails are rail0, rail1"):
         plan.rail_named("eth0")
 
 
@@ -144,9 +144,9 @@ def test_faults_are_read_from_words(words: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "no fault '', want one of: freeze HOST; thaw HOST;"),
-        ("melt host1", "no fault 'melt host1', want one of"),
-        ("kill", "no fault 'kill', want kill HOST"),
+        ("", "unknown fault ''; want one of: freeze HOST; thaw HOST;"),
+        ("melt host1", "unknown fault 'melt host1'; want one of"),
+        ("kill", "invalid fault 'kill'; want kill HOST"),
         ("kill host1 rail0", "want kill HOST"),
         ("slow host1", r"want slow HOST RATE \[RAIL\]"),
         ("slow host1 rail0", "'rail0' is not a rate"),
@@ -164,7 +164,7 @@ def test_a_fault_has_its_time() -> None:
     timed = parse_timed("2.5", "cut host1 rail0", TWO_RAILS)
     assert (timed.at_s, str(timed.fault)) == (2.5, "cut host1 rail0")
     for seconds in ("-1", "soon", "inf", "nan"):
-        with pytest.raises(ArgumentError, match=f"cannot come at '{seconds}', want seconds"):
+        with pytest.raises(ArgumentError, match=f"cannot happen at '{seconds}': want seconds"):
             parse_timed(seconds, "cut host1", TWO_RAILS)
 
 
@@ -334,7 +334,7 @@ def test_without_a_lab_there_is_nothing_to_break(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ArgumentError, match="no lab is running"):
         ask_lab(None, fault=["kill", "host0"])
     monkeypatch.setattr("multiring.lab.control_socket.running_labs", lambda: ["a", "b"])
-    with pytest.raises(ArgumentError, match="which lab\\? running: a, b"):
+    with pytest.raises(ArgumentError, match="several labs are running: name one of a, b"):
         ask_lab(None, fault=["kill", "host0"])
 
 

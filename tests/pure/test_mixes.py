@@ -113,7 +113,7 @@ def test_memory_decides_where_it_is_short() -> None:
     found = forecasts(profile, TWO_BY_TWO, limit)
     assert [each.fits for each in found] == [True, False, False]
     assert chosen(found, limit).parallelism.axes == ((Axis.SHARD, 4),)
-    with pytest.raises(ArgumentError, match="no mix fits into a rank's memory of 1 MiB: shard 4 needs least"):
+    with pytest.raises(ArgumentError, match="no mix fits into a rank's memory of 1 MiB: the smallest, shard 4, needs"):
         chosen(forecasts(profile, TWO_BY_TWO, MIB), MIB)
 
 
@@ -235,7 +235,7 @@ def test_what_is_small_is_gathered_with_the_rest() -> None:
 def test_no_stage_is_without_parameters() -> None:
     bare = _unit(parameter_bytes=0, seconds=5.0)
     assert stages_of((_unit(), bare, bare, _unit(), bare), 2) in {(range(2), range(2, 5)), (range(3), range(3, 5))}
-    with pytest.raises(ArgumentError, match="2 stages of 2 units: want a unit with parameters for each"):
+    with pytest.raises(ArgumentError, match="2 stages of 2 units: want a unit with parameters for each stage"):
         stages_of((_unit(), bare), 2)
 
 

@@ -64,7 +64,7 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
         (["--wide", "--wire", "bf16", *LAB[1:]], "want that collective, without --wide"),
         (["--sizes", "much"], "'much' is not a size"),
         (["--link", "1gbit"], "--link describes hosts: say how many there are with --hosts H"),
-        (["--hosts", "2", "--slots", "0"], "0 slots make no lab"),
+        (["--hosts", "2", "--slots", "0"], "a lab with 0 slots: want at least 1"),
         (["--topology", "t.toml", "--hosts", "2"], "--topology has the hosts and links already"),
         (["--topology", "none.toml"], "topology file 'none.toml'"),
         (["--measure"], "one rank has nothing to measure"),

@@ -309,7 +309,9 @@ def test_mpi4py_of_another_mpi_is_an_error(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], world: tuple[int, int]
 ) -> None:
     install_mpi(monkeypatch, World(*world, []))
-    with pytest.raises(LaunchError, match=rf"mpi4py rank {world[0]} of {world[1]}.*'Fake MPI 1.0', which is not"):
+    with pytest.raises(
+        LaunchError, match=rf"but mpi4py says rank {world[0]} of {world[1]}.*'Fake MPI 1.0', which is not"
+    ):
         identity_of(environment)
 
 

@@ -420,10 +420,12 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     first.write_bytes(part_bytes(0))
     with pytest.raises(ArgumentError, match="no parts"):
         merge([], tmp_path / "out")
-    with pytest.raises(ArgumentError, match="a is of rank 0 of job a job; want one part of each rank"):
+    with pytest.raises(ArgumentError, match="a belongs to rank 0 of job a job; want one part of each rank"):
         merge([first, first], tmp_path / "out")
     second.write_bytes(part_bytes(1, timeline="bad"))
-    with pytest.raises(ArgumentError, match="b is of rank 1 of job a job; want one part of each rank of one timeline"):
+    with pytest.raises(
+        ArgumentError, match="b belongs to rank 1 of job a job; want one part of each rank, all of one timeline"
+    ):
         merge([first, second], tmp_path / "out")
     second.write_bytes(b"else")
     with pytest.raises(ArgumentError, match="b: not a part of a timeline"):

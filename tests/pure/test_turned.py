@@ -244,7 +244,7 @@ def test_a_short_line_whose_ranks_do_not_turn_alike_is_proven_move_by_move() -> 
     check(other)
     check(other, [0])
     long = build("direct", frame_on(Collective.ALL_REDUCE, (1024,)))
-    with pytest.raises(ScheduleError, match="a line of 1024 ranks is too long to prove message by message"):
+    with pytest.raises(ScheduleError, match="a line of 1024 ranks is too long to be proven message by message"):
         check(_with(long, 1, 1, lambda rows: [rows[0], rows[2], rows[1], *rows[3:]]))
 
 

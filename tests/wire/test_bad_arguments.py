@@ -139,7 +139,7 @@ WRONG_ALONE = [
     alone("read-only bytes", reduce(b"abcd"), "bytes is read-only; want memory that can be written"),
     alone("read-only at receiver", broadcast(read_only()), "is read-only", broadcast(ones(4))),
     alone("immutable", reduce(Immutable()), "jaxlib.xla_extension.Immutable is immutable; want an array that can"),
-    alone("no memory", reduce(Stranger()), "Stranger does not give its memory: no memory to give"),
+    alone("no memory", reduce(Stranger()), "Stranger does not expose its memory: no memory to give"),
     alone(
         "CUDA",
         reduce(Stranger(device=2)),

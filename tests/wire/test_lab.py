@@ -434,7 +434,7 @@ except Exception as error:
         stranger.connect(f"\0multiring-lab-{name}")
         stranger.sendall(b'["kill"]\n')
         assert b"not understood" in stranger.recv(1000)
-    with pytest.raises(StateError, match="no fault 'melt'"):
+    with pytest.raises(StateError, match="unknown fault 'melt'"):
         ask_lab(name, fault=["melt"])
 
 

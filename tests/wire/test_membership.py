@@ -97,7 +97,7 @@ def wrong_moments(here: Here) -> list[str]:
 def test_wrong_moments(engine: str) -> None:
     for told in run_ranks(wrong_moments, 2, engine=engine):
         assert set(told[:5]) == {"multiring is not initialised; call multiring.init() first"}
-        assert told[5].startswith("multiring.init() was called twice: this process has joined a job already")
+        assert told[5].startswith("multiring.init() was called twice: this process is already in a job")
         assert told[6] == told[0]
         assert told[7:] == ["multiring was shut down"] * 3
 

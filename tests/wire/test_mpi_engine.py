@@ -110,7 +110,7 @@ def test_a_launcher_of_another_library(launcher: str, library: str) -> None:
     assert done.returncode != 0
     assert "size" not in done.stdout
     # MPICH ends a process under the other launcher, after our warning. Open MPI starts two jobs of one rank each.
-    assert ("but mpi4py uses MPICH" if library == "mpich" else "mpi4py rank 0 of 1") in done.stderr
+    assert ("but mpi4py uses MPICH" if library == "mpich" else "mpi4py says rank 0 of 1") in done.stderr
     assert "pip install mpich" in done.stderr
 
 

@@ -773,7 +773,7 @@ def test_a_rank_0_that_falls_silent_is_given_up(place: str, monkeypatch: pytest.
                 over.set()
 
     outcomes = run_ranks(first, second)
-    assert f"rank 0 at {place} fell silent during init" in str(outcomes[1])
+    assert f"rank 0 at {place} stopped answering during init" in str(outcomes[1])
 
 
 def test_a_rank_that_does_not_answer_in_a_later_round_is_named(place: str) -> None:

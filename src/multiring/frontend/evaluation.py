@@ -135,7 +135,9 @@ def _in_order(names: Mapping[Any, Any]) -> list[Any]:
 def checked(metrics: Any, weight: Any) -> list[NDArray[np.float64]]:
     """Return the metrics' values as float64; raise ArgumentError if a metric or `weight` is invalid."""
     if not isinstance(metrics, Mapping):
-        raise ArgumentError(f"mean: metrics is a {type(metrics).__name__}; want them by name, as {{'loss': loss}}")
+        raise ArgumentError(
+            f"mean: metrics is a {type(metrics).__name__}; want a dict of values by name, as {{'loss': loss}}"
+        )
     if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
         raise ArgumentError(f"mean: weight={weight!r}; want the number of samples of the metrics, 0 or more")
     found = []

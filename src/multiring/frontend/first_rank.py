@@ -123,8 +123,8 @@ def seed_everything(seed: int | None, seeds: Iterable[Callable[[int], object]] =
         told = allgather_object(seed, name="seed_everything")
         if len(set(told)) > 1:
             raise MismatchError(
-                f"seed_everything: the ranks want different seeds, by rank {told}; want one seed, and differs=True if "
-                "each rank shall draw its own numbers"
+                f"seed_everything: the ranks pass different seeds, by rank {told}; pass one seed, with differs=True if "
+                "each rank should draw its own numbers"
             )
     common: int = (
         broadcast_object(random.SystemRandom().getrandbits(32), name="seed_everything") if seed is None else seed

@@ -140,7 +140,7 @@ def distributed(optimizer: Any, reduce: Reduce, *, passes: int = 1, averages_pas
     """
     kind = type(optimizer)
     if is_distributed(optimizer):
-        raise ArgumentError(f"this {kind.__name__} is distributed already: want the optimizer as Keras made it")
+        raise ArgumentError(f"this {kind.__name__} is already distributed: pass the original optimizer of Keras")
     needed = ("_backend_apply_gradients", "_clip_gradients", "apply", "get_config")
     missing = [each for each in needed if not hasattr(optimizer, each)]
     if missing:

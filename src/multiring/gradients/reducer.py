@@ -95,7 +95,7 @@ class GradientReducer:
             MismatchError: the ranks have different options or gradients. Every rank raises it.
         """
         if options.op == "adasum" or options.translates:
-            raise ArgumentError(f"{options}: want a sum or an average, and a wire type, PowerSGD or nothing")
+            raise ArgumentError(f"{options}: want a sum or an average, with a wire type, PowerSGD or no compression")
         with told_to_others(group, _WHAT):
             options.require_fit(specs)
         lines = [f"groups={[list(each) for each in together]}"] if together else []

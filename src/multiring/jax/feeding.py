@@ -55,7 +55,7 @@ def exact(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if array.dtype.kind in "iu" and kept != array.dtype and not np.array_equal(array.astype(kept), array):
         raise DataError(
-            f"{name} has whole numbers of more than 32 bits, which JAX narrows to {kept}: want "
-            "jax.config.update('jax_enable_x64', True), or a transform that makes them smaller"
+            f"{name} has whole numbers of more than 32 bits, which JAX narrows to {kept}: call "
+            "jax.config.update('jax_enable_x64', True), or use a transform that makes the numbers smaller"
         )
     return array

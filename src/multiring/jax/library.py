@@ -42,7 +42,7 @@ def _use(_pid: int) -> None:
 def _library() -> ctypes.CDLL:
     path = Path(__file__).parents[1] / "_native" / _FILE
     if not path.exists():
-        raise UnsupportedError(f"{path} is not there: multiring was built without its handler for JAX")
+        raise UnsupportedError(f"{path} is missing: multiring was built without its handler for JAX")
     library = ctypes.CDLL(str(path))
     address = ctypes.cast(library.multiring_jax_handler, ctypes.c_void_p)
     capsule = ctypes.pythonapi.PyCapsule_New

@@ -42,7 +42,9 @@ def wire_of(compression: Any) -> str | None:
     wire = getattr(compression, "wire", "")
     if wire or compression.__name__ == "NoneCompressor":
         return wire or None
-    raise UnsupportedError(f"compression={compression!r} on Keras: want one of Compression's: none, fp16, bf16, int8")
+    raise UnsupportedError(
+        f"compression={compression!r} is not supported by Keras: use none, fp16, bf16 or int8 of Compression"
+    )
 
 
 def reduction(**options: Any) -> GradientReduction:

@@ -138,7 +138,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ArgumentError(
-                    "steps_per_epoch=None: fit does not know how many steps an epoch has; want the number"
+                    "steps_per_epoch=None: fit does not know how many steps an epoch has; pass the number"
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -219,7 +219,7 @@ class OnFirstRank(keras.callbacks.Callback):  # type: ignore[misc] # Keras has n
 
     def __init__(self, callback: Any) -> None:
         if not isinstance(callback, keras.callbacks.Callback):
-            raise ArgumentError(f"OnFirstRank: a {type(callback).__name__}; want one of keras.callbacks")
+            raise ArgumentError(f"OnFirstRank: got a {type(callback).__name__}; want a callback of keras.callbacks")
         super().__init__()
         self.callback = callback
 

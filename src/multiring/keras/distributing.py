@@ -46,9 +46,9 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
         ArgumentError: `model` is not a model of Keras 3, or is distributed already.
     """
     if not isinstance(model, keras.Model):
-        raise ArgumentError(f"distribute: a {type(model).__name__}; want a keras.Model")
+        raise ArgumentError(f"distribute: got a {type(model).__name__}; want a keras.Model")
     if is_shared(model):
-        raise ArgumentError("this model is distributed already: want one call of distribute")
+        raise ArgumentError("distribute was already called for this model; call it once for each model")
     size()  # raises NotInitializedError before init
     loss_reductions.install()
     metric_states.install()

@@ -209,7 +209,9 @@ def ask_lab(name: str | None, **words: object) -> None:
     """
     running = running_labs()
     if name is None and len(running) != 1:
-        raise ArgumentError(f"which lab? running: {_text(running)}" if running else "no lab is running")
+        raise ArgumentError(
+            f"several labs are running: name one of {_text(running)}" if running else "no lab is running"
+        )
     name = running[0] if name is None else name
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)

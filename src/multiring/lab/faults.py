@@ -67,12 +67,12 @@ def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
     """
     spelt = {kind.value: kind for kind in Kind}
     if not words or words[0] not in spelt:
-        raise ArgumentError(f"no fault {' '.join(words)!r}, want one of: {'; '.join(USAGE.values())}")
+        raise ArgumentError(f"unknown fault {' '.join(words)!r}; want one of: {'; '.join(USAGE.values())}")
     kind = spelt[words[0]]
     usage = USAGE[kind].split()
     needed = [word for word in usage if not word.startswith("[")]
     if not len(needed) <= len(words) <= len(usage):
-        raise ArgumentError(f"no fault {' '.join(words)!r}, want {USAGE[kind]}")
+        raise ArgumentError(f"invalid fault {' '.join(words)!r}; want {USAGE[kind]}")
     rate = parse_rate(words[2]) if kind is Kind.SLOW else None
     if kind in (Kind.FREEZE, Kind.THAW, Kind.KILL):
         rails: tuple[int, ...] = ()
@@ -94,5 +94,5 @@ def parse_timed(seconds: str, words: str, plan: Plan) -> TimedFault:
     except ValueError:
         at_s = -1.0
     if not 0 <= at_s < float("inf"):
-        raise ArgumentError(f"a fault cannot come at {seconds!r}, want seconds after the start, like 2.5")
+        raise ArgumentError(f"a fault cannot happen at {seconds!r}: want seconds after the start, like 2.5")
     return TimedFault(at_s, parse_fault(words.split(), plan))

@@ -84,7 +84,7 @@ class Plan:
             (self.num_rails, "rails"),
         ):
             if count < 1:
-                raise ArgumentError(f"{count} {what} make no lab, want at least 1")
+                raise ArgumentError(f"a lab with {count} {what}: want at least 1")
         most = 2 ** (32 - _RAIL_PREFIX) - 2
         if self.hosts > most:
             raise ArgumentError(
@@ -93,15 +93,15 @@ class Plan:
             )
         if len(self.slots_of_hosts) != self.hosts:
             raise ArgumentError(
-                f"slots={self.slots_text} are for {len(self.slots_of_hosts)} hosts, and there are {self.hosts} hosts: "
-                "want one number for each host, or one for all"
+                f"slots={self.slots_text} are for {len(self.slots_of_hosts)} hosts, but the lab has {self.hosts} "
+                "hosts: want one number for each host, or one number for all"
             )
         if self.num_rails > _MOST_RAILS:
             raise ArgumentError(f"{self.num_rails} rails are too many, want at most {_MOST_RAILS}")
         if self.racks > self.hosts:
             raise ArgumentError(f"{self.racks} racks for {self.hosts} hosts: a rack would be empty")
         if self.uplink is not None and self.racks == 1:
-            raise ArgumentError(f"an uplink of {rate_text(self.uplink)} joins racks, and there is one rack only")
+            raise ArgumentError(f"an uplink of {rate_text(self.uplink)} needs several racks, but the lab has only one")
 
     @property
     def num_rails(self) -> int:
@@ -153,7 +153,7 @@ class Plan:
             if name in (host_name(host), *addresses, *(name_on_rail(host, rail) for rail in range(self.num_rails))):
                 return host
         last = host_name(self.hosts - 1)
-        raise ArgumentError(f"no host {name!r} in this lab, its hosts are {host_name(0)} to {last}")
+        raise ArgumentError(f"no host {name!r} in this lab; its hosts are {host_name(0)} to {last}")
 
     def rail_named(self, name: str) -> int:
         """Return the index of the rail with a name like rail0.
@@ -163,7 +163,7 @@ class Plan:
         """
         names = [rail_name(rail) for rail in range(self.num_rails)]
         if name not in names:
-            raise ArgumentError(f"no rail {name!r} in this lab, its rails are {', '.join(names)}")
+            raise ArgumentError(f"no rail {name!r} in this lab; its rails are {', '.join(names)}")
         return names.index(name)
 
     def hosts_file(self) -> str:

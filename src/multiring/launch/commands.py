@@ -65,7 +65,7 @@ def check_can_run(what: str, command: Sequence[str], environment: Mapping[str, s
         StateError: the caller is not the main thread.
     """
     if not sys.platform.startswith("linux"):
-        raise UnsupportedError(f"{what} works on Linux only, this is {sys.platform}")
+        raise UnsupportedError(f"{what} works only on Linux; this is {sys.platform}")
     if threading.current_thread() is not threading.main_thread():
         raise StateError(f"{what} must be called from the main thread: it handles signals")
     if not command:

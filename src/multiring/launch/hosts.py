@@ -57,7 +57,9 @@ def run_over_hosts(
     refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None, one_host=False)
     places = first_places(parse_hosts(hosts), ranks)
     if options.stdin_rank not in (None, 0):
-        raise ArgumentError(f"--stdin {options.stdin_rank}: on several hosts mpiexec gives it to rank 0; want 0")
+        raise ArgumentError(
+            f"--stdin {options.stdin_rank}: on several hosts only rank 0 can read standard input; want 0"
+        )
     if options.max_restarts:
         raise ArgumentError(
             f"--max-restarts {options.max_restarts} with several hosts: multiring cannot restart their ranks; let the "

@@ -74,7 +74,7 @@ def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
         if not is_count or not name or name.startswith("-") or any(sign in name for sign in ":/ \t'\""):
             raise ArgumentError(f"--hosts {text!r}: {part!r} is not HOST:RANKS; want names and numbers, like a:4,b:4")
         if name in dict(hosts):
-            raise ArgumentError(f"--hosts {text!r}: {name!r} comes twice; give it all its ranks at once")
+            raise ArgumentError(f"--hosts {text!r}: {name!r} is listed twice; list it once, with all its ranks")
         hosts.append((name, int(count)))
     return tuple(hosts)
 

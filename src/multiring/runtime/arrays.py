@@ -180,7 +180,7 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
     try:
         seen = view(array)
     except TypeError:  # the text of this error does not give the reason why the array's library refused
-        raise ArgumentError(f"{kind.__qualname__} does not give its memory: {_refusal_of(array)}") from None
+        raise ArgumentError(f"{kind.__qualname__} does not expose its memory: {_refusal_of(array)}") from None
     return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
 
 

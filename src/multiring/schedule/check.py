@@ -247,8 +247,8 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
             return
     if not _is_short(phases, frame.ranks):
         raise ScheduleError(
-            f"{difference or 'phases that do not turn alike'}: a line of {frame.ranks} ranks is too long to prove"
-            " message by message: make all programs rotations of rank 0's, or use a grid of several axes"
+            f"{difference or 'phases that do not turn alike'}: a line of {frame.ranks} ranks is too long to be proven"
+            " message by message; make all programs rotations of rank 0's, or use a grid of several axes"
         )
     prove(promise, {rank: expand(frame, phases, rank) for rank in range(frame.ranks)})
 

@@ -27,8 +27,8 @@ class Spans:
             if bad.any():
                 row = int(rows[bad.argmax()])
                 raise ScheduleError(
-                    f"rank {rank}, move {row}: chunks {int(first[row])} and on, {int(moves.span[row])} of them,"
-                    f" are not contiguous memory within the {self.chunks} chunks there are"
+                    f"rank {rank}, move {row}: the {int(moves.span[row])} chunks from chunk {int(first[row])}"
+                    f" are not contiguous memory within the schedule's {self.chunks} chunks"
                 )
 
 

@@ -43,7 +43,7 @@ def _operations_of(_pid: int) -> Any:
 def _loaded() -> tuple[Path, Any]:
     path = Path(__file__).parents[1] / "_native" / _FILE
     if not path.exists():
-        raise UnsupportedError(f"{path} is not there: multiring was built without its operations for TensorFlow")
+        raise UnsupportedError(f"{path} is missing: multiring was built without its operations for TensorFlow")
     try:
         return path, tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:

@@ -87,7 +87,9 @@ class DataLoader(Loader):
             ArgumentError: this loader was not passed to `distribute`.
         """
         if self._weighing is None or self._rules is None:
-            raise ArgumentError("global_loss of a loader outside of `distribute`; want the loader that it returned")
+            raise ArgumentError(
+                "global_loss: this loader was not made by `distribute`; use the loader that `distribute` returned"
+            )
         own = scaled(self._weighing.factor_of(self.share), loss.detach())
         return allreduce(own, op=self._rules.op, name="distribute.loss")
 

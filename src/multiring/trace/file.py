@@ -231,7 +231,9 @@ def merge(paths: Sequence[Path], path: Path) -> Mapping[int, str]:
         first = next(iter(parts.values()), part)
         if part.rank in parts or part.who["timeline"] != first.who["timeline"]:
             whose = f"rank {part.rank} of job {part.who['job']}"
-            raise ArgumentError(f"{os.fspath(each)} is of {whose}; want one part of each rank of one timeline")
+            raise ArgumentError(
+                f"{os.fspath(each)} belongs to {whose}; want one part of each rank, all of one timeline"
+            )
         parts[part.rank] = part
     if not parts:
         raise ArgumentError("no parts to merge")

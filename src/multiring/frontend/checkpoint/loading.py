@@ -113,7 +113,7 @@ def load(
             opened = _open(target, files)
             found = opened if isinstance(opened, str) else _read_all(doing, framework, parts, target, opened)
         if isinstance(found, str) and broadcast_object(time.monotonic() > until, name=f"{NAME}.until"):
-            raise ArgumentError(f"{doing}: {found}; it is replaced faster than it can be read")
+            raise ArgumentError(f"{doing}: {found}; the checkpoint is replaced faster than it can be read")
     with agreed(doing):
         private = found.own.get(PARTS, {})
         for name, value in parts.items():
@@ -295,7 +295,7 @@ class Reading:
             self._arrays[ref.name] = NUMPY if ref.is_numpy else framework.arrays
             self.made[ref.name] = _array(self._arrays[ref.name], ref, entry, places.get(ref.name))
         if len(self.made) != len(part.entries):
-            raise ArgumentError(f"{part.what} is damaged: it has arrays that no value names")
+            raise ArgumentError(f"{part.what} is damaged: it has arrays that belong to none of its values")
 
     def read(self, *, sends: bool) -> None:
         """Read the bytes of all arrays.

@@ -51,10 +51,14 @@ def run(adapter: Adapter, checks: Mapping[str, Callable[[Rank], None]] = CHECKS)
     """
     unknown = sorted(set(adapter.cannot) - {*CHECKS, *ENDS})
     if unknown:
-        raise ArgumentError(f"cannot names {unknown}, which are not checks; want some of {[*CHECKS, *ENDS]}")
+        raise ArgumentError(
+            f"the adapter's `cannot` names {unknown}, which are not checks; want names of {[*CHECKS, *ENDS]}"
+        )
     silent = sorted(name for name, reason in adapter.cannot.items() if not reason.strip())
     if silent:
-        raise ArgumentError(f"cannot gives no reason for {silent}; want what the framework cannot express")
+        raise ArgumentError(
+            f"the adapter's `cannot` has no reason for {silent}; write why the framework cannot pass these checks"
+        )
     adapter.init(process_sets="dynamic")
     if lifecycle.size() != RANKS:
         raise ArgumentError(f"the suite runs on {RANKS} ranks; this job has {lifecycle.size()}")

@@ -66,8 +66,8 @@ def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Fore
         least = min(found, key=lambda each: each.memory.total)
         limit = "" if memory_bytes is None else f" of {memory_bytes / _MIB:.0f} MiB"
         raise ArgumentError(
-            f"no mix fits into a rank's memory{limit}: {least.parallelism} needs least, "
-            f"{least.memory.total / _MIB:.0f} MiB; take more ranks, a smaller batch, or an optimizer that keeps less"
+            f"no mix fits into a rank's memory{limit}: the smallest, {least.parallelism}, needs "
+            f"{least.memory.total / _MIB:.0f} MiB; use more ranks, a smaller batch, or an optimizer with less state"
         )
     fastest_s = min(each.seconds.total for each in fitting)
     alike = [each for each in fitting if each.seconds.total <= _ALIKE * fastest_s]

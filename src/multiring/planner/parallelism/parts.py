@@ -32,7 +32,7 @@ def stages_of(units: Sequence[Unit], stages: int) -> tuple[range, ...]:
         ArgumentError: there are fewer units with parameters than stages.
     """
     if sum(unit.parameter_bytes > 0 for unit in units) < stages:
-        raise ArgumentError(f"{stages} stages of {len(units)} units: want a unit with parameters for each")
+        raise ArgumentError(f"{stages} stages of {len(units)} units: want a unit with parameters for each stage")
     seconds, held = [0.0], [0]
     for unit in units:
         seconds.append(seconds[-1] + unit.seconds)

@@ -127,7 +127,7 @@ def own_address(interface: str | None) -> str:
             continue
         if not ipaddress.ip_address(address).is_loopback:
             return address
-    raise LaunchError("this host's name leads to no address other hosts can reach; set MULTIRING_INTERFACE")
+    raise LaunchError("this host's name resolves to no address that other hosts can reach; set MULTIRING_INTERFACE")
 
 
 def address_of_rail(interface: str, source: str) -> str:

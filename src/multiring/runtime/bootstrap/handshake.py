@@ -127,7 +127,7 @@ class FrameReader:
             return None
         (length,) = _LENGTH.unpack_from(self._held)
         if length > self.limit_bytes:
-            raise FrameError(f"a frame of {length} bytes, at most {self.limit_bytes} are allowed")
+            raise FrameError(f"a frame of {length} bytes; at most {self.limit_bytes} are allowed")
         end = _LENGTH.size + length
         if len(self._held) < end:
             return None

@@ -100,7 +100,7 @@ class _Talk:
         try:
             message = self._seal.open(self.line.read_frame())
         except TimeoutError:
-            raise RendezvousError(f"rank 0 at {self._peer} fell silent during init") from None
+            raise RendezvousError(f"rank 0 at {self._peer} stopped answering during init") from None
         except (OSError, _AttemptError):
             raise RendezvousError("rank 0 was lost during init: its connection closed") from None
         except FrameError as error:

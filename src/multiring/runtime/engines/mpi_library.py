@@ -47,7 +47,7 @@ def load_mpi(foreign: Mapping[str, str]) -> Any:
         ) from None
     if not mpi.Is_initialized() or mpi.Is_finalized():
         state = "finalized already" if mpi.Is_initialized() else "not initialised (mpi4py.rc.initialize is off)"
-        raise LaunchError(f"under an MPI launcher multiring.init() needs a running MPI, and it is {state}")
+        raise LaunchError(f"under an MPI launcher multiring.init() needs a running MPI, but MPI is {state}")
     return mpi
 
 
@@ -88,9 +88,9 @@ def check_place(mpi: Any, rank: int | None, size: int | None, launcher: str) -> 
         return
     library = mpi.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
     raise LaunchError(
-        f"{launcher} says rank {rank} of {'several' if size is None else size}, mpi4py rank {world.Get_rank()} "
-        f"of {world.Get_size()}: mpi4py uses {library!r}, which is not this {launcher}'s; start the ranks with that "
-        f"library's own mpiexec, or {_OTHER_LIBRARY}"
+        f"{launcher} says rank {rank} of {'several' if size is None else size}, but mpi4py says rank "
+        f"{world.Get_rank()} of {world.Get_size()}: mpi4py uses {library!r}, which is not this {launcher}'s; start the "
+        f"ranks with that library's own mpiexec, or {_OTHER_LIBRARY}"
     )
 
 
@@ -112,8 +112,8 @@ def mpi_for_engine(rank: int, size: int, source: str) -> Any:
     """
     if source not in ("mpi", "srun"):
         raise LaunchError(
-            f"MULTIRING_ENGINE=mpi, but these ranks were started by {_STARTED[source]}: MPI knows nothing of them; "
-            "start them with mpiexec, or with `multiring run --hosts`, or take MULTIRING_ENGINE=auto"
+            f"MULTIRING_ENGINE=mpi, but these ranks were started by {_STARTED[source]}, not by MPI: "
+            "start them with mpiexec or `multiring run --hosts`, or set MULTIRING_ENGINE=auto"
         )
     mpi = load_mpi({})
     check_place(mpi, rank, size, "mpiexec" if source == "mpi" else source)
@@ -121,9 +121,9 @@ def mpi_for_engine(rank: int, size: int, source: str) -> Any:
     if level < mpi.THREAD_SERIALIZED:
         name = "THREAD_SINGLE" if level == mpi.THREAD_SINGLE else "THREAD_FUNNELED"
         raise LaunchError(
-            f"MULTIRING_ENGINE=mpi calls MPI from a thread of its own, and MPI was initialised with {name}: initialise "
-            "it with THREAD_MULTIPLE (mpi4py does, unless mpi4py.rc.thread_level says otherwise), or with "
-            "THREAD_SERIALIZED where the program itself never calls MPI"
+            f"MULTIRING_ENGINE=mpi calls MPI from a separate thread, but MPI was initialised with {name}: initialise "
+            "MPI with THREAD_MULTIPLE (mpi4py does, unless mpi4py.rc.thread_level says otherwise), or with "
+            "THREAD_SERIALIZED if the program itself never calls MPI"
         )
     return mpi
 

@@ -86,8 +86,8 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _refuse_fork(_current.world)
         if _current.world is not None:
             raise StateError(
-                "multiring.init() was called twice: this process has joined a job already, and is in it. Call it once; "
-                "to leave this job and join one anew, call multiring.shutdown() first, on every rank"
+                "multiring.init() was called twice: this process is already in a job. Call init once; to leave this "
+                "job and join another, call multiring.shutdown() first, on every rank"
             )
         attempt = Attempt(chosen)
         _current.worker = attempt.become_rank()

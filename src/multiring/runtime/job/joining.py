@@ -330,7 +330,7 @@ def _refuse_other_replan(peer_infos: list[dict[str, Any]]) -> None:
     without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["replan"]]
     if without and len(without) < len(peer_infos):
         raise RendezvousError(
-            f"ranks {without} have MULTIRING_REPLAN=0, the others have not; set it to the same everywhere"
+            f"ranks {without} have MULTIRING_REPLAN=0, but the others do not; set it to the same value on all ranks"
         )
 
 

@@ -35,9 +35,9 @@ class Worker:
         """Return the error for an operation that only the rank can do."""
         began = "was forked from" if self.is_fork else "was started by"
         return WorkerError(
-            f"process {os.getpid()} is a multiprocessing worker that {began} rank {self.place.rank}, {self.rank}: it "
-            "knows rank() and size(), and only the rank itself may communicate. Call collectives there, and give the "
-            "worker their results"
+            f"process {os.getpid()} is a multiprocessing worker that {began} rank {self.place.rank}, {self.rank}. A "
+            "worker can call rank() and size(), but only the rank itself may communicate: call collectives in the "
+            "rank, and pass their results to the worker"
         )
 
 
@@ -100,9 +100,9 @@ class Attempt:
             place = holder.place or place_told(self._settings, self._foreign)
             return Worker(holder, place)
         raise StateError(
-            f"process {os.getpid()} cannot join the job: {holder} is this rank, and lives; this process has "
-            f"inherited its variables ({told}). Communicate in the rank itself. A program that is to be a job of its "
-            "own is started by `multiring run -n 1 PROGRAM`, or another launcher"
+            f"process {os.getpid()} cannot join the job: {holder} is already this rank and still runs; this process "
+            f"inherited the rank's variables ({told}). Call collectives in the rank itself. To run a program as a "
+            "separate job, start it with `multiring run -n 1 PROGRAM` or another launcher"
         )
 
     def give_up(self) -> None:

@@ -82,7 +82,7 @@ def chosen_rails(settings: Settings, known: Topology | None, *, met_locally: boo
     if settings.engine == "mpi":  # MPI carries the data; multiring's own connections carry control messages only
         if rails is not None:
             raise LaunchError(
-                "MULTIRING_RAILS is for the tcp engine, and the engine is mpi: an MPI chooses its interfaces itself"
+                "MULTIRING_RAILS is for the tcp engine, but the engine is mpi: MPI chooses its interfaces itself"
             )
     elif rails is None and settings.interface is None and known is not None and not met_locally:
         source = f"the topology file {settings.topology}"

@@ -32,7 +32,7 @@ class Message(OperationWork):
         """
         source = self._handle.source if isinstance(self._handle, PostedReceive) else None
         if source is None:
-            raise RuntimeError(f"{self._what}: its source is not known; want a receive, after its wait()")
+            raise RuntimeError(f"{self._what}: only a receive has a source, and only after its wait()")
         return source
 
     source_rank = _source_rank

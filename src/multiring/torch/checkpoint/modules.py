@@ -96,7 +96,7 @@ def places_in_module(name: str, module: nn.Module, tree: Any) -> dict[str, Tenso
     more = [key for key in saved if key not in known]
     if more:
         raise ArgumentError(
-            f"load: the checkpoint is another model's: {name}.{more[0]} is in the checkpoint, and not here"
+            f"load: the checkpoint is another model's: {name}.{more[0]} is in the checkpoint, but not in this model"
         )
     return places
 

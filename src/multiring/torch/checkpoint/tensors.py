@@ -126,29 +126,35 @@ def _refuse(array: Tensor, name: str) -> None:
     """Raise ArgumentError unless a tensor's elements can be saved."""
     kind, told = type(array), shown(name)
     if is_uninitialized(array):
-        raise ArgumentError(f"{told} has no shape yet, as no batch went through its module: want a forward first")
+        raise ArgumentError(
+            f"{told} has no shape yet, because its module has processed no batch: run the module once before saving"
+        )
     if kind not in _PLAIN:
         raise ArgumentError(
-            f"{told} is a {kind.__name__}, a kind of tensor of its own, which would come back as a plain one: want "
-            "the tensors that it is made of"
+            f"{told} is a {kind.__name__}, a subclass of Tensor that would be loaded as a plain tensor: save "
+            "the tensors that it consists of"
         )
     if array.is_nested:
-        raise ArgumentError(f"{told} is a nested tensor: want its tensors, as in value.unbind()")
+        raise ArgumentError(f"{told} is a nested tensor: save its tensors, as in value.unbind()")
     if array.layout != torch.strided:
         layout = str(array.layout).removeprefix("torch.")
-        raise ArgumentError(f"{told} is {layout}: want its indices and values, or value.to_dense()")
+        raise ArgumentError(f"{told} is {layout}: save its indices and values, or value.to_dense()")
     if array.is_quantized:
-        raise ArgumentError(f"{told} is quantized: want value.int_repr(), its scale and its zero point")
+        raise ArgumentError(f"{told} is quantized: save value.int_repr(), its scale and its zero point")
     if array.is_meta:
-        raise ArgumentError(f"{told} is on meta and has no values: want to_empty(device='cpu'), and values")
+        raise ArgumentError(
+            f"{told} is on meta and has no values: call to_empty(device='cpu') and set the values first"
+        )
     if torch._C._functorch.is_functorch_wrapped_tensor(array):  # noqa: SLF001 -- torch has no other way to ask
-        raise ArgumentError(f"{told} is a tensor inside a transformation such as vmap: want to save outside of it")
+        raise ArgumentError(
+            f"{told} is a tensor inside a transformation such as vmap: save outside of the transformation"
+        )
 
 
 def _kind(dtype: torch.dtype, name: str) -> str:
     kind = dtype_name(dtype)
     if getattr(torch, kind, None) is not dtype or kind.startswith(("bits", "quint", "qint")):
-        raise ArgumentError(f"{shown(name)} is of type {kind}, whose elements cannot be kept: want another type")
+        raise ArgumentError(f"{shown(name)} is of type {kind}, whose elements cannot be saved: want another type")
     return kind
 
 

@@ -98,7 +98,8 @@ def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
         last = counted or last
         if last is None or (number == 0 and not all(counts)):
             raise ArgumentError(
-                f"rank {counts.index(0)} has no samples, and others have: want at least one sample on each rank"
+                f"rank {counts.index(0)} has no samples, but other ranks have some: want at least one sample on each "
+                "rank"
             )
         own = counted.samples if counted else 0
         yield last.batch, Share(samples=own, total=sum(counts), ranks=ranks, least=min(counts))

@@ -165,7 +165,7 @@ def _require_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
     for place, parameter in placed(optimizer) if setup_of(optimizer) is None else ():
         if id(parameter) not in own:
             raise ArgumentError(
-                f"the optimizer's {place}, {described(parameter)}, is none of the model's parameters: make the "
+                f"the optimizer's {place}, {described(parameter)}, is not a parameter of the model: make the "
                 "optimizer of model.parameters(), after the last change to the model"
             )
 
@@ -235,13 +235,14 @@ def _require_whole_or_sharded(loader: DataLoader[Any], rules: Rules) -> None:
         name = type(sampler).__name__
         if not rules.sharded:
             raise ArgumentError(
-                f"the loader's sampler, {name}, deals the samples to {dealt} ranks already; use the sampler of one "
-                "process, or pass sharded=True to use each rank's samples as they are"
+                f"the loader's sampler, {name}, already divides the samples among {dealt} ranks; use the sampler of "
+                "one process, or pass sharded=True to use each rank's samples unchanged"
             )
         own = getattr(sampler, "rank", None) if hasattr(sampler, "num_replicas") else None
         if own is not None and (own, dealt) != (rank(), size()):
             raise ArgumentError(
-                f"the loader's sampler, {name}, deals to rank {own} of {dealt}; want rank {rank()} of {size()}"
+                f"the loader's sampler, {name}, selects samples for rank {own} of {dealt}; want rank {rank()} of "
+                f"{size()}"
             )
 
 

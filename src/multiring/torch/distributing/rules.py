@@ -65,8 +65,8 @@ class Rules:
         """Raise StateError if a scheduler has recorded the unscaled learning rate."""
         if self.learning_rate in {"linear", "sqrt"} and any("initial_lr" in each for each in optimizer.param_groups):
             raise StateError(
-                f"learning_rate={self.learning_rate!r}, and a scheduler was made with the optimizer before: it would "
-                "restore the unscaled learning rate. Make it after `distribute`"
+                f"learning_rate={self.learning_rate!r}, but the optimizer already has a scheduler, which would "
+                "restore the unscaled learning rate: make the scheduler after `distribute`"
             )
 
     def scale(self, optimizer: torch.optim.Optimizer, ranks: int) -> None:

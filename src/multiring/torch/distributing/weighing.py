@@ -175,8 +175,9 @@ class _Batches:
         if one != other and last.backwards == backwards and last.weighing.handed_out > 1:
             raise UnsupportedError(
                 f"two loaders of distribute hand out batches for one backward, of {last.share.total} and {share.total} "
-                f"samples for {share.ranks} ranks: a gradient has the weight of only one batch, and this rank's parts "
-                "differ. Want batches that all ranks divide evenly (drop_last=True), or one backward per batch"
+                f"samples for {share.ranks} ranks. A gradient can have the weight of one batch only, but this rank's "
+                "parts of the two batches differ: use batches that divide evenly among the ranks (drop_last=True), "
+                "or one backward per batch"
             )
 
     def _weigh(self, weighings: list[Weighing], share: Share | None) -> None:

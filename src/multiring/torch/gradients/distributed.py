@@ -252,7 +252,7 @@ class Distributed(torch.optim.Optimizer):
             raise StateError(text)
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{text}. They are reduced as they are now, as in Horovod", stacklevel=6)
+            warnings.warn(f"{text}. The changed gradients are reduced now, as in Horovod", stacklevel=6)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

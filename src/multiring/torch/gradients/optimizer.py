@@ -118,7 +118,9 @@ def gradient_bytes(optimizer: torch.optim.Optimizer) -> int:
         ArgumentError: `optimizer` is not a DistributedOptimizer.
     """
     if not isinstance(optimizer, Distributed):
-        raise ArgumentError(f"{type(optimizer).__name__} shares no gradients; want one from DistributedOptimizer")
+        raise ArgumentError(
+            f"{type(optimizer).__name__} does not reduce gradients; want an optimizer from DistributedOptimizer"
+        )
     return optimizer.sent_bytes()
 
 

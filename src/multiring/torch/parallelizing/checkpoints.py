@@ -75,7 +75,7 @@ def _saved_names(module: nn.Module, held: Held, state: Mapping[str, Any]) -> dic
     theirs = set(names.values())
     for what, others in (("lacks", theirs - set(state)), ("has the unknown", set(state) - theirs)):
         if others:
-            raise ArgumentError(f"load: the state {what} {min(others)!r}; it is another model's")
+            raise ArgumentError(f"load: the state belongs to another model: it {what} {min(others)!r}")
     return names
 
 
@@ -103,8 +103,9 @@ def whole_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: S
     attached = dict(state.get(stages_key, {}))
     if "average" in attached:
         raise ArgumentError(
-            f"save: an optimizer with a moving average of a model under {held.parallelism}: each rank has only a "
-            "part of it; save the model within average.applied(), and the optimizer before moving_average is attached"
+            f"save: the optimizer has a moving average of a model under {held.parallelism}, and each rank has only a "
+            "part of the average; save the model within average.applied(), and the optimizer before moving_average "
+            "is attached"
         )
     numbers = _numbers(optimizer, held)
     told: list[dict[int, Any]] = [
@@ -147,8 +148,8 @@ def _own_optimizer_state(optimizer: torch.optim.Optimizer, held: Held, state: St
     found = [len(group["params"]) for group in state["param_groups"]]
     if found != [len(each) for each in members]:
         raise ArgumentError(
-            f"load: the checkpoint's optimizer has groups of {found} parameters, and this one, all stages together, of "
-            f"{[len(each) for each in members]}"
+            f"load: the parameter groups of the checkpoint's optimizer have {found} parameters; this optimizer's "
+            f"groups, over all stages, have {[len(each) for each in members]}"
         )
     by_number = {int(number): each for number, each in state["state"].items()}
     parameters = [each for group in optimizer.param_groups for each in group["params"]]

@@ -110,7 +110,7 @@ def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Paralleli
     running = [mix for mix, found in outcomes.items() if not found.failure]
     if not running:
         reasons = "; ".join(f"{mix}: {found.failure}" for mix, found in outcomes.items())
-        raise ArgumentError(f"the model runs under no mix of {dist.get_world_size()} ranks: {reasons}")
+        raise ArgumentError(f"the model cannot run under any mix of {dist.get_world_size()} ranks: {reasons}")
     return running[0], outcomes
 
 
@@ -139,10 +139,13 @@ def look(
     _refuse_synchronised(model)
     placed = topology_now() if topology is None else topology
     if placed.ranks != dist.get_world_size():
-        raise ArgumentError(f"topology of {placed.ranks} ranks: want one of all {dist.get_world_size()}")
+        raise ArgumentError(f"topology of {placed.ranks} ranks: want a topology of all {dist.get_world_size()} ranks")
     held = held_of(model.parameters())
     if held is not None and not held.is_whole:
-        raise ArgumentError(f"the model is on the ranks already ({held.parallelism}), each with a part; make it anew")
+        raise ArgumentError(
+            f"parallelize was already called for this model ({held.parallelism}), so each rank has a part: make "
+            "the model again"
+        )
     restore_batch_norms(model)
     equalise(model)
     measured = measure(model, inputs, anatomy_of(model, placed.ranks), optimizer_states, placed)

@@ -51,6 +51,6 @@ def compare_first_batch(batch: tuple[Any, Any], data_rank: int, data_ranks: int,
     if data_ranks > 1 and len({tuple(row[1:3]) for row in rows}) == 1 and UNKNOWN not in rows[0][1:3]:
         warnings.warn(
             f"step: under {parallelism} all {data_ranks} parts of the first batch are equal: if each rank has the "
-            f"whole batch, cut it by share(); else the same is computed {data_ranks} times. {_SETTING}",
+            f"whole batch, cut it by share(); otherwise the ranks compute the same {data_ranks} times. {_SETTING}",
             stacklevel=4,
         )

@@ -151,14 +151,14 @@ class ParallelModel:
         ranks = dist.get_world_size()
         if ranks * told[3] != told[2] ** 2:
             raise ArgumentError(
-                f"step with {samples} samples on rank {dist.get_rank()}, and {told[2] / ranks:g} on average: want "
+                f"step with {samples} samples on rank {dist.get_rank()}, but {told[2] / ranks:g} on average: want "
                 "equally many on all ranks, as share() gives them; leave the last batch out if it is smaller "
                 "(drop_last=True)"
             )
         if self._held.stages is not None and told[4]:
             raise UnsupportedError(
-                f"{self._held.parallelism}: {int(told[4])} ranks hold a stage without a gradient, and the others "
-                "would wait for its norm; want a parameter that is trained in each stage, or another mesh"
+                f"{self._held.parallelism}: {int(told[4])} ranks hold a stage without a gradient, and the other ranks "
+                "would wait for the norm; want a trained parameter in each stage, or another mesh"
             )
         return told[0] / told[1]
 

@@ -74,8 +74,8 @@ class GradientLag:
         waiting = self._waiting
         if waiting is not None and waiting.count != len(step.parameters):
             raise StateError(
-                f"gradient lag: gradients of {waiting.count} parameters wait, and the optimizer has "
-                f"{len(step.parameters)} now; call flush() before add_param_group"
+                f"gradient lag: gradients of {waiting.count} parameters are waiting, but the optimizer has "
+                f"{len(step.parameters)} parameters now; call flush() before add_param_group"
             )
         self._waiting = None if self._stages.is_flushing else self._made(step)
         step.is_taken, step.is_dropped = True, False
