@@ -11,13 +11,13 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _DIVIDED = ("reduce_scatter", "all_gather", "all_to_all")
 _ROOTED = ("broadcast",)
 _REDUCING = ("all_reduce", "reduce_scatter")
-# A pool of smaller buffers would have so many that the look-ups would dominate the time.
+# A pool of smaller buffers would have so many buffers that the look-ups would dominate the time.
 LEAST_POOLED_BYTES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One size of one collective, which every library is timed on.
+    """One size of one collective; every library is timed on it.
 
     Raises:
         ArgumentError: the collective, type or operation is unknown, or the ranks cannot divide the size.

@@ -44,7 +44,7 @@ class Library(Protocol):
         """Return why the library cannot run `case`, or ""."""
 
     def buffers(self, asked: str) -> str:
-        """Return the library's kind of memory, if the user asks multiring to use `asked`, "arena" or "ordinary"."""
+        """Return the library's kind of memory, if the user asks multiring for `asked`: "arena" or "ordinary"."""
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
         """Return the library's settings in `case`; all cases of a job have the same settings."""
@@ -57,8 +57,8 @@ class Library(Protocol):
 class Manner:
     """How to time.
 
-    The timed calls of a job take about `seconds`, and are at most `most_calls`; `calls`, if given, is their number. The
-    calls before them take about `warm_s`.
+    The timed calls of a job take about `seconds`; their number is `calls` if given, or else at most `most_calls`. The
+    warm-up calls before them take about `warm_s`.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -112,7 +112,7 @@ class Timing:
         return median_interval(self.seconds)
 
     def case(self, out_dir: str) -> Case:
-        """Return the work of the library's ranks, whose answers go to `out_dir`."""
+        """Return the work of a job: the library's ranks write their answers to `out_dir`."""
         question = self.question
         return Case(
             library=self.library,
@@ -129,14 +129,14 @@ class Timing:
         )
 
     def take(self, given: Sequence[Answer]) -> None:
-        """Add the figure of one alternation from the ranks' answers, or the reason why there is none."""
+        """Add the figure of one alternation from the ranks' answers, or the reason for a missing figure."""
         self.not_offered = next((answer.not_offered for answer in given if answer.not_offered), "")
         if not self.not_offered:
             self.seconds.append(max(statistics.median(answer.seconds) for answer in given))
             self.version, self.settings = given[0].version, given[0].settings
 
     def count_calls(self, manner: Manner) -> None:
-        """Set the number of timed calls from the figure of the verifying job, and drop that figure."""
+        """Set the number of timed calls by the figure of the verifying job, and discard that figure."""
         if not self.seconds:
             return
         (probed_s,) = self.seconds
@@ -204,7 +204,7 @@ class Bench:
 
         Args:
             question: the collective to time.
-            pool_bytes: the total size of the buffers that each rank's calls rotate over; 0 for one buffer.
+            pool_bytes: the total size of the buffers that each rank uses in turn; 0 for one buffer.
             bound: the bound, if it was measured elsewhere and is not one of the libraries.
 
         Raises:
@@ -237,7 +237,7 @@ class Bench:
             (library, timings) for library, timings in pairs if not all(timing.not_offered for timing in timings)
         ]
         for turn in range(self._manner.alternations):
-            # Reverse every other turn, so that no library always runs after the same one.
+            # Reverse every other turn, so that no library always runs after the same other library.
             for library, timings in running if turn % 2 == 0 else reversed(running):
                 self._tell(f"alternation {turn + 1} of {self._manner.alternations}: {library.name}")
                 self._run(library, timings)
@@ -261,7 +261,7 @@ class Bench:
         return timing
 
     def _run(self, library: Library, timings: Sequence[Timing]) -> None:
-        """Add a figure to each of `timings`, or the reason why there is none; run one job per set of settings."""
+        """Add a figure to each of `timings`, or the reason for a missing figure; run one job per set of settings."""
         jobs: dict[tuple[tuple[str, str], ...], list[Timing]] = {}
         for timing in timings:
             if not timing.not_offered:

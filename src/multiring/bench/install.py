@@ -20,7 +20,7 @@ INSTALL_COMMAND = "multiring bench --install {}"  # for messages
 _STAMP = "multiring-recipe"
 _BEGUN = "not finished\n"
 _SHOWN_LINES = 15
-_OTHER_S = 3600.0  # wait for another process that installs the same; compiling takes half of this
+_OTHER_S = 3600.0  # how long to wait for another process that installs the same; compiling takes half of this time
 _LOOK_S = 0.2
 
 
@@ -28,9 +28,9 @@ _LOOK_S = 0.2
 class Recipe:
     """How to make an environment: the arguments of `pip install`, step by step.
 
-    The environment's Python is multiring's own if its (major, minor) is at most `newest_python`, else a Python on PATH
-    that is. `tools` have to be on PATH. `variables` are set for every step; `{bin}` in them is the environment's bin
-    folder.
+    The environment's Python is multiring's own if its version (major, minor) is at most `newest_python`. Otherwise it
+    is a Python of at most this version on PATH. `tools` have to be on PATH. `variables` are set for every step; `{bin}`
+    in them is the environment's bin folder.
     """
 
     steps: tuple[tuple[str, ...], ...]
@@ -61,8 +61,8 @@ RECIPES: dict[str, Recipe] = {
         },
         takes="some minutes and 2 GB",
     ),
-    # Not a peer: tests of multiring.chainer run in it. Chainer 7.8.1 imports numpy.distutils and pkg_resources, and
-    # uses names that NumPy 1.24 removed.
+    # This is not a peer: tests of multiring.chainer run in it. Chainer 7.8.1 imports numpy.distutils and pkg_resources,
+    # and uses names that NumPy 1.24 removed.
     "chainer": Recipe(
         steps=(
             ("numpy<1.24", "setuptools<60", "wheel", "ml_dtypes>=0.4", "scikit-learn<1.4"),
@@ -182,7 +182,7 @@ def _make(name: str, folder: Path, out: Callable[[str], object]) -> None:
     for step in recipe.steps:
         out(f"{name}: pip install {' '.join(step)}")
         _step(name, (str(folder / "bin" / "python"), "-m", "pip", "install", *step), variables)
-    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # last: it marks a finished installation
+    (folder / _STAMP).write_text(_stamp_of(recipe), encoding="utf-8")  # written last, to mark a finished installation
     out(f"{name}: installed")
 
 

@@ -21,7 +21,7 @@ from multiring.launch.signals import StopSignals
 from multiring.launch.watchdog import Watchdog
 from multiring.settings import environment_of, inherited_environment
 
-_GRACE_S = 6.0  # a launcher gives its ranks 2 s, and a lab is taken down after them
+_GRACE_S = 6.0  # a launcher gives its ranks 2 s, and then takes down a lab
 _LEFTOVERS_S = 2.0
 _LONGEST_S = 86_400.0
 _SHOWN_BYTES = 1 << 14
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One rank's answer: the seconds of each call, or (`not_offered`) the reason why there are none."""
+    """One rank's answer: the seconds of each call, or (`not_offered`) the reason for missing times."""
 
     seconds: tuple[float, ...] = ()
     version: str = ""
@@ -70,7 +70,7 @@ class StoppedError(MultiringError, RuntimeError):
 class Jobs:
     """A context manager that runs jobs.
 
-    However it ends, even by kill -9, no process of a job stays.
+    No process of a job remains after the end, even after kill -9.
 
     `folder` is a new directory in TMPDIR for the jobs' cases and answers. It is removed at the end, except after
     kill -9. Use it in the main thread only, because it handles signals.
@@ -144,8 +144,8 @@ class Jobs:
         Args:
             title: the job's name in messages.
             start: how to start it.
-            answers_so_far: returns the ranks' answers. It raises an error for a wrong result, which explains a failed
-                job best.
+            answers_so_far: returns the ranks' answers. It raises an error for a wrong result, because this error
+                explains a failed job best.
             ranks: the number of answers to expect.
 
         Raises:

@@ -27,7 +27,7 @@ def engine_of(peer: Peer) -> str:
 # Libraries with collectives of their own; users ask for the other libraries by name.
 USUAL = ("gloo", "mpich", "openmpi", "horovod")
 
-# Maps the name of a launcher of `multiring lab` to the command line that precedes the ranks' own command.
+# Maps the name of a launcher of `multiring lab` to the command line in front of the ranks' own command.
 LabCommand = Callable[[str], tuple[str, ...]]
 
 

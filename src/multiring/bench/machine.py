@@ -1,4 +1,4 @@
-"""Describe the machine that figures are measured on, and measure the other work on it."""
+"""Describe the machine of the measurements, and measure the other work on it."""
 
 import os
 import platform
@@ -13,12 +13,12 @@ from multiring.version import VERSION
 
 QUIET_CORES = 0.05  # if other work takes more of one core, figures are not publishable
 _GIT_S = 10.0
-_BUSY_COLUMNS = (0, 1, 2, 7)  # user, nice, system, steal; interrupts may be for our own packets
+_BUSY_COLUMNS = (0, 1, 2, 7)  # user, nice, system, steal; no interrupts, because they may be for the bench's packets
 _TURNS = 2000
 
 
 def hardware() -> str:
-    """Return one line on this machine: processor, cores of this process, last-level cache, memory, kernel."""
+    """Return one line on this machine: its processor, this process's cores, last-level cache, memory and kernel."""
     cores = len(os.sched_getaffinity(0))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     parts = [
@@ -93,7 +93,7 @@ def ping_pong_us(turns: int = _TURNS) -> float:
         if there is None or back is None:
             raise AssertionError("internal error: stdin and stdout have to be pipes")
         there.write(b"x")
-        back.read(1)  # wait until it runs
+        back.read(1)  # wait until the other process runs
         start = time.perf_counter()
         for _ in range(turns):
             there.write(b"x")
@@ -113,7 +113,7 @@ class OtherWork:
 
     It starts when it is created.
 
-    A child counts once it has been waited for, so read the meter while no child runs.
+    A child counts only after its end was awaited, so read the meter while no child runs.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class OtherWork:
         return max(other_s, 0.0) / max(now.at_s - self._start.at_s, 1e-9)
 
     def is_quiet(self) -> bool:
-        """Return whether figures taken since the creation may be published."""
+        """Return whether figures that were taken since the meter's creation may be published."""
         return self.cores() <= QUIET_CORES
 
 

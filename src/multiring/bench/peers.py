@@ -1,8 +1,8 @@
 """The peers of the bench: how to start a job of each library on one host, and its settings.
 
-A library gets only settings that its own documentation has for one host and that helped in our measurements. Each
-setting has its reason and source here, and is written into the results. A worker binds its rank to the core in the
-case, for every library; launchers bind nothing.
+A library gets a setting only if its own documentation recommends the setting for one host, and the setting helped in
+our measurements. Each setting has its reason and source here, and is written into the results. A worker binds its rank
+to the core in the case, for every library; launchers bind nothing.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ WORKERS = Path(workers.__file__).parent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knob:
-    """A setting of a library, the cases and numbers of ranks that it is for, its reason and its source."""
+    """A setting of a library, the cases and numbers of ranks to which it applies, its reason and its source."""
 
     name: str
     value: str
@@ -122,7 +122,8 @@ def _horovod(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> 
     return Start(command=command, variables={**settings, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"})
 
 
-# A rank that fails ends the job; MPI alone would wait for it: https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
+# A rank that fails ends the job. Without mpi4py.run, MPI would wait for the rank:
+# https://mpi4py.readthedocs.io/en/stable/mpi4py.run.html
 _ABORTING = ("-m", "mpi4py")
 
 

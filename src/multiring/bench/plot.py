@@ -20,7 +20,7 @@ def check_plot(path: Path) -> None:
     """Raise an error unless `plot` can write to `path`; call it before a measurement.
 
     Raises:
-        ArgumentError: the format is unknown, the folder does not exist, or the file is not a figure of ours.
+        ArgumentError: the format is unknown, the folder does not exist, or the file is not a figure of multiring.
         UnsupportedError: matplotlib is missing; the message has the command that installs it.
     """
     if path.suffix not in FORMATS:

@@ -46,7 +46,7 @@ def why_not_publishable(comparison: Comparison) -> list[str]:
 
 
 def records_of(comparison: Comparison, circumstances: Circumstances) -> list[dict[str, Any]]:
-    """Return one record per library, with figures or with the reason why there are none.
+    """Return one record per library, with figures or with the reason for missing figures.
 
     `ratio` is the seconds of library `against` divided by this library's seconds: above 1, this library is faster.
     `interval` is its confidence interval. Multiring is compared with the best peer, a peer with multiring. Without

@@ -26,7 +26,7 @@ class Interval:
     def is_sure(self) -> bool:
         """Return whether the confidence is at least 95 %.
 
-        Fewer than 6 values cannot give that.
+        Fewer than 6 values cannot give this confidence.
         """
         return self.level >= WANTED_LEVEL
 
@@ -34,10 +34,11 @@ class Interval:
 def median_interval(values: Sequence[float]) -> Interval:
     """Return the median of `values` and its confidence interval.
 
-    The interval is the narrowest one between two values that has at least 95 %, or the range of `values` if none has.
-    The k-th smallest and the k-th largest of n independent values enclose the median of their distribution with
-    probability 1 - 2 * sum over i < k of C(n, i) / 2**n, for any distribution (exact order statistics: Conover,
-    Practical Nonparametric Statistics, 3rd edition 1999, section 3.2). k = 1 has 93.75 % at n = 5 and 98.4 % at n = 7.
+    The interval is the narrowest interval between two values with a confidence of at least 95 %. If there is no such
+    interval, it is the range of `values`. The k-th smallest and the k-th largest of n independent values enclose the
+    median of their distribution with probability 1 - 2 * sum over i < k of C(n, i) / 2**n, for any distribution (exact
+    order statistics: Conover, Practical Nonparametric Statistics, 3rd edition 1999, section 3.2). k = 1 has 93.75 % at
+    n = 5 and 98.4 % at n = 7.
 
     Raises:
         ArgumentError: `values` is empty.

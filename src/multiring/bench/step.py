@@ -36,11 +36,11 @@ PACER = WORKER.with_name("step_pace.py")
 USUAL = ("resnet50", "vgg16", "embedding")
 PEERS = (DDP,)
 SHARDED = (FSDP, FSDP_OURS, FSDP_OURS_ARENA)
-# Used only if the user names them, like the network that is not in USUAL.
+# These libraries are used only if the user names them, and so is the network that is not in USUAL.
 OTHERS = (DDP_OURS, DDP_OURS_HOOK, *SHARDED)
 _CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
-LEAST_IMAGE = 64  # pixels; smaller images leave the last layers no pixels
+LEAST_IMAGE = 64  # pixels; smaller images would have no pixels in the last layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class StepQuestion:
 
     `batch`: samples per rank, None: as in NETWORKS; `image_size`: pixels along an image's side.
 
-    `is_emulated`: ranks sleep instead of computing, as long as compute took on a core of its own.
+    `is_emulated`: ranks sleep instead of computing, for the time that the computation took on a core of its own.
 
     Raises:
         ArgumentError: the network or type is unknown, or a number is out of range.
@@ -223,7 +223,7 @@ class StepBench:
         pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]
         for turn in range(self._manner.alternations):
-            # Reverse every other turn, so that no library always runs after the same one.
+            # Reverse every other turn, so that no library always runs after the same other library.
             for timing in timings if turn % 2 == 0 else reversed(timings):
                 self._tell(
                     f"{question.network}, alternation {turn + 1} of {self._manner.alternations}: {timing.library}"

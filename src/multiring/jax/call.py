@@ -21,16 +21,16 @@ class Call:
 
     collective: int
     op: str
-    root: int  # the root's rank in the whole job; for a reduction, its number for the comparison of first steps
+    root: int  # the root's rank in the whole job; a reduction has a number here, for the comparison of first steps
     wire: str | None
     process_set: int
-    name: str  # ranks match calls by name; if it is "", by the order of calls
+    name: str  # ranks match calls by this name, or by the order of calls if the name is ""
     is_inline: bool = False  # the call runs on the calling thread
-    shows: bool = False  # the call shows its arrays to the process and has no results
+    shows: bool = False  # the call passes its arrays to the process, and has no results
 
     @property
     def text(self) -> str:
-        """The call as text, as it stands in the program."""
+        """The call as text, in the form that programs contain."""
         op = chosen_op(self.op) if self.op else Sum
         return call_text(self.collective, op, self.process_set, self.name, root=self.root, wire=self.wire)
 

@@ -90,7 +90,7 @@ def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set:
     """
     leaves, shape = jax.tree.flatten(tree)
     known = _known(BROADCAST, name, process_set)
-    world_rank_in(known.members, root)  # raises before the call starts if the root is not in the set
+    world_rank_in(known.members, root)  # fails before the call starts if the root is not in the set
     return jax.tree.unflatten(shape, bind(known.named("", root=root), leaves)) if leaves else tree
 
 

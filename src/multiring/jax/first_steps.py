@@ -1,8 +1,8 @@
 """Compare the ranks in the first steps of an optimizer in JAX.
 
-A compiled JAX program does not know the number of its step. So the call that reduces the gradients has an additional
-array, a flag. The process sets the flag in the second call. Then the program takes a branch that shows its parameters
-to the process. `multiring.frontend.requests.first_steps` compares them and raises the errors.
+A compiled JAX program cannot determine the number of its step. So the call that reduces the gradients has an additional
+array, a flag. The process sets the flag in the second call. The program then takes a branch that passes its parameters
+to the process. `multiring.frontend.requests.first_steps` compares the parameters and raises the errors.
 """
 
 from collections.abc import Hashable, Sequence
@@ -85,7 +85,7 @@ def reduced(
 
 
 def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process_set: int) -> Any:
-    """Return a function that shows the parameters to the process, with one call per type."""
+    """Return a function that passes the parameters to the process, with one call per type."""
     places: dict[str, list[int]] = {}
     for place, each in enumerate(parameters):
         places.setdefault(each.dtype.name, []).append(place)

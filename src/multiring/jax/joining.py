@@ -34,8 +34,8 @@ class _Programs:
     def trace_anew(self) -> None:
         """Make JAX trace all programs again if this process's rank or the number of ranks has changed.
 
-        It also does so if programs use process sets or groups. Such programs contain the numbers of the sets, and in
-        another job a number may belong to another set.
+        JAX also traces all programs again if they use process sets or groups. Such programs contain the numbers of the
+        sets, and a number may belong to another set in another job.
         """
         if not is_rank():
             return
@@ -65,7 +65,7 @@ def _wait_at_exit() -> None:
 def wait_for_programs() -> None:
     """Wait until all programs that this thread has started have ended.
 
-    Programs run in order, so it is enough to start one more and wait for it.
+    Programs run in order, so this function starts one more program and waits for its end.
     """
     with suppress(Exception):
         jax.block_until_ready(_one_more()(np.zeros(2048, np.float32)))

@@ -27,12 +27,12 @@ def distribute(
 ) -> Transformation:
     """Return an optimizer that combines all ranks' gradients.
 
-    It passes the combined gradients to `transformation`.
+    The result passes the combined gradients to `transformation`.
 
     Every rank makes the same update to its own copy of the parameters, so begin with `broadcast(parameters)`. All
     gradients of one type share one collective. At the first update of a model, the ranks compare their gradients. At
-    the second update, they compare the parameters if `update` gets them. MULTIRING_CHECK_FIRST_STEPS=0 turns the
-    comparison off.
+    the second update, the ranks compare the parameters if `update` gets parameters. MULTIRING_CHECK_FIRST_STEPS=0 turns
+    the comparison off.
 
     Args:
         transformation: has `init(parameters)` and `update(gradients, state, parameters=None, **more)`, as in optax.

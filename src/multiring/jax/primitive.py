@@ -6,8 +6,8 @@ JAX dispatches a program with an effect from Python, which costs 15 us per array
 no effect. A rule for dead-code elimination keeps the call even if its results are unused, and XLA sees a side effect.
 JAX may leave out a loop, a branch or an inner jit as a whole. So a call in such a program has an effect.
 
-A token passes from each call of a program to the next call. It makes XLA keep the calls in the order of the source.
-This order is the same on all ranks, even if the rest of the ranks' programs differs.
+A token passes from each call of a program to the next call. The token makes XLA keep the calls in the order of the
+source. This order is the same on all ranks, even if the rest of the ranks' programs differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ collective.multiple_results = True
 def bind(call: Call, leaves: Sequence[Any]) -> Sequence[Any]:
     """Add `call` to the traced program, or run it, and return its results.
 
-    It runs at once if no program is traced. Its inputs are the arrays `leaves`.
+    The call runs at once if no program is traced. The inputs are the arrays `leaves`.
 
     Raises:
         ArgumentError: an array belongs to a trace that has ended.
@@ -215,7 +215,7 @@ ad.primitive_transposes[collective] = _pull_back
 
 
 def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call, keeps: bool) -> Any:
-    """Apply the call to arrays with a mapped dimension, moved to the front, or behind the dimension of rows."""
+    """Apply the call to arrays with a mapped dimension. The mapped dimension moves to the front, or behind the rows."""
     (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
     place = 1 if call.collective in {ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER} else 0
     whole = [

@@ -104,5 +104,5 @@ def environment_of_process(environment: Mapping[str, str], threads: int, **setti
     """
     made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
     for name in environment_of(secret_file="", rank_process=""):
-        made.pop(name, None)  # they belong to an outer job; this job passes its secret in MULTIRING_SECRET
+        made.pop(name, None)  # they belong to an outer job; this job passes its own secret in MULTIRING_SECRET
     return made | environment_of(launched_in=places_told(environment), **settings)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
-# All these libraries fall back to OpenMP's variable, so a user who sets it has decided for all of them.
+# All these libraries fall back to OpenMP's variable, so its value decides for all of them.
 _THREADS = "OMP_NUM_THREADS"
 _MORE_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 

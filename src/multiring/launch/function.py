@@ -35,7 +35,7 @@ class FunctionOptions:
 
     - job: options of the job.
     - python: the ranks' Python.
-    - failed: the first words of the error of a failed job.
+    - failed: the first words of the error for a failed job.
     """
 
     job: JobOptions = field(default_factory=JobOptions)
@@ -128,7 +128,7 @@ def _launched(told: Path, variables: Mapping[str, str]) -> int:
                 _pass_on(process)
                 code = process.wait()
                 break
-            except KeyboardInterrupt as error:  # the first lets the ranks save their work, the second kills them
+            except KeyboardInterrupt as error:  # the first lets the ranks save their work, the second kills the ranks
                 interrupts.append(error)
                 process.send_signal(signal.SIGINT)
         for first in interrupts:
@@ -164,7 +164,7 @@ def _results(code: int, outcomes: Sequence[Outcome | None], failed: str) -> list
     if code == 0 and len(returned) == len(outcomes):
         return returned
     failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
-    # A rank that raises because it lost another rank is not the cause.
+    # A rank that raises because it lost another rank is not the cause of the failure.
     causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
     if causes:
         rank, failure = causes[0]

@@ -13,9 +13,10 @@ from types import MappingProxyType
 
 from multiring.settings import HOROVOD_PLACE, inherited_environment
 
-# This folder makes `import horovod` mean multiring. Only such ranks have it on their PYTHONPATH, at the front.
+# This folder makes `import horovod` mean multiring. Only ranks that use it have the folder on their PYTHONPATH, at the
+# front.
 PACKAGES = Path(__file__).parents[1] / "horovod" / "onpath"
-# Horovod says "gloo" for a controller that needs no MPI. multiring has no Gloo, so the value is "multiring".
+# Horovod uses "gloo" for a controller that needs no MPI. multiring has no Gloo, so the value is "multiring".
 CARRIERS = MappingProxyType({"HOROVOD_CONTROLLER": "multiring", "HOROVOD_CPU_OPERATIONS": "multiring"})
 
 _PLANNER = "the planner chooses the fastest algorithm for the topology (docs/plan.md)"
@@ -106,7 +107,7 @@ def positions_on(hosts: Sequence[tuple[str, int]]) -> list[HorovodPosition]:
 def horovod_environment(environment: Mapping[str, str], place: HorovodPosition) -> dict[str, str]:
     """Return the variables that make a rank use multiring as Horovod.
 
-    They are to be added to `environment`.
+    Add them to `environment`.
     """
     told = {variable: str(getattr(place, name)) for name, variable in HOROVOD_PLACE.items()}
     return {**told, **CARRIERS, "PYTHONPATH": path_with_horovod(environment)}
@@ -130,7 +131,7 @@ def without_position(environment: Mapping[str, str]) -> dict[str, str]:
 def horovod_without_effect(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that Horovod reads and multiring ignores.
 
-    Each variable has the reason as its value.
+    The value of each variable is the reason.
 
     The default for `environment` is this process's environment.
     """

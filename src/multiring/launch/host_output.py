@@ -13,7 +13,7 @@ _MOST_DIGITS = 8
 
 
 class HostTagger:
-    """Tags the lines of several ranks in one stream, as LineTagger does for one rank.
+    """Tags the lines of several ranks in one stream; LineTagger tags the lines of one rank.
 
     Args:
         token: a random printable text, which `pattern` contains.
@@ -26,10 +26,10 @@ class HostTagger:
         self._is_live = is_live
         self._head = f"<{token}:".encode()
         self._mark = re.compile(re.escape(self._head) + rb"(\d{1,%d})>" % _MOST_DIGITS)
-        self._held = b""  # bytes that may be the beginning of a mark
+        self._held = b""  # bytes that may be the beginning of one of Hydra's patterns
         self._taggers: dict[int, LineTagger] = {}  # rank -> its tagger; -1 is mpiexec itself
         self._now = -1  # the rank that wrote the next byte
-        self._open: LineTagger | None = None  # the tagger that returned an unfinished line last
+        self._open: LineTagger | None = None  # the tagger that returned the latest unfinished line
         self.last_lines: deque[bytes] = deque(maxlen=40)
 
     @property

@@ -18,7 +18,8 @@ from multiring.settings import Settings, environment_of, inherited_environment
 
 # This range is below Linux's ephemeral ports, which begin at 32768, and few services use it.
 _PORTS = (20000, 29999)
-# Variables to pass to the ranks. Hydra passes its whole environment, but Open MPI only the variables named to it.
+# The variables to pass to the ranks. Hydra passes its whole environment, but Open MPI passes only the variables named
+# to it.
 _HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MPI4PY_LIBMPI")
 _NO_MPIEXEC = (
     "--hosts needs an mpiexec, and there is none on PATH: use the site's (often after `module load`), or "
@@ -97,7 +98,7 @@ def run_over_hosts(
 
 
 def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
-    """Return variables for job, rendezvous and secret that `settings` do not set."""
+    """Return variables for the job, the rendezvous and the secret if `settings` do not set them."""
     told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
     if settings.rendezvous is None:
         first, last = settings.ports or _PORTS

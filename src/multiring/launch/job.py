@@ -31,7 +31,7 @@ from multiring.launch.signals import PASSED_ON, StopSignals
 from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 
 _SETTLE_S = 1.0
-_CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have lost
+_CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
 _GRACE_S = 2.0  # after a failure, how long the other processes have to stop before they are killed
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
@@ -79,7 +79,7 @@ class Member:
 
     `code` is None while it runs, then its exit code, or -n for signal n.
 
-    With `is_excused` its end was requested and does not count as a failure.
+    With `is_excused`, the launcher requested the end, which does not count as a failure.
     """
 
     name: str
@@ -97,23 +97,23 @@ class Member:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the process ended with an error, and nobody requested its end."""
+        """Whether the process ended with an error, and its end was not requested."""
         return self.code not in (None, 0) and not self.is_excused
 
     @property
     def is_consequence(self) -> bool:
-        """Whether its last lines on stderr say that it lost another rank."""
+        """Whether the process's last lines on stderr report the loss of another rank."""
         return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a shell would report: 128 + n for signal n."""
+        """The exit code in a shell's form: 128 + n for signal n."""
         code = self.code or 0
         return code if code >= 0 else 128 - code
 
     @property
     def ending(self) -> str:
-        """How the process ended, in words."""
+        """A text that says how the process ended."""
         if self.code is None:
             return "is running"
         if self.code >= 0:
@@ -185,7 +185,7 @@ class Job:
         self._tracebacks = Tracebacks()
         self._members: list[Member] = []
         self._failed: list[Member] = []  # in the order in which the failures were found
-        self._patience_s = 0.0  # how long other processes may run on after a failure that is not a consequence
+        self._patience_s = 0.0  # how long other processes may run on after a failure that has no other cause
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
         self._killed = False
@@ -193,7 +193,7 @@ class Job:
         self._memory = group_here()
         self._killed_before = killed_for_memory(self._memory)
         self._code: int | None = None  # the job's exit code, decided by the first failure or signal
-        self.was_stopped = False  # stopped by a signal, or because the output's reader is gone; not by a failure
+        self.was_stopped = False  # a signal, or the end of the output's reader, stopped the job
 
     def run(self) -> int:
         """Run the job to its end and return its exit code.
@@ -231,7 +231,7 @@ class Job:
         """End every process that members started; kill processes that still run after `grace_s` seconds."""
 
     def _lost_by(self, member: Member) -> set[Member] | None:
-        """Return the members that `member` reported as lost, or None if it lost a member without naming it."""
+        """Return the members that `member` reported as lost; None if it lost a member without naming the member."""
         return None if member.is_consequence else set()
 
     def _pass_on(self, number: int) -> None:
@@ -247,7 +247,7 @@ class Job:
         """Register more descriptors with `poll`, each with a callable without arguments as its data."""
 
     def _wake_at(self) -> float | None:
-        """Return the monotonic time at which `_do_more` must run, or None if it need not run at a set time."""
+        """Return the monotonic time at which `_do_more` must run, or None if there is no set time."""
         return None
 
     def _do_more(self) -> None:
@@ -373,9 +373,9 @@ class Job:
             self._settle_until = time.monotonic() + (self._patience_s or (_CULPRIT_S if knows else _SETTLE_S))
 
     def _is_consequence(self, member: Member) -> bool:
-        """Return whether `member` may have failed because of another one.
+        """Return whether `member` may have failed because of another member.
 
-        This is the case if `member` lost a member that has failed too or has not ended yet.
+        This is the case if `member` has lost another member, which has failed too or has not ended yet.
         """
         lost = self._lost_by(member)
         others = [each for each in self._members if each is not member] if lost is None else lost

@@ -69,8 +69,8 @@ def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: It
         job: the name of the job.
         groups: process groups or sessions of ranks. Their processes are ended too.
         grace_s: seconds between SIGTERM and SIGKILL.
-        spared: only if this process is the launcher: its children that do not belong to the job. All its other
-            descendants are ended too.
+        spared: pass it only if this process is the launcher. It has the launcher's children that do not belong to the
+            job. All other descendants of the launcher are ended too.
     """
     left = _Left(job, frozenset(groups), None if spared is None else frozenset(spared))
     signal_processes(left.pids(), signal.SIGTERM)

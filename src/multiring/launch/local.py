@@ -31,7 +31,7 @@ from multiring.settings import TORCH_PLACE, JobNews, Settings, inherited_environ
 
 _PR_SET_PDEATHSIG = 1
 _MOST_EARLY_FAILURES = 2
-_LONG_S = 60.0  # a job that ran so long counts as having made progress, even if it reported none
+_LONG_S = 60.0  # a job that ran this long counts as having made progress, even without a report
 
 
 def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = None) -> int:
@@ -63,7 +63,7 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     check_can_run("multiring run", command, environment)
     job = _made(command, ranks, options, environment)
     code = job.run()
-    early = 0  # failures in a row before the first step
+    early = 0  # the number of failures in a row before the first step
     for restart in range(1, options.max_restarts + 1):
         if code == 0 or job.was_stopped:
             return code
@@ -171,7 +171,7 @@ class _LocalJob(Job):
         self._name = name
         self._rendezvous = rendezvous
         self._said = said  # a message to print at the start of the job
-        self._held_back: dict[int, set[int]] = {}  # first process of a rank -> signals to send after the rank joins
+        self._held_back: dict[int, set[int]] = {}  # first process of a rank -> the signals to send after the rank joins
         self._began_s = time.monotonic()
 
     @property
@@ -222,7 +222,7 @@ class _LocalJob(Job):
         return {each for each in self._members if each.pid in lost}
 
     def _pass_on(self, number: int) -> None:
-        """Signal the rank processes only, because the signal would kill their workers and helpers."""
+        """Signal only the rank processes. The signal would kill their workers and helpers."""
         waiting = []
         for member in self._running():
             if self._ranks_in(member.pid):

@@ -36,7 +36,7 @@ def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | Non
 def killed_for_memory(group: Path | None) -> int:
     """Return how many processes of `group` were killed for lack of memory.
 
-    The result is 0 if the system does not say.
+    The result is 0 if the system does not report the number.
     """
     if group is None:
         return 0
@@ -51,7 +51,7 @@ def killed_for_memory(group: Path | None) -> int:
 def limit_bytes(group: Path | None) -> int | None:
     """Return the memory limit of `group` in bytes.
 
-    The result is None if there is no limit or the system does not say.
+    The result is None if there is no limit, or if the system does not report the limit.
     """
     if group is None:
         return None

@@ -108,7 +108,7 @@ def parse_hostfile(path: Path) -> str:
 
 
 def first_places(hosts: Sequence[tuple[str, int]], ranks: int | None) -> tuple[tuple[str, int], ...]:
-    """Return the hosts, cut down to the first `ranks` places. None keeps all places.
+    """Return the hosts with only the first `ranks` places; None keeps all places.
 
     Raises:
         ArgumentError: `hosts` has fewer than `ranks` places.

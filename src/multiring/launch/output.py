@@ -1,6 +1,6 @@
 """Copy the ranks' output to the launcher's output as tagged lines.
 
-The memory for this is bounded.
+The copy uses a bounded amount of memory.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _ENDS = re.compile(rb"([\r\n])")
 class LineTagger:
     """Puts `tag` before each line of a byte stream.
 
-    It puts `tag` also behind each carriage return within a line.
+    The object also puts `tag` behind each carriage return within a line.
 
     The methods return whole lines. Two kinds of lines are returned as they grow: a line with a carriage return, which
     is a progress bar, and every line if `is_live`. `last_lines` holds the latest lines, untagged and cut to 2000 bytes
-    each. For a progress bar it holds the last state.
+    each. For a progress bar, `last_lines` holds the last state.
     """
 
     has_marks = False
@@ -38,10 +38,10 @@ class LineTagger:
         self._tag = tag
         self._line_bytes = line_bytes
         self._is_live = is_live
-        self._line = bytearray()  # the current line, from its last carriage return on
+        self._line = bytearray()  # the current line, after its last carriage return
         self._shown = 0  # the number of bytes of the current line that were returned already
         self._grows = is_live  # whether to return the beginning of the current line before its end
-        self._ends_in_return = False  # the next byte decides: "\r\n" ends the line, a lone "\r" overwrites it
+        self._ends_in_return = False  # the next byte decides: "\r\n" ends the line, a lone "\r" overwrites the line
         self._was_interrupted = False
         self.last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
 
@@ -150,7 +150,7 @@ class Outlet:
             return
         if self._within is not None and self._within is not tagger:
             self._within.interrupt()
-            if not data.startswith(b"\r"):  # a progress bar overwrites the other line instead
+            if not data.startswith(b"\r"):  # a progress bar overwrites the other line instead of ending it
                 self._queue += b"\n"
         self._queue += data
         self._within = tagger if tagger is not None and not data.endswith(b"\n") else None
@@ -265,7 +265,7 @@ class RankStream:
         return made
 
     def drain(self) -> None:
-        """Read what the ended rank left in the pipe.
+        """Read the data that the ended rank left in the pipe.
 
         The number of reads is bounded, because children of the rank may still write.
         """

@@ -1,6 +1,6 @@
 """Exchange a call and its results between `run_function` and its ranks.
 
-They are pickles in a private folder.
+The call and the results are pickles in a private folder.
 """
 
 import pickle
@@ -63,7 +63,7 @@ class CallFolder:
             raise ArgumentError(
                 f"{func!r} or its arguments cannot be sent to other processes: {error}{hint}"
             ) from error
-        # Two pickles, because loading the second may need modules on the path in the first.
+        # Use two pickles, because loading the second may need modules on the path in the first.
         (self._folder / _FUNCTION).write_bytes(pickle.dumps(sys.path) + call)
 
     def call(self) -> Any:
@@ -80,7 +80,7 @@ class CallFolder:
         draft.rename(self._folder / f"rank-{rank}")
 
     def outcomes(self, ranks: int) -> Sequence[Outcome | None]:
-        """Return the outcome of each rank, or None for a rank that wrote none."""
+        """Return the outcome of each rank; None for a rank that has written no outcome."""
         files = [self._folder / f"rank-{rank}" for rank in range(ranks)]
         return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]  # noqa: S301 -- from `leave`
 

@@ -64,4 +64,4 @@ class StopSignals:
 
 
 def _wake_only(_number: int, _frame: FrameType | None) -> None:
-    """A handler must exist for the wake-up descriptor to be written."""
+    """Do nothing: the wake-up descriptor is written only for signals that have a handler."""

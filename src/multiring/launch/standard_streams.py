@@ -2,7 +2,8 @@
 
 A caller closes them with the shell's `>&-`, for example.
 
-Otherwise the next file that this process opens would get the number of the closed stream and be used as the stream.
+Otherwise the next file that this process opens would get the number of the closed stream, and other code would use the
+file as the stream.
 """
 
 import os

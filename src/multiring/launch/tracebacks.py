@@ -16,13 +16,13 @@ _HEAD = re.compile(
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _RANK = re.compile(rb"^\[rank\d+\]: ", re.MULTILINE)
 _MOST_BYTES = 1 << 18
-_LEAST_LINES = 6  # a shorter traceback is always shown in full
+_LEAST_LINES = 6  # show a shorter traceback always in full
 
 
 class Piece(NamedTuple):
     """A part of a stream.
 
-    If `whose` names a rank, the part is a traceback that this other rank showed first.
+    If `whose` names another rank, the part is a traceback that the other rank showed first.
     """
 
     data: bytes
@@ -47,7 +47,7 @@ class Tracebacks:
 
 
 class TracebackFolder:
-    """Finds the tracebacks in what one rank writes to standard error.
+    """Finds the tracebacks in the standard error stream of one rank.
 
     Args:
         tracebacks: the record of tracebacks, shared by all ranks.

@@ -16,10 +16,10 @@ _READ_BYTES = 4096
 class Watchdog:
     """A process forked before the ranks.
 
-    It reads a pipe whose other end only the launcher holds.
+    The process reads a pipe; only the launcher holds the other end.
 
-    If the launcher dies, even by kill -9, the pipe closes without the final message that all is well. Then the
-    watchdog ends the job's processes. The kernel has killed the ranks themselves before (PR_SET_PDEATHSIG). The
+    If the launcher dies, even by kill -9, the pipe closes without the launcher's final message. Then the
+    watchdog ends the job's processes. The kernel has already killed the ranks themselves (PR_SET_PDEATHSIG). The
     watchdog is needed for the processes that the ranks started.
     """
 
@@ -46,7 +46,7 @@ class Watchdog:
         self._say(_ALL_IS_WELL)
         os.close(self._pipe)
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)  # it may be stopped by a signal, so do not wait for its own exit
+            os.kill(self._pid, signal.SIGKILL)  # a signal may have stopped the watchdog, so do not wait for its exit
             os.waitpid(self._pid, 0)
 
     @property
@@ -60,14 +60,17 @@ class Watchdog:
 
 
 def _watch_launcher(job: str, watched: int) -> None:
-    """Run the watchdog and exit the process. Never returns, because the launcher's stack must not be unwound here."""
+    """Run the watchdog and exit the process.
+
+    The function never returns, because it must not unwind the launcher's stack.
+    """
     try:
         os.setsid()  # a signal to the launcher's group, even SIGKILL, must not reach the watchdog
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, *PASSED_ON):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        # Close inherited descriptors, so that a reader waiting for the end of the launcher's output need not wait
-        # for the watchdog.
+        # Close inherited descriptors. Otherwise a reader of the launcher's output would wait for the end of the
+        # watchdog.
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor != watched:
                 with contextlib.suppress(OSError):  # the descriptor of the listing is closed already

@@ -16,7 +16,7 @@ from multiring.topology import Link, Topology, grid_of
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # collectives whose buffer is one piece of memory
 # 128 KiB to 4 MiB on the wire. In shorter segments each rank's part is so few packets that overhead dominates.
 _SEGMENTS_BYTES = tuple(1 << bits for bits in range(17, 23))
-_BROADCAST_SEGMENTS_BYTES = (1 << 18, 1 << 20)  # few, because each one is priced with all ranks of a line
+_BROADCAST_SEGMENTS_BYTES = (1 << 18, 1 << 20)  # few hosts, because the price of each grid needs all ranks of a line
 _FLAT_MOST = 16  # the most hosts on one axis before two axes are tried as well
 _FINEST = 64  # the largest sum of the shares, unless a rail has less than 1/64 of the bandwidth
 _CLOSE = 0.02  # the largest accepted error of shares against bandwidths
@@ -35,7 +35,7 @@ def candidates(
     `wire` is the wire type of the axes that cross hosts.
 
     Raises:
-        ScheduleError: `root` is not a rank, or it is not 0 and the collective is no broadcast.
+        ScheduleError: `root` is not a rank; or `root` is not 0, and the collective is not a broadcast.
     """
     grids, order = grids_of(topology)
     frames = [Frame(collective=collective, grid=grid, order=order, root=root) for grid in grids]
@@ -155,7 +155,7 @@ def proportion(bandwidths: Sequence[float]) -> tuple[int, ...]:
     best, error = (1,) * len(bandwidths), math.inf
     for total in range(len(bandwidths), _FINEST + 1):
         shares = tuple(max(1, round(total * each / whole)) for each in bandwidths)
-        # The rail with the largest excess decides: it finishes last.
+        # The rail with the largest excess decides, because it finishes last.
         worst = max(share / sum(shares) * whole / each - 1 for share, each in zip(shares, bandwidths, strict=True))
         if worst < error - 1e-12:
             best, error = shares, worst

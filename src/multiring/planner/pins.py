@@ -55,7 +55,7 @@ class Pins:
     def refuse_other(self, topology: Topology) -> None:
         """Raise ArgumentError unless the plans fit the layout of the ranks in `topology`.
 
-        A plan with lossy wires on axes that do not cross hosts here, or without them on axes that do, does not fit.
+        The lossy wires of a plan must be on exactly the axes that cross hosts here.
         """
         if self.shape != topology.shape():
             raise ArgumentError(

@@ -11,9 +11,9 @@ from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, 
 from multiring.topology import Topology, grid_of
 
 NOTES_BYTES = 64 << 10  # an exchange up to this size travels with the agreement; equals the native core's NOTE_BYTES
-# The cost of cutting a buffer, in message overheads: until the stream is full, ranks wake up for each piece. Measured
-# on 2 hosts x 1 rank, no rate limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message took
-# 37 us (docs/decisions/0011).
+# The cost of cutting a buffer, in message overheads: ranks wake up for each piece until the stream is full. Measured on
+# 2 hosts x 1 rank, no rate limit, 512 KiB: two pieces took 100 to 180 us longer than priced, and a message took 37 us
+# (docs/decisions/0011).
 _CUT_MESSAGES = 3
 
 
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """The operation that a plan is for.
+    """The operation for which a plan is made.
 
     `size_bytes` is the size of the whole buffer: the blocks of all ranks, on the longer side. `accumulation` is the
     accumulation that the sum needs; see `accumulation_of`. `root` is the rank that broadcasts. `wire` is the wire type
@@ -65,7 +65,7 @@ def cheapest(task: Task, topology: Topology) -> Plan:
     If several prices are equal to three digits, return the first of their plans in `ranked`.
 
     Raises:
-        ScheduleError: the root is not a rank, or it is not 0 and the collective is no broadcast.
+        ScheduleError: the root is not a rank; or the root is not 0, and the collective is not a broadcast.
     """
     offers = [
         (least(each, task.size_bytes, ways_of(each, topology), _count(task, cut)), place, each, cut)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from multiring.topology import Link, OwnRails, Topology
 
 FAR = 1.5  # measured / predicted seconds above which a check fails
-TIMES = 2  # failed checks in a row before there is a finding
-_SLOW = 2 / 3  # of the median host's rate; a slower host counts as slow. Rates are relative to the stated rates.
+TIMES = 2  # failed checks in a row before the review has a finding
+_SLOW = 2 / 3  # fraction of the median host's rate; a host below it is slow. Rates are relative to the stated rates.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ class Review:
         return Finding(ratio=ratio, hosts=named, constants=self.constants)
 
     def _slow(self, rates: NDArray[np.float64]) -> dict[int, tuple[float, float]]:
-        """Return, for each slow host, the bytes per second of its best connection, and those of a usual host.
+        """Return the bytes per second of each slow host's best connection, and the same number of a usual host.
 
         Only a host's best connection is compared, because a connection may wait for data from another one. In a ring
         the neighbours of a slow host are slow on one side. So hosts that are slow on both sides are preferred, then

@@ -1,6 +1,7 @@
 """The links that each axis of a schedule passes on a topology, and the part of them that one rank gets.
 
-The ranks of a host that send along the axis share its rails; the ranks of a rack that do so share its uplinks.
+The ranks of a host that send along the axis share the host's rails. The ranks of a rack that send along the axis share
+the rack's uplinks.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _CROWDED_BY_TURNS = 0.6
 
 
 def ways_of(schedule: Schedule, topology: Topology) -> tuple[Way, ...]:
-    """Return the Way of each axis of `schedule`, and a last one for joining ranks, if there are any.
+    """Return the Way of each axis of `schedule`, and a last Way for joining ranks, if there are any.
 
     All axes that cross hosts share one port: the rails, on which channels run side by side. A joining rank is always on
     its partner's host.
@@ -84,10 +85,10 @@ def _side_by_side(links: Sequence[Link | None], shares: Sequence[int], senders: 
 
 
 def _beside(link: Link, topology: Topology, host: int, within: int) -> Link:
-    """Return `link` with less bandwidth if ranks take turns and `within` ranks of its host send within the host."""
+    """Return `link` with less bandwidth if ranks take turns, and `within` ranks of its host send within the host."""
     if not topology.takes_turns:
         return link
-    # The stated rate is per rank: all ranks of a host use its memory side by side.
+    # The stated rate is per rank: all ranks of a host use the memory of the host side by side.
     memory_bytes_per_s = topology.shm.bandwidth_bytes_per_s * len(topology.hosts[host])
     seconds_a_byte = 1 / link.bandwidth_bytes_per_s + within / memory_bytes_per_s
     return replace(link, bandwidth_bytes_per_s=1 / seconds_a_byte)
@@ -139,7 +140,7 @@ def _is_crowded(patterns: tuple[Pattern, ...], size: int) -> bool:
 
 
 def _busy_lines(frame: Frame, axis: int) -> NDArray[np.intp]:
-    """Return the grid positions on the lines along `axis` that take part: shape (lines, grid[axis])."""
+    """Return the grid positions on the lines along `axis` that have messages: shape (lines, grid[axis])."""
     grid, size = frame.grid, frame.grid[axis]
     # Grid positions count the first axis fastest; a numpy array counts its last axis fastest.
     positions = np.arange(frame.blocks).reshape(grid[::-1])

@@ -1,9 +1,9 @@
 """Define sum, average, min, max and product for each type: the reference for the tests of the native kernels.
 
 Operands are combined left to right. float32 and float64 are combined in their own type. The 16-bit floats (float16,
-bfloat16) are combined in float32 and rounded once. Integers wrap. Averages divide before the one rounding. A NaN result
-is the type's positive quiet NaN, because processors differ in which operand's payload they keep. If the operands of min
-or max are equal (+0 and -0), the result is the later operand. docs/algorithms.md has the table.
+bfloat16) are combined in float32 and rounded once. Integers wrap. An average divides before it is rounded, once. A NaN
+result is the type's positive quiet NaN, because processors keep the payload of different operands. If the operands
+of min or max are equal (+0 and -0), the result is the later operand. docs/algorithms.md has the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ def accumulation_of(dtype: np.dtype[Any], op: str) -> Accumulation:
 
 
 def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, ranks: int, *, last: bool) -> Array:
-    """Return the array that one REDUCE writes: `operands` combined left to right.
+    """Return the array that one REDUCE writes: its `operands`, combined left to right.
 
     Args:
         operands: arrays of one shape and type.

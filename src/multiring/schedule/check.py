@@ -5,20 +5,20 @@ all-reduce pattern, the proof covers that pattern on its axis. If it consists of
 phase works on memory that no other phase writes, and adds up disjoint sets of ranks. All other schedules need the
 arguments below.
 
-Some ranks may stand outside the grid, and join one rank of the grid. They are proven separately, as a star of one grid
-rank and the ranks that join it. This suffices around the grid's phases, for four reasons. The added sets are disjoint.
-The grid rank passes through the phases as if the sum were its own contribution. It hands out its final buffer, which
-nobody writes any more. The chain of messages that ends in the result proves that a joining rank's buffer was read
-before the result is sent.
+Some ranks may be outside the grid. Each of them joins one rank of the grid. They are proven separately, as a star of
+one grid rank and the ranks that join it. This suffices around the grid's phases, for four reasons. The added sets are
+disjoint. The grid rank passes through the phases as if the sum were its own contribution. It sends its final buffer,
+which no rank writes any more. The chain of messages that ends in the result proves that a joining rank's buffer was
+read before the result is sent.
 
 The rule. A collective on a grid is right, is free of deadlock, and never overwrites memory that is still being read,
 under two assumptions. First, its phases are reduce-scatters along the axes in order, then all-gathers in reverse order
 (for a broadcast: broadcasts in reverse order). Second, every axis, taken as a one-axis schedule by itself, fulfils
 these conditions:
 
-1. the reduce-scatter in place leaves the complete part i at coordinate i, and nobody reads that part any more;
+1. the reduce-scatter in place leaves the complete part i at coordinate i, and no rank reads that part any more;
 2. the all-gather brings part i of coordinate i to every coordinate;
-3. if the axis has both phases, the two in a row are an all-reduce; and the schedule's own collective is right.
+3. if the axis has both phases, the two phases in a row are an all-reduce; and the schedule's own collective is right.
 
 Why the rule suffices:
 
@@ -29,10 +29,10 @@ dependencies follow the order of the phases, and within a phase the order of a l
 *Overwriting:* until the same axis gathers, later phases touch a rank's own parts only. Condition 1 leaves these parts
 undisturbed. The other parts are safe by condition 3, whose chains of messages all exist here too. A reduce-scatter that
 moves data between INPUT, SCRATCH and OUTPUT only renames memory: each location sees a part of the writes and reads that
-it would see in place. A gather on a lossy wire also writes the chunks that it offers, so nobody may read these chunks
-at that time. Nobody does, because all later axes have lossy wires too (`Frame`), and encoded messages are copies.
-*Replicas:* by condition 3, the gather of an axis turns equal parts into equal ranges. So, from axis k back to axis 1,
-ranks that differ only in gathered axes hold the same versions.
+it would see in place. A gather on a lossy wire also writes the chunks that it offers, so no rank may read these chunks
+at that time. No rank reads them, because all later axes have lossy wires too (`Frame`), and encoded messages are
+copies. *Replicas:* by condition 3, the gather of an axis turns equal parts into equal ranges. So, from axis k back to
+axis 1, ranks that differ only in gathered axes hold the same versions.
 
 tests/pure compares the rule with `check_moves`, which proves all moves of all ranks, on every small grid.
 """
@@ -59,12 +59,13 @@ from multiring.schedule.prove import prove
 from multiring.schedule.turn import Likeness, Turn
 from multiring.schedule.turned import prove_turned
 
-# A line with more messages is proven by one rank's moves, or rejected: the proof of this many takes about 10 s.
+# If a line has more messages, one rank's moves prove it, or the line is rejected. A proof of this many messages takes
+# about 10 s.
 _MOST_MESSAGES = 1 << 18
 
 
 def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
-    """Raise ScheduleError unless `schedule` does what its collective promises, in every order of events.
+    """Raise ScheduleError unless `schedule` keeps its collective's promise in every order of events.
 
     Along an axis the programs of most patterns are rotations of rank 0's program. For these patterns the proof covers
     rank 0's moves (turned.py), and checks that every other program is a rotation of them. For other patterns all moves
@@ -101,7 +102,7 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
 
 
 def check_moves(schedule: Schedule, programs: Mapping[int, Moves]) -> None:
-    """Raise ScheduleError unless `programs` (rank: its moves) do what the schedule's collective promises.
+    """Raise ScheduleError unless `programs` (moves by rank) keep the promise of the schedule's collective.
 
     Only the frame and the accumulation of `schedule` are used: `programs` may come from any source.
     Cost: linear in the moves of all ranks. Use it for small schedules and for tests.
@@ -229,14 +230,14 @@ def _difference(name: str, programs: tuple[Moves, Moves], where: tuple[int, int,
 
 
 def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> None:
-    """Prove `patterns` in a row on a line by itself."""
+    """Prove `patterns`, one after the other, on a line by itself."""
     phases = [Phase(0, each.pattern) for each in patterns]
     turn = _turn_of(promise, [each.pattern.effect for each in patterns])
     difference = next((each.difference for each in patterns if each.difference), "")
     if turn is not None and not difference:
         moves = expand(frame, phases, 0)
         is_fixed = np.concatenate([each.is_fixed for each in patterns])
-        before = np.zeros(max(0, len(moves) - len(is_fixed)), np.bool_)  # the local copies that come first
+        before = np.zeros(max(0, len(moves) - len(is_fixed)), np.bool_)  # the local copies at the beginning
         try:
             prove_turned(promise, moves, np.concatenate([before, is_fixed]), turn)
         except ScheduleError:
@@ -265,7 +266,7 @@ def _turn_of(promise: Promise, effects: Sequence[Effect]) -> Turn | None:
 
 
 def _is_short(phases: Sequence[Phase], size: int) -> bool:
-    """Return whether a line has so few messages that each can be proven by itself."""
+    """Return whether a line has so few messages that each message can be proven by itself."""
     programs = (phase.pattern.program(size, at) for phase in phases for at in range(size))
     counts = accumulate(len(program.peers) for program in programs)
     return all(count <= _MOST_MESSAGES for count in counts)

@@ -94,7 +94,7 @@ def _has_it(frame: Frame, axis: int, coordinates: tuple[int, ...]) -> bool:
 
 
 def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: bool) -> Moves:
-    """Return the initial local copies: own blocks that no pattern carries from INPUT to OUTPUT."""
+    """Return the initial local copies: the rank's own blocks that no pattern carries from INPUT to OUTPUT."""
     bases = bases_of(frame)
     block = sum(at * frame.width_of(axis) for axis, at in enumerate(coordinates))
     starts = {
@@ -115,7 +115,7 @@ def _opening(frame: Frame, rank: int, coordinates: tuple[int, ...], *, copies: b
 def _places_of(frame: Frame, phase: Phase, index: int, *, is_final: bool) -> _Places:
     bases, is_first = bases_of(frame), index == 0
     if phase.pattern.effect is Effect.ALL_REDUCE:
-        # The user's buffer is written last, so that it stays intact if the ranks turn out to disagree.
+        # Write the user's buffer last, so that it stays intact if the ranks turn out to disagree.
         aside, whole = bases.scratch + 2 * index * frame.blocks * frame.channels, frame.blocks * frame.channels
         return _Places(
             before=bases.output if is_first else aside - whole,
@@ -169,7 +169,7 @@ def _phase(frame: Frame, phase: Phase, rank: int, places: _Places, *, completes:
     rows = program.take(row)
     wire = frame.wire_of(axis)
     sends = rows.kind == Kind.SEND
-    # A finished chunk keeps the values that its peers decode. The gather will overwrite an unfinished chunk.
+    # A finished chunk keeps the values that its peers decode. The gather overwrites an unfinished chunk.
     rounds = sends if wire and phase.pattern.effect is Effect.ALL_GATHER else np.zeros(len(sends), np.bool_)
     return Moves(
         kind=rows.kind,

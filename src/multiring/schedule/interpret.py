@@ -2,8 +2,8 @@
 
 This interpreter is the reference for the native executor.
 
-It is slow and simple on purpose. A receiver reads its sender's memory as late as the executor may: when it takes the
-message. Scratch memory starts as noise.
+It is slow and simple on purpose. A receiver reads its sender's memory as late as the executor may, at the time when the
+receiver takes the message. Scratch memory starts as noise.
 """
 
 from collections import deque

@@ -57,8 +57,8 @@ class Collective(Enum):
 
 
 def names_of(wires: Iterable[Wire]) -> str:
-    """Return the names of wire types in the form that users write: "none,bf16"."""
+    """Return the names of wire types in the users' notation, for example "none,bf16"."""
     return ",".join(wire.name.lower() for wire in wires) or "none"
 
 
-SUMS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER})  # the collectives that reduce
+SUMS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER})  # the collectives that reduce data

@@ -112,7 +112,7 @@ def layout_of(frame: Frame) -> Layout:
 def scratch_buffers_of(frame: Frame) -> int:
     """Return the number of whole scratch buffers of an all_reduce.
 
-    Each axis needs one for the data that is sent, and every two successive axes need one between them.
+    Each axis needs one buffer for the data to send, and every two successive axes need one buffer between them.
     """
     return 2 * len(frame.grid) - 1
 

@@ -59,7 +59,7 @@ class Schedule:
 
     @property
     def root(self) -> int:
-        """The rank that a broadcast starts from; 0 for other collectives."""
+        """The rank from which a broadcast starts; 0 for other collectives."""
         return self.frame.root
 
     @property

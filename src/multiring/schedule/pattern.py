@@ -13,7 +13,7 @@ class Effect(Enum):
     REDUCE_SCATTER = "reduce_scatter"  # coordinate i ends with the sum of part i over all coordinates
     ALL_GATHER = "all_gather"  # coordinate i starts with part i; all coordinates end with all parts
     BROADCAST = "broadcast"  # there is one part; coordinate 0 starts with it; all coordinates end with it
-    ALL_REDUCE = "all_reduce"  # there is one part; it is first copied aside; all coordinates end with its sum
+    ALL_REDUCE = "all_reduce"  # there is one part; a copy of it is made first; all coordinates end with its sum
     ALL_TO_ALL = "all_to_all"  # coordinate i ends with part i of every coordinate j, stored as its part j
 
 

@@ -3,13 +3,13 @@
 The model is LogGP's with one port per rank, direction and physical link; docs/algorithms.md has its closed forms. A
 port handles a message of b bytes for the overhead. Then the message occupies the wire for b / bandwidth, and the port
 handles the next message. The message arrives one latency later, and occupies its receiver's port equally long. A SEND
-costs its rank nothing else. A receive waits. A REDUCE or a local COPY that writes b bytes costs b / reduce bandwidth
-more. A lossy wire carries fewer bytes; encoding, and decoding in a COPY, cost as much as a local COPY. A buffer may be
-cut into segments that are processed side by side.
+has no further cost for its rank. A receive waits. A REDUCE or a local COPY that writes b bytes has a further cost of b
+/ reduce bandwidth. A lossy wire carries fewer bytes; encoding, and decoding in a COPY, cost as much as a local COPY. A
+buffer may be cut into segments that are processed side by side.
 
-On a grid without a root all ranks do the same up to a rotation of each axis. So the peer at offset -d sends the same
-messages as the rank itself sends to offset +d. Therefore the moves of one representative rank are enough. If ranks join
-the grid, the representative is a rank with the most joining ranks, which are timed beside it.
+On a grid without a root, all ranks have the same moves up to a rotation of each axis. So the peer at offset -d sends
+the same messages as the rank itself sends to offset +d. Therefore the moves of one representative rank are enough. If
+ranks join the grid, the representative is a rank with the most joining ranks, which are timed beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from multiring.schedule.timing import MOST_LANES, Message, Step, Way, last_end
 from multiring.schedule.wire import BLOCK, encoded_bytes
 from multiring.topology import Link
 
-# (rank, peer) -> (axis, queue at the peer for messages that rank sends, queue at rank for messages that it takes)
+# (rank, peer) -> (axis, queue at the peer for messages that rank sends, queue at rank for messages that rank receives)
 Routing = Callable[[int, int], tuple[int, int, int]]
 
 _CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # encoded bytes / float32 bytes
@@ -103,7 +103,7 @@ def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
 def representative(schedule: Schedule) -> tuple[Step, ...]:
     """Return the timed steps of the representative rank.
 
-    Its peers send it the messages that it sends itself.
+    A peer's messages to this rank are the same as this rank's own messages.
     """
     rank = _represents(schedule)
     frame = replace(schedule.frame, shares=(1,))
@@ -176,8 +176,8 @@ def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, i
 def _price_broadcast(schedule: Schedule, size_bytes: float, ways: Sequence[Way], segments: int) -> float:
     """Return the seconds of a broadcast.
 
-    A rank starts the next axis as soon as it has the data; the last rank of an axis is the last rank of the next one.
-    Further segments follow at the pace of the slowest port. Axes with the same port take turns on it.
+    A rank starts the next axis as soon as it has the data. The last rank of an axis is also the last rank of the next
+    axis. Further segments follow at the pace of the slowest port. Axes with the same port take turns on it.
     """
     total, paces = 0.0, [0.0] * (1 + max(way.port for way in ways))
     for phase in schedule.phases:

@@ -18,7 +18,7 @@ OfChunk = Callable[[int, int], int]  # called with a rank and a chunk
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """The contents at the start and at the end that a set of programs, one per rank, has to connect."""
+    """The contents of chunks at the start, and the contents that a set of programs, one per rank, must produce."""
 
     ranks: int
     home: OfChunk  # the block whose pieces the chunk may hold
@@ -103,7 +103,7 @@ def _source(frame: Frame, slot: int) -> int:
 
 
 def scattered_promise(ranks: int, wire: Wire) -> Promise:
-    """Return the promise of an in-place reduce-scatter: rank i ends with part i, and nobody still reads it."""
+    """Return the promise of an in-place reduce-scatter: rank i ends with part i, and no rank still reads the part."""
     everyone = (1 << ranks) - 1
     return Promise(
         ranks=ranks,

@@ -59,7 +59,7 @@ def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
 
 
 def _writes_what_it_offered(moves: Moves, chunks: int) -> bool:
-    """Return whether a chunk may be written after it was offered, or in the same move."""
+    """Return whether a chunk may be written after it was offered, or in the move that offers it."""
     rows = np.arange(len(moves))
     offered, written = np.full(chunks, len(moves)), np.full(chunks, -1)
     for first, touched, at, keep in (
@@ -82,9 +82,10 @@ class _Proof:
         self.programs = programs
         self.versions = Versions()
         self.chunks = [[self._first(rank, chunk) for chunk in chunks] for rank in range(ranks)]
-        # For every chunk of every rank: each reader it was offered to, and the number of the reader's move.
+        # For every chunk of every rank: each reader that was offered the chunk, and the number of the reader's move.
         self.readers: list[list[list[tuple[int, int]]]] = [[[] for _ in chunks] for _ in range(ranks)]
-        # clock[r][q]: how many of q's moves were certainly executed before r's next move; None: clocks are not needed.
+        # clock[r][q]: the number of q's moves that were certainly executed before r's next move; None if clocks are not
+        # needed.
         self.clock = [np.zeros(ranks, np.int32) if has_clocks else None for _ in range(ranks)]
         self.next_move = [0] * ranks
         self.in_flight: dict[_Route, deque[_Message]] = {}

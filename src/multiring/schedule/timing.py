@@ -43,8 +43,8 @@ class Step(NamedTuple):
 
     chunks: int
     sends: tuple[Message, ...]
-    takes: tuple[int, ...]  # queues from which the step takes one message each
-    axis: int  # the axis whose link gives the speed of writing or encoding; -1 if that costs nothing
+    takes: tuple[int, ...]  # the queues from each of which the step takes one message
+    axis: int  # the axis whose link gives the speed of writing or encoding; -1 if the step costs no such time
     carried: float = 1.0  # encoded bytes / bytes of the chunks
 
 
@@ -128,7 +128,7 @@ class _Run:
         self._push(max(there, rank.now), index, None)
 
     def _work(self, index: int) -> None:
-        """Do everything that a rank can do now. After a step that takes time, schedule the rest for its end."""
+        """Run all steps that a rank can run now. After a step that takes time, schedule the rest for its end."""
         rank = self.ranks[index]
         for lane in rank.lanes:
             while lane.segment < self.segments:

@@ -1,9 +1,9 @@
-"""The proof by one rank: if every rank of a line does what rank 0 does, rotated, their memories are rotations too.
+"""The proof by one rank: if each rank executes rank 0's moves, rotated, the ranks' memories are rotations too.
 
 All ranks may run in lockstep, move by move, and every other order has the same outcome (prove.py). In lockstep, by
 induction over moves, rank r's contents are rank 0's contents rotated by r. So a message that rank 0 takes from rank q
 is the message that rank 0 itself offered to the rank q before it, rotated by q. Rank 0 proceeds only if it offered that
-message in an earlier move; otherwise all ranks wait for each other. Clocks rotate as contents do.
+message in an earlier move; otherwise all ranks wait for each other. Clocks rotate in the same way as contents.
 
 The order in which a REDUCE takes its operands need not rotate. If it rotates, the result gets a version of its own at
 every rank, "made by rank r in this move". If all ranks combine the same versions in the same order of ranks, the result
@@ -28,7 +28,7 @@ from multiring.schedule.promise import Promise
 from multiring.schedule.turn import Turn
 from multiring.schedule.versions import Version
 
-Clock = NDArray[np.int32]  # (ranks,): how many of each rank's moves were certainly executed
+Clock = NDArray[np.int32]  # (ranks,): the number of each rank's moves that were certainly executed
 
 
 def prove_turned(promise: Promise, moves: Moves, is_fixed: NDArray[np.bool_], turn: Turn) -> None:
@@ -38,7 +38,7 @@ def prove_turned(promise: Promise, moves: Moves, is_fixed: NDArray[np.bool_], tu
         promise: a promise that rotates in the same way (`Promise.turns`, `Promise.stays`).
         moves: rank 0's program; rank r's program is `moves` rotated by r.
         is_fixed: shape (moves,), from `Likeness`.
-        turn: how the chunks rotate; if they do, every span is 1.
+        turn: how the chunks rotate. If they rotate, every span is 1.
     """
     Spans(promise.layout).prove(moves, 0)
     chunks_turn = bool((turn.length > 1).any())
@@ -155,7 +155,7 @@ class _TurnedProof:
         self.readers: list[list[tuple[NDArray[np.int32], NDArray[np.int64]]]] = [[] for _ in atoms.first]
         self.clock: Clock | None = None
         self.offers: dict[int, _Offer] = {}
-        self.left: dict[int, int] = {}  # how many peers have not taken each offer
+        self.left: dict[int, int] = {}  # the number of peers that have not taken each offer
 
     def run(self, rows: Sequence[Move]) -> None:
         """Execute every move, then compare the end with the promise."""

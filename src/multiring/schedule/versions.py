@@ -11,7 +11,7 @@ Version = int
 
 
 class Versions:
-    """Number histories: equal histories get equal numbers, on whichever rank they arise."""
+    """Number histories: equal histories get equal numbers, on any rank."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], Version] = {}

@@ -169,4 +169,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-operations()  # raises now if the operations do not load into this TensorFlow
+operations()  # fails now if the operations do not load into this TensorFlow

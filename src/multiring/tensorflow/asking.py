@@ -1,6 +1,6 @@
 """Ranks and sizes as tensors.
 
-In a graph they are read when the graph runs, which may be in another job.
+A graph reads the numbers when it runs, perhaps in another job.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from multiring.frontend.process_sets import ProcessSet, members_of
 def ranks_now(process_set: ProcessSet) -> Any:
     """Return the number of ranks of `process_set`.
 
-    In a graph, it is read when the graph runs.
+    A graph reads the number when it runs.
     """
     return now(lambda: members_of(process_set).size)
 
@@ -30,7 +30,7 @@ def asked(ask: Callable[[], int], name: str | None = None) -> Any:
 
     The result of the operation is the result of `ask` as int32.
     """
-    # Return a NumPy number, because in a session of tf.compat.v1 a tensor would belong to the graph and have no value.
+    # Return a NumPy number. In a session of tf.compat.v1, a tensor would belong to the graph and have no value.
     found = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, stateful=True, name=name)
     found.set_shape([])
     return found

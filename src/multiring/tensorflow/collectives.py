@@ -156,12 +156,12 @@ def reduced_gradients(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return all ranks' `tensor`, concatenated along the first dimension.
+    """Concatenate all ranks' `tensor` along the first dimension, and return the result.
 
-    The order is that of the ranks.
+    The parts are in the order of the ranks.
 
     The tensors may differ in their first dimension only. The function is differentiable: the gradient of a rank's rows
-    is the average of all ranks' gradients for them. See `allreduce` for the arguments and the errors.
+    is the average of all ranks' gradients for these rows. See `allreduce` for the arguments and the errors.
     """
     return _gathered([tensor], named("allgather", name, ignore_name_scope), process_set)[0]
 
@@ -393,7 +393,7 @@ def _require_linear(how: Combination) -> None:
 
 
 def _reduced_slices(slices: Any, how: Combination, name: str | None, process_set: ProcessSet) -> Any:
-    """Return the sum or average of all ranks' slices: the concatenation of the slices, ordered by rank."""
+    """Return the sum or average of all ranks' slices: the slices of all ranks, concatenated in the order of ranks."""
     _require_linear(how)
     naming = named("allreduce.slices", name, ignores_scope=False)
     indices, values = _gathered([slices.indices, slices.values], naming, process_set)

@@ -33,7 +33,8 @@ class _VariablesState(ValuesState):
         return [variable.numpy() for variable in self._variables()]
 
     def _write(self, values: Sequence[Any]) -> None:
-        # A variable that did not exist at the last save starts at zero, such as an optimizer's before its first step.
+        # A variable that was created after the last save is set to zero: an optimizer creates such variables in its
+        # first step.
         for place, variable in enumerate(self._variables()):
             value = values[place] if place < len(values) else tf.zeros_like(variable)
             variable.assign(value)

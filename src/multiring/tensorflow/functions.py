@@ -26,7 +26,7 @@ def broadcast_variables(
         inplace: not used, because values are always assigned.
 
     Returns:
-        In a graph of TensorFlow 1, the operation that does it; otherwise None.
+        In a graph of TensorFlow 1, the operation that sets the variables; otherwise None.
     """
     del inplace
     found = [getattr(variable, "value", variable) if _is_keras(variable) else variable for variable in variables]
@@ -122,7 +122,7 @@ def allgather_object(
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return an operation that gives the number of ranks of a process set.
 
-    It reads the number when it runs. The type is int32.
+    The operation reads the number when it runs. The type is int32.
     """
     return asked(lambda: members_of(numbered_set(process_set_id)).size, name)
 
@@ -130,7 +130,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return an operation that gives 1 if this rank is in a process set, else 0.
 
-    It checks this when it runs. The type is int32.
+    The operation checks the set when it runs. The type is int32.
     """
     return asked(lambda: int(bool(numbered_set(process_set_id).included())), name)
 
@@ -138,7 +138,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def local_size_op(name: str | None = None) -> Any:
     """Return an operation that gives the number of ranks on this host.
 
-    It reads the number when it runs. The type is int32.
+    The operation reads the number when it runs. The type is int32.
     """
     return asked(local_size, name)
 
@@ -151,6 +151,6 @@ def rank_op(name: str | None = None) -> Any:
 def local_rank_op(name: str | None = None) -> Any:
     """Return an operation that gives this process's rank on its host.
 
-    It reads the rank when it runs. The type is int32.
+    The operation reads the rank when it runs. The type is int32.
     """
     return asked(local_rank, name)

@@ -71,7 +71,7 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
 ) -> Any:
     """Return a tape whose `gradient` combines the gradients of all ranks.
 
-    It has the recorded operations of `gradtape`.
+    The tape has the recorded operations of `gradtape`.
 
     Gradients of one type are reduced by one collective.
 
@@ -123,7 +123,7 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
 ) -> Any:
     """Return a `DistributedGradientTape` that leaves some gradients local.
 
-    It does not reduce the gradients of `local_layers`, which are Keras layers.
+    The tape does not reduce the gradients of `local_layers`, which are Keras layers.
     """
     tape = DistributedGradientTape(
         gradtape,

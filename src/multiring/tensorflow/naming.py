@@ -1,6 +1,6 @@
 """Names by which ranks match operations.
 
-A name is the user's, or in a graph it is made from the operation's position.
+The user chooses a name, or in a graph the operation's position determines it.
 """
 
 import re

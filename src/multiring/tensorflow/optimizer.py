@@ -38,7 +38,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
 ) -> Any:
     """Return an optimizer that combines all ranks' gradients.
 
-    It applies the combined gradients with `optimizer`.
+    The result applies the combined gradients with `optimizer`.
 
     Args:
         optimizer: an optimizer of tf.compat.v1 or Keras.
@@ -89,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
 
 
 class _DistributedOptimizer(_Optimizer):  # type: ignore[misc] # TensorFlow has no types
-    """An optimizer of tf.compat.v1 that wraps another one and combines its gradients."""
+    """An optimizer of tf.compat.v1 that combines the gradients of a wrapped optimizer."""
 
     def __init__(self, optimizer: Any, reduction: TensorReduction, *, use_locking: bool) -> None:
         super().__init__(name=reduction.name, use_locking=use_locking)

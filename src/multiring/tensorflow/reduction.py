@@ -26,16 +26,16 @@ class TensorReduction(GradientReduction):
     device_dense: str = ""
     device_sparse: str = ""
     sparse_as_dense: bool = False
-    has_generic_names: bool = False  # name operations after the reduction, not after their position in a graph
+    has_generic_names: bool = False  # name operations after the reduction, instead of by their position in a graph
 
     def combine(self, gradients: list[Any], name: str, variables: Sequence[Any], *, sees: bool) -> Sequence[Any]:
         """Return the gradients combined over the ranks; see `GradientReduction.combine`."""
         if self.sparse_as_dense:
             gradients = [tf.convert_to_tensor(each) for each in gradients]
-        # Variables by the positions of their gradients. A tape can also watch a tensor, which is not a variable.
+        # Find the variables by the positions of their gradients. A tape can also watch a tensor that is not a variable.
         held = {place: _variable(each) for place, each in enumerate(variables)}
         known = {place: each for place, each in held.items() if each is not None}
-        # Slices are gathered by separate requests, so the first sum also compares the variables of slices.
+        # Separate requests gather slices, so the first sum also compares the variables of slices.
         slices = [place for place, each in enumerate(gradients) if isinstance(each, tf.IndexedSlices)]
         first = next((place for place in range(len(gradients)) if place not in slices), None)
         largest = largest_of({place: each for place, each in known.items() if place not in slices})
@@ -61,7 +61,7 @@ class TensorReduction(GradientReduction):
     def ranks_now(self) -> Any:
         """Return the number of ranks.
 
-        In a graph, it is read when the graph runs, which may be in another job.
+        A graph reads the number when it runs, perhaps in another job.
         """
         return ranks_now(self.process_set)
 

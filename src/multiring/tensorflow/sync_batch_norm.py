@@ -54,6 +54,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return moments(inputs, mask, self._reduction_axes, self.axis, tf.keras.ops, summed)
 
 
-# Keras writes the module and the name of a class into a file.
+# Keras writes the module and the name of this class into a saved model.
 SyncBatchNormalization.__module__ = "keras.layers"
 SyncBatchNormalization.__name__ = SyncBatchNormalization.__qualname__ = "BatchNormalization"

@@ -1,8 +1,8 @@
-"""A rank that does one host's part of a collective without waiting for other ranks: an upper bound for libraries.
+"""A rank that runs its part of a collective without waiting for other ranks: an upper bound for libraries.
 
 It reads and writes as many bytes as a rank must in any algorithm that moves each byte once. It uses the same kernels
 and the same kind of memory as multiring, and all ranks run at once. Other ranks' operands are represented by memory of
-the rank itself: after the first read it makes no difference which core wrote them, and nobody changes them.
+the rank itself: after the first read, it makes no difference which core wrote the operands, and no core changes them.
 """
 
 import time
@@ -79,12 +79,12 @@ def part_of(
     whole = make(case.count)
     pieces = np.array_split(whole, ranks)
     if case.collective == "all_gather":
-        pieces.pop(rank)  # the rank's own part may already be in place
+        pieces.pop(rank)  # the rank's own part may be in place already
     return copying([(make(len(piece)), piece) for piece in pieces])
 
 
 def _mean_s(calls: list[Callable[[], None]]) -> float:
-    """Return the mean seconds of a call, over all calls: ranks that share a core must run against each other."""
+    """Return the mean seconds of a call over all calls, because ranks that share a core must compete for the core."""
     start = time.perf_counter()
     for call in calls:
         call()

@@ -55,7 +55,7 @@ class Case:
     takes and returns `count`. A `count` that ranks divide is a multiple of their number.
     buffers: "arena" (memory that the library allocates, if it can) or "ordinary".
     pool_bytes: 0 for one buffer that all calls use; else calls rotate over buffers of this size in total.
-    calls, warmup: the number of timed calls, and of calls before them.
+    calls, warmup: the number of timed calls, and the number of calls before them.
     cores: rank r runs on cores[r % len(cores)]; empty: ranks are not bound.
     """
 
@@ -141,7 +141,7 @@ def output_count(case: Case, ranks: int) -> int:
 
 
 def num_buffers(case: Case) -> int:
-    """Return the number of buffers (or pairs of input and output) that the calls rotate over."""
+    """Return the number of buffers (or pairs of input and output) that the calls use in turn."""
     return max(1, -(-case.pool_bytes // case.size_bytes)) if case.size_bytes else 1
 
 
@@ -171,15 +171,15 @@ def expected(case: Case, rank: int, ranks: int) -> Array:
 def _values(case: Case, rank: int, ranks: int, start: int, stop: int) -> Array:
     levels = np.random.default_rng(rank).integers(0, _LEVELS, _PERIOD)
     if case.op == "product":
-        levels = 1 + (levels == 0)  # ones and a few twos: powers of two are exact
+        levels = 1 + (levels == 0)  # ones and a few twos, because powers of two are exact
     elif case.op == "average":
-        levels = levels * ranks  # so that the mean is an integer
+        levels = levels * ranks  # make the mean an integer
     period = np.roll(levels.astype(numpy_dtype(case.dtype)), -(start % _PERIOD))
     return np.resize(period, stop - start)
 
 
 def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
-    # The values of all ranks have the same period, and so has the result: combining one period is enough.
+    # The values of all ranks have the same period, and the result has it too. So combining one period is enough.
     count = min(_PERIOD, stop - start)
     total = _values(case, 0, ranks, start, start + count)
     if total.dtype.itemsize <= 2 and case.dtype in ("bfloat16", "float16"):
@@ -212,7 +212,7 @@ def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.
     if got.shape != want.shape or got.dtype != want.dtype:
         what = f"got {got.dtype} of shape {got.shape}, want {want.dtype} of shape {want.shape}"
     else:
-        # Not >: a NaN has to count as wrong.
+        # Do not use >: a NaN must count as wrong.
         wrong = np.flatnonzero(~(np.abs(got - want) <= tolerance) if tolerance else got != want)
         if not wrong.size:
             return
@@ -225,7 +225,7 @@ def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.
 
 
 def rest_value(case: Case) -> int:
-    """Return the value that fills buffers before timing; hundreds of in-place operations do not change it."""
+    """Return the value that fills buffers before timing. Hundreds of in-place operations do not change the value."""
     return 1 if case.op == "product" else 0
 
 
@@ -280,7 +280,7 @@ def verify_and_time(
     if case.collective != "barrier":
         source, want = inputs(case, rank, ranks), expected(case, rank, ranks)
         for index, (taken, given) in enumerate(buffers):
-            given[:] = want.dtype.type(9)  # no possible result
+            given[:] = want.dtype.type(9)  # a value that no result can have
             taken[:] = source
             call(index)
             verify(case, rank, given, want, tolerance)
@@ -303,7 +303,7 @@ def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, 
         case: the case.
         rank: the rank.
         seconds: the seconds of each call.
-        version: the library's version, with whatever else identifies the build.
+        version: the library's version, and other facts that identify the build.
         settings: the library's settings, with reasons from its documentation.
     """
     _write(case, rank, {"seconds": list(seconds), "version": version, "settings": settings})

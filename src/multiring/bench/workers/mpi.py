@@ -45,7 +45,7 @@ def datatype(case: contract.Case, rank: int) -> MPI.Datatype:
     if case.dtype not in TYPES or TYPES[case.dtype] == MPI.DATATYPE_NULL:
         if case.collective in ("all_reduce", "reduce_scatter"):
             contract.refuse(case, rank, f"this MPI has no {case.dtype} to reduce")
-        return MPI.INT16_T  # the elements are only moved: any type of that size will do
+        return MPI.INT16_T  # the elements are only moved, so any type of that size works
     if case.op not in OPS:
         contract.refuse(case, rank, f"MPI has no operation {case.op}")
     return TYPES[case.dtype]
@@ -80,11 +80,12 @@ def make_call(case: contract.Case, pairs: list[Pair], of: MPI.Datatype) -> Calla
     """Return a function that runs the case's collective on the buffer with a given index."""
     comm = MPI.COMM_WORLD
     op, root, here = OPS.get(case.op, MPI.SUM), case.root, MPI.IN_PLACE
-    # As bytes: mpi4py asks an array for its buffer, and the 16-bit float types of other packages have none.
+    # Pass the data as bytes: mpi4py asks an array for its buffer, and the 16-bit float types of other packages have no
+    # buffer.
     specs: list[tuple[Spec, Spec]] = [
         ([taken.view(np.uint8), of], [given.view(np.uint8), of]) for taken, given in pairs
     ]
-    # Counts are passed although all are equal: in Open MPI 5 this takes half the time of Reduce_scatter_block.
+    # Pass counts although all are equal: in Open MPI 5, this takes half the time of Reduce_scatter_block.
     counts = [case.count // comm.size] * comm.size
     calls: dict[str, Callable[[int], object]] = {
         "all_reduce": lambda index: comm.Allreduce(here, specs[index][1], op),

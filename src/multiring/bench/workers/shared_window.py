@@ -37,11 +37,11 @@ class Window:
         self.mine = buffers[comm.rank]
         step = PIECE_BYTES // dtype.itemsize
         first, last = (case.count * (comm.rank + more) // comm.size for more in (0, 1))
-        # Views are made once: making them in each call would add Python's time to the memory's.
+        # Create the views once: creating them in each call would add Python's time to the memory's time.
         self._pieces = [
             [buffer[start : min(start + step, last)] for buffer in buffers] for start in range(first, last, step)
         ]
-        # One access epoch for all calls: between calls only the order of memory accesses has to be ensured.
+        # Use one access epoch for all calls, because between calls only the order of memory accesses matters.
         self._window.Lock_all(MPI.MODE_NOCHECK)
 
     def all_reduce(self) -> None:

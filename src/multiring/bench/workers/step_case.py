@@ -40,7 +40,7 @@ class StepCase:
     library: OURS, DDP, INDEPENDENT or another of the names above.
     batch: samples per rank; image_size: pixels along an image's side.
     dtype: the type of the arithmetic (autocast); parameters and gradients are float32.
-    steps, warmup: the number of timed steps, and of steps before them; the verifying steps come first.
+    steps, warmup: the number of timed steps, and the number of steps before them. The verifying steps come first.
     wire: the wire type of OURS for gradients between hosts; "": exact.
     pace: the file with a measured `Pace`, by which compute is emulated; "": compute is real.
     """

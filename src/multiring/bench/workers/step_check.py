@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 # An average rounds once, by 6e-8 of an element. A wrong combination is off by about a whole gradient.
 TOLERANCE = 1e-4
-# A lossy wire changes an element by up to 2^-12 (fp16) or 2^-9 (bf16) of itself, or (int8) by 1 / 254 of its block's
-# largest, which may be four times the others. Each rank's element is encoded once, and the sum once more.
+# A lossy wire changes an element by up to 2^-12 (fp16) or 2^-9 (bf16) of its value. int8 changes it by up to 1 / 254 of
+# its block's largest element, which may be four times the others. Each rank's element is encoded once, and the sum once
+# more.
 _WIRE_TOLERANCES = {"fp16": 2e-3, "bf16": 1e-2, "int8": 6e-2}
 # The signs of a gradient's elements repeat with this prime.
 PERIOD = 4093

@@ -1,4 +1,4 @@
-"""A training step that sleeps instead of computing: gradients of the network's sizes come when they would come.
+"""A training step that sleeps instead of computing; gradients of the network's sizes arrive at realistic times.
 
 Ranks of several virtual hosts on one machine share its cores. With real compute, a step of four hosts would take as
 long as four steps, and would hide the time of the wire. Here each rank sleeps for the time that was measured on a core
@@ -17,7 +17,7 @@ from multiring.bench.workers.step_case import Pace, StepCase
 from multiring.bench.workers.step_models import NETWORKS
 from multiring.bench.workers.step_task import LEARNING_RATE, MOMENTUM, Task
 
-_LEAST_SLEEP_S = 50e-6  # a shorter sleep would take longer than asked
+_LEAST_SLEEP_S = 50e-6  # the system would extend a shorter sleep
 
 
 class _Arrival(torch.autograd.Function):
@@ -70,7 +70,7 @@ class EmulatedOptimizer(torch.optim.SGD):
     seconds: float | None = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take a step, or sleep for as long."""
+        """Take a step, or sleep for the time of a step."""
         if self.seconds is None:
             loss: float | None = super().step(closure)
             return loss
@@ -98,7 +98,7 @@ class EmulatedTask(Task):
         return self._optimizers[-1]
 
     def backward(self, model: nn.Module) -> None:
-        """Sleep for the time of forward and backward; gradients come when they would come."""
+        """Sleep for the time of forward and backward; each gradient arrives at its measured time."""
         model(torch.zeros(())).backward()
 
     def verified(self) -> None:
@@ -108,6 +108,6 @@ class EmulatedTask(Task):
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, unless the time is too short for that."""
+    """Sleep, unless the time is too short for a sleep."""
     if seconds > _LEAST_SLEEP_S:
         time.sleep(seconds)

@@ -81,7 +81,7 @@ def vgg16() -> nn.Module:
             layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.ReLU(inplace=True)]
             width_in = width
         layers.append(nn.MaxPool2d(2))
-    # Pooled to 7x7, the size for images of 224 pixels, for images of any size.
+    # Images of any size are pooled to 7x7, the size for images of 224 pixels.
     layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
     for features_in, features_out in ((512 * 7 * 7, 4096), (4096, 4096)):
         layers += [nn.Linear(features_in, features_out), nn.ReLU(inplace=True), nn.Dropout()]

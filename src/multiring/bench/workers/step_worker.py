@@ -80,8 +80,8 @@ def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
 
 @contextlib.contextmanager
 def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
-    """Make the ranks a process group of torch.distributed, over one of its backends."""
-    # Not init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
+    """Create a process group of torch.distributed for the ranks, over one of its backends."""
+    # Do not use init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
     store = dist.FileStore(str(rendezvous.folder / "store"), rendezvous.ranks)  # type: ignore[attr-defined] # torch does
     dist.init_process_group(backend, store=store, rank=rendezvous.rank, world_size=rendezvous.ranks)
     yield
@@ -176,7 +176,7 @@ LIBRARIES: dict[str, Callable[[Task, Rendezvous], contextlib.AbstractContextMana
 
 
 def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -> str:
-    """Take a step, and return what is wrong with it, or "".
+    """Take a step, and return a description of its error, or "".
 
     Args:
         task: the task whose gradients are compared.
@@ -186,7 +186,7 @@ def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -
     """
     rendezvous.tell("alone", alone)
     before = digest(task.model)
-    # Twice: in the first step DistributedDataParallel rebuilds its buckets and learns the graph.
+    # Take two steps: in the first step, DistributedDataParallel rebuilds its buckets and learns the graph.
     for _ in range(2):
         training.model.zero_grad()  # the optimizer's zero_grad raises for gradients that no step used
         task.reproducible_backward(training.model)
@@ -220,7 +220,8 @@ def time_steps(case: StepCase, task: Task, training: Training, rendezvous: Rende
         training.step(task)
         seconds.append(time.perf_counter() - start)
     rendezvous.tell("timed", None)
-    # Independent ranks do not end together. The first to end continue, so that the last is timed under the same load.
+    # Independent ranks do not end together. Ranks that end first continue, so that the last rank is timed under the
+    # same load.
     while not training.is_shared and not rendezvous.is_told("timed"):
         training.step(task)
     return seconds

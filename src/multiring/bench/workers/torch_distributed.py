@@ -78,9 +78,9 @@ def main(case: contract.Case) -> None:
     if case.op not in ops:
         contract.refuse(case, rank, f"Gloo has no {case.op}")
     if is_ours:
-        importlib.import_module("multiring.torch")  # registers the backend, even without an entry point
+        importlib.import_module("multiring.torch")  # this import registers the backend, even without an entry point
     torch.set_num_threads(1)
-    # Not init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
+    # Do not use init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
     store = dist.FileStore(str(Path(case.out_dir) / "store"), ranks)  # type: ignore[attr-defined] # torch does
     dist.init_process_group("multiring" if is_ours else "gloo", store=store, rank=rank, world_size=ranks)
     arrays = []

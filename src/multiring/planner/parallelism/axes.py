@@ -64,7 +64,7 @@ class Parallelism:
     def lines(self, axis: Axis, order: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the ranks along each line of `axis`.
 
-        `order` lists the ranks with near ranks side by side.
+        In `order`, near ranks are neighbours.
         """
         laid = np.asarray(order).reshape([size for _, size in self.axes])
         at = [name for name, _ in self.axes].index(axis)

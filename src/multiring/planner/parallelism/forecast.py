@@ -11,8 +11,8 @@ from multiring.planner.parallelism.seconds import Seconds, seconds_of
 from multiring.topology import Topology
 
 _MIB = 1 << 20
-# Measured times vary by more than this. Effects that no forecast has (ranks that are woken late, and others that wait
-# for them) cost pipelines most.
+# Measured times vary by more than this. No forecast covers ranks that wake up late, and other ranks that wait for them.
+# Pipelines lose most time by this.
 _ALIKE = 1.05
 
 
@@ -56,7 +56,7 @@ def forecast(
 def chosen(found: Sequence[Forecast], memory_bytes: float | None = None) -> Forecast:
     """Return the fastest mix that fits into memory.
 
-    Of the mixes within 5 % of it, prefer those with the fewest pipeline stages, and of these the fastest.
+    If several mixes are within 5 % of the fastest mix, prefer the fewest pipeline stages, and then the shortest time.
 
     Raises:
         ArgumentError: no mix fits into a rank's memory.

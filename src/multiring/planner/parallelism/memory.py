@@ -12,10 +12,10 @@ _FLAT_COPIES = 3  # buffers of the largest gathered group's size: parameters, gr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """The memory of the rank that holds most, in bytes.
+    """The memory in bytes of the rank that needs most memory.
 
     `states` are the parameters, their gradients and the optimizer's states. `activations` are the tensors that autograd
-    saves until backward. `gathered` are the parts of other ranks that are gathered for a while.
+    saves until backward. `gathered` are parts of other ranks that this rank stores for a while.
     """
 
     states: float
@@ -29,7 +29,7 @@ class Memory:
 
 
 def memory_of(parallelism: Parallelism, profile: Profile) -> Memory:
-    """Return the memory of the rank that holds most under `parallelism`.
+    """Return the memory, under `parallelism`, of the rank that needs most memory.
 
     States are exact if parts divide evenly. Activations are those of a step without recomputing. On a tensor axis they
     are an overestimate, because each rank is assumed to keep all activations.
@@ -56,7 +56,8 @@ def memory_of(parallelism: Parallelism, profile: Profile) -> Memory:
 
 
 def _stage(units: Sequence[Unit], stage: range, ahead: int, parallelism: Parallelism, profile: Profile) -> Memory:
-    # In 1F1B, a stage's forward is ahead of its backward by as many microbatches as there are stages from it on.
+    # In 1F1B, a stage's forward is ahead of its backward. The lead in microbatches is the number of stages from this
+    # stage to the last one.
     samples = profile.batch / parallelism.data_ranks / parallelism.microbatches * min(ahead, parallelism.microbatches)
     return Memory(
         states=(2 + profile.optimizer_states) * _bytes_of(units, stage),

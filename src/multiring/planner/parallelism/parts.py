@@ -15,7 +15,7 @@ GATHERED_LEAST_BYTES = 1 << 18
 def gathered_together(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
     """Return the indices of units whose parameters are gathered together.
 
-    The first group, which may be empty, is the rest of the model: it stays gathered until backward has ended.
+    The first group, which may be empty, is the rest of the model. This group stays gathered until backward has ended.
     """
     large = [index for index, unit in enumerate(units) if unit.parameter_bytes >= GATHERED_LEAST_BYTES]
     rest = tuple(index for index in range(len(units)) if index not in set(large))
@@ -23,7 +23,7 @@ def gathered_together(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
 
 
 def stages_of(units: Sequence[Unit], stages: int) -> tuple[range, ...]:
-    """Return the units of each stage, such that the slowest stage takes the least time.
+    """Return the units of each stage, so that the slowest stage takes as little time as possible.
 
     Stages are consecutive units, and every stage has parameters. Among equal solutions, take the one whose largest
     stage has the fewest bytes of parameters. This is dynamic programming over (units, stages).

@@ -79,7 +79,7 @@ def _ready(
     done: Sequence[dict[tuple[bool, int], float]],
     messages_s: Sequence[float],
 ) -> float:
-    """Return the time at which an action's input has arrived; infinity if that is not known yet."""
+    """Return the time at which an action's input has arrived; infinity if the time is not known yet."""
     is_forward, microbatch = action
     if is_forward:
         return 0.0 if at == 0 else done[at - 1].get(action, math.inf) + messages_s[at - 1]

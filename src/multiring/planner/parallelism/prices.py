@@ -1,4 +1,4 @@
-"""Price the messages along an axis of a mix on a topology, while every line of that axis does the same."""
+"""Price the messages along an axis of a mix on a topology, while all lines of the axis exchange the same messages."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -72,7 +72,7 @@ def _buckets(units: Sequence[Unit]) -> list[tuple[float, int]]:
 
 
 def _sharded(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """Forecast sharded data parallelism: on CPUs torch gathers and reduces while nothing else is done.
+    """Forecast sharded data parallelism: on CPUs, torch does nothing else while it gathers and reduces.
 
     A group is gathered for forward and again for backward; the rest of the model is gathered once.
     """
@@ -143,7 +143,8 @@ def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Sec
     held = max(sizes)
     count = max(_count([units[index] for index in place]) for place in places)
     exchange += _averaged(parallelism, profile, prices, held)
-    # The last stages end, and update, before the first stage. While the first updates, the other stages need no cores.
+    # The last stages end and update before the first stage. While the first stage updates, the other stages need no
+    # cores.
     update = _update(profile, held, plain=count) * max(1 / profile.crowding, 1 / len(stages))
     return Seconds(compute=compute, exchange=exchange, update=update)
 
