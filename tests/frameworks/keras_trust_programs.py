@@ -4,11 +4,13 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.utils import file_utils
 
 import multiring.keras as mk
 from multiring.errors import ArgumentError
@@ -222,6 +224,24 @@ class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
             print(json.dumps([epoch, sorted(logs)]), file=file)
 
 
+@contextmanager
+def meeting_before_folders() -> Iterator[None]:
+    """While this lasts, ranks that find the same folder missing wait for each other before they create it."""
+    plain = file_utils.exists
+
+    def exists(path: Any) -> bool:
+        found: bool = plain(path)
+        if not found and str(path).endswith("new/folder"):
+            mk.barrier()
+        return found
+
+    file_utils.exists = exists
+    try:
+        yield
+    finally:
+        file_utils.exists = plain
+
+
 def written(folder: str) -> Any:
     """Train with callbacks that write files; then read each file on every rank.
 
@@ -239,23 +259,18 @@ def written(folder: str) -> Any:
     model = mk.distribute(network())
     model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
     checkpoint = keras.callbacks.ModelCheckpoint
-    model.fit(
-        x,
-        y,
-        batch_size=8,
-        epochs=3,
-        verbose=0,
-        callbacks=[
-            checkpoint(f"{folder}/model.keras"),
-            checkpoint(f"{folder}/epoch-{{epoch}}.weights.h5", save_weights_only=True),
-            checkpoint(f"{folder}/batch-{{batch}}.weights.h5", save_weights_only=True, save_freq=2),
-            checkpoint(f"{folder}/best.keras", monitor="loss", save_best_only=True),
-            keras.callbacks.BackupAndRestore(f"{folder}/backup", delete_checkpoint=False),
-            keras.callbacks.CSVLogger(f"{folder}/log.csv"),
-            mk.callbacks.OnFirstRank(Text(Path(folder) / "text")),
-            Own(folder),
-        ],
-    )
+    callbacks = [
+        checkpoint(f"{folder}/new/folder/model.keras"),
+        checkpoint(f"{folder}/epoch-{{epoch}}.weights.h5", save_weights_only=True),
+        checkpoint(f"{folder}/batch-{{batch}}.weights.h5", save_weights_only=True, save_freq=2),
+        checkpoint(f"{folder}/best.keras", monitor="loss", save_best_only=True),
+        keras.callbacks.BackupAndRestore(f"{folder}/backup", delete_checkpoint=False),
+        keras.callbacks.CSVLogger(f"{folder}/log.csv"),
+        mk.callbacks.OnFirstRank(Text(Path(folder) / "text")),
+        Own(folder),
+    ]
+    with meeting_before_folders():
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
     if mk.rank():
         here = {Path(path).name for path in opened if folder in path}
         assert here <= {"of-rank-1.keras"}, here  # rank 0 writes all other files

@@ -65,7 +65,7 @@ def test_every_file_is_written_whole(by_rank: list[dict[str, Any]]) -> None:
         "guarded.keras",
         "log.csv",
     ]
-    wanted += ["model.keras", "text"]
+    wanted += ["new/folder/model.keras", "text"]
     wanted += [f"epoch-{epoch}.weights.h5" for epoch in (1, 2, 3)] + [f"own{epoch}.weights.h5" for epoch in range(3)]
     names = by_rank[0]["written"]
     assert {name for name in names if not name.startswith("batch-")} == set(wanted)

@@ -4,7 +4,10 @@
 writing a log, are called on rank 0 only (`on_one_rank`).
 """
 
+import functools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -36,9 +39,33 @@ def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> li
     everybodys = allgather_object(wanted, name="keras.callbacks")
     by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
     kept = [each for each in own if rank() == 0 or not on_one_rank(each)]
+    for each in kept:
+        if isinstance(each, keras.callbacks.ModelCheckpoint):
+            _make_folders_first(each)
     first = _FirstOfBatches(states, saving) if by_batch else _First(saving)
     last = (_LastOfBatches if by_batch else _Last)(saving, restores=restores)
     return [Replicas(), first, *kept, last]
+
+
+def _make_folders_first(checkpoint: Any) -> None:
+    """Make `checkpoint` accept a folder that another rank creates at the same time.
+
+    Keras' callback looks for the folder and then creates it. If every rank does that, the second one fails.
+    """
+    plain = checkpoint._get_file_path  # noqa: SLF001 -- Keras has no public hook between name and folder
+    if hasattr(plain, "multiring"):
+        return
+
+    @functools.wraps(plain)
+    def path_in_folder(*arguments: Any, **keywords: Any) -> Any:
+        path = plain(*arguments, **keywords)
+        folder = os.path.dirname(os.fspath(path))  # noqa: PTH120 -- Path would shorten gs://
+        if folder and "://" not in folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        return path
+
+    path_in_folder.multiring = True  # type: ignore[attr-defined] # marks the replacement
+    checkpoint._get_file_path = path_in_folder  # noqa: SLF001 -- as above
 
 
 def on_one_rank(callback: Any) -> bool:
