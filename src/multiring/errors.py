@@ -1,8 +1,9 @@
 """The errors that a caller can handle.
 
 Each class says whether its Group is still usable. `group_usable` is True if the error was detected before any input was
-overwritten. Then the inputs are intact, and the next operation on the Group works. It is False if a peer is lost or
-silent. Then the buffers of the operations in flight are undefined, and every later operation on the Group raises.
+overwritten. Then the inputs are intact, and the next operation on the Group works. The attribute is False if a peer is
+lost or silent. Then the buffers of the operations in flight are undefined, and every later operation on the Group
+raises.
 """
 
 from collections.abc import Mapping

@@ -32,9 +32,9 @@ def port_range(text: str) -> tuple[int, int]:
     return low, high
 
 
-NEVER_S = 1e9  # about 32 years; in nanoseconds it still fits the native core's 64 bits
+NEVER_S = 1e9  # about 32 years; in nanoseconds, this time still fits the native core's 64 bits
 _MOST_RANKS = 1 << 20
-LEAST_SEGMENT, MOST_SEGMENT = 1 << 12, 1 << 46  # bytes; a process addresses 2 ** 47
+LEAST_SEGMENT, MOST_SEGMENT = 1 << 12, 1 << 46  # bytes; the address space of a process has 2 ** 47 bytes
 MOST_BYTES = 1 << 62
 
 

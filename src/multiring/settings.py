@@ -427,7 +427,7 @@ class JobNews(Enum):
     """The messages of rank 0 to the launcher about all ranks, as datagrams."""
 
     MET = b"1"  # all ranks have joined
-    PROGRESS = b"2"  # the ranks have taken a step together, or saved
+    PROGRESS = b"2"  # the ranks have finished a step together, or saved
 
 
 # The messages of each rank to the launcher: its process is the rank; it has lost a rank.
@@ -458,7 +458,8 @@ def _seconds_or_never(setting: str) -> Callable[[str], _Values]:
     return lambda text: {setting: min(values.natural(text) or NEVER_S, NEVER_S)}
 
 
-# The settings that Horovod's variables set, for `Settings.from_environment(horovod=True)`; a later variable wins.
+# The settings that Horovod's variables set, for `Settings.from_environment(horovod=True)`. If several variables set one
+# setting, the last variable applies.
 _HOROVOD: Mapping[str, tuple[Callable[[str], _Values], str]] = MappingProxyType(
     {
         "HOROVOD_DYNAMIC_PROCESS_SETS": (lambda text: {"dynamic_process_sets": values.boolean(text)}, "0 or 1"),

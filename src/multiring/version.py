@@ -1,3 +1,3 @@
-"""The version, once: the build reads it from this file, ranks compare it when they meet."""
+"""The version. The build reads the version from this file, and ranks compare their versions when they connect."""
 
 VERSION = "0.2.0"

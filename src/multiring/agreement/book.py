@@ -23,8 +23,8 @@ class Book:
         self._told_joined = False
         self.seen = 0  # the number of decisions received
         self._child_seen = dict.fromkeys(self._place, 0)  # the decisions each child had seen at its last report
-        # By name, the number of the decision against the operation. An arrival that a child reported before it had seen
-        # the decision belongs to the refused operation.
+        # By name, the number of the decision against the operation. A child may report an arrival before it receives
+        # the decision. Such an arrival belongs to the refused operation.
         self._against: dict[str, int] = {}
         self._late: dict[str, list[Refused | Deadlock]] = {}  # decisions made before this rank came to the operation
 
@@ -42,8 +42,8 @@ class Book:
         for name, terms in operations:
             if self._has_come(1, name):
                 raise ValueError(f"rank {self._rank} has announced {name!r} already, and it is not decided yet")
-            # JSON would turn a pair of surrogates into one character, which is another name. Encoding the text raises
-            # a ValueError for it.
+            # JSON would turn a pair of surrogates into one character, which gives another name. The encoding of such a
+            # text raises a ValueError.
             f"{name}{terms}".encode()
 
     def late(self, name: str) -> Refused | Deadlock | None:
@@ -57,7 +57,7 @@ class Book:
         return decision
 
     def come(self, arrivals: Iterable[Arrival], place: int = 1) -> list[str]:
-        """Record that the ranks of a place have come to operations; return their names."""
+        """Record that the ranks of a place have announced operations; return the names of the operations."""
         names = []
         for arrival in arrivals:
             pending = self.pending.get(arrival.name)
@@ -103,8 +103,8 @@ class Book:
     def settled(self, changed: Iterable[str]) -> tuple[list[Arrival], Last | None]:
         """Return the news for the parent, or at the root for the group.
 
-        Each item is returned once. The news consists of the operations to which all ranks below have come, or about
-        which ranks differ. If all ranks below have joined, the last of them is also returned.
+        Each item is returned once. The news consists of the operations that all ranks below have announced, and of
+        operations on which ranks differ. If all ranks below have joined, the last of them is also returned.
         """
         found = []
         for name in changed:
@@ -149,7 +149,7 @@ class Book:
         return name in self.pending and bool(self.pending[name].come & place)
 
     def _current(self, report: Report) -> Sequence[Arrival]:
-        """Return the arrivals that were not refused after the child had sent them."""
+        """Return the arrivals, except arrivals that were refused after the child had sent them."""
         if not self._against:
             return report.arrivals
         return [arrival for arrival in report.arrivals if report.seen >= self._against.get(arrival.name, 0)]

@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The operation runs now: all ranks have come to it or have joined.
+    """The operation runs now: all ranks have announced it or have joined.
 
-    The ranks that came have the same terms.
+    The announcing ranks have the same terms.
     """
 
     name: str
     terms: str
-    joined: int  # the number of ranks that did not come, because they have joined
+    joined: int  # the number of ranks that did not announce it, because they have joined
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The operation does not run, because ranks came with different terms.
+    """The operation does not run, because ranks announced it with different terms.
 
     The ranks may announce the operation again.
     """
 
     name: str
-    terms: Mapping[int, str]  # the terms by rank, for the first few ranks that came with each terms
-    counts: Mapping[str, int]  # for each terms, the number of ranks known to have come with these terms
+    terms: Mapping[int, str]  # the terms by rank, for the first few ranks with each terms
+    counts: Mapping[str, int]  # for each terms, the number of ranks known to have announced these terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The answer to an inquiry: the ranks that undecided operations wait for."""
+    """The answer to an inquiry: the ranks for which undecided operations wait."""
 
-    names: Mapping[str, tuple[int, ...]]  # for each operation, the ranks that have not come to it
+    names: Mapping[str, tuple[int, ...]]  # for each operation, the ranks that have not announced it
     blocked: Mapping[int, str]  # for each blocked rank in `names`, the operation on which it is blocked
     unjoined: tuple[int, ...]  # the ranks that have not joined; empty if no rank has joined
     silent: tuple[int, ...]  # the ranks that did not answer in time; the ranks below them are unknown
@@ -52,11 +52,11 @@ class Missing:
 class Deadlock:
     """Operations that do not run, because their ranks wait for each other.
 
-    The decision follows the Missing that shows this.
+    A Missing with the evidence precedes this decision.
     """
 
     blocked: Mapping[int, str]  # for each waiting rank, the operation on which it is blocked
-    names: Mapping[str, tuple[int, ...]]  # for each operation of the deadlock, the ranks that have not come
+    names: Mapping[str, tuple[int, ...]]  # for each operation of the deadlock, the ranks that have not announced it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Outcome:
 
     `messages` are pairs (receiving rank, bytes), which the caller must send in this order. `decisions` are decisions of
     the group, in the same order on every rank. `notes` concern this rank alone: an operation was refused before this
-    rank came to it (see `Member.announce_all`), or an inquiry gets no answer.
+    rank announced it (see `Member.announce_all`), or an inquiry gets no answer.
     """
 
     messages: list[tuple[int, bytes]] = field(default_factory=list)

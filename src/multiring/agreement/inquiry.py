@@ -70,7 +70,7 @@ class Gathering:
         return found
 
     def _missing(self, name: str, own: Own, come: int) -> Runs:
-        """Return the ranks of the subtree that have not come to the operation."""
+        """Return the ranks of the subtree that have not announced the operation."""
         come |= own.joined
         runs: Runs = []
         if not come & 1:
@@ -82,7 +82,7 @@ class Gathering:
             if answer is None:
                 add_run(runs, child.start, child.start + 1)
             else:
-                # If no rank below the child has come to the operation, all unjoined ranks there are missing.
+                # If no rank below the child has announced the operation, all unjoined ranks there are missing.
                 add_runs(runs, answer.names.get(name, answer.unjoined))
         return runs
 
@@ -101,7 +101,7 @@ class Gathering:
         rows = [missing_row(names, _by_name(shown), unjoined, sorted(answer.silent))]
         stuck = stuck_names(missing, blocked)
         if stuck:
-            # The decision also lists ranks that wait, but not yet long enough to count as blocked.
+            # The decision also lists waiting ranks that have not yet waited long enough to count as blocked.
             waits = _by_rank({name: runs for name, runs in answer.waits.items() if name in stuck})
             waiting = waits | {rank: name for rank, name in blocked.items() if name in stuck}
             rows.append(deadlock_row(_by_name(waiting), {name: runs for name, runs in names.items() if name in stuck}))
@@ -112,12 +112,12 @@ def stuck_names(missing: Mapping[str, frozenset[int]], blocked: Mapping[int, str
     """Return the operations that cannot complete.
 
     Each of them waits for a rank that is blocked on one of these operations. The ranks need not have answered at the
-    same time. If an operation in `missing` is the one on which a rank is blocked, it has not been decided since the
-    rank's answer, so the rank is still blocked.
+    same time. If `missing` has the operation on which a rank is blocked, the operation has not been decided since the
+    rank's answer. So the rank is still blocked.
 
     Args:
-        missing: by operation, the ranks that have not come to it.
-        blocked: by rank, the operation to which the rank has come and on which it is blocked.
+        missing: by operation, the ranks that have not announced it.
+        blocked: by rank, the announced operation on which the rank is blocked.
     """
     waits = {ranks: {blocked[rank] for rank in ranks & blocked.keys()} for ranks in set(missing.values())}
     stuck = set(missing)

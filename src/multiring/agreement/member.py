@@ -27,8 +27,8 @@ class Member:
     """One rank's part in the agreement.
 
     Every method handles an event and returns its outcome. A rank reports an operation to its parent once all ranks of
-    its subtree have come to it. So a round of p ranks takes at most radix + 1 messages per rank. At most
-    2 ceil(log_radix p) of the messages follow one another. Neither number depends on the number of operations in the
+    its subtree have announced the operation. So a round of p ranks takes at most radix + 1 messages per rank. At most 2
+    ceil(log_radix p) of the messages follow one another. Neither number depends on the number of operations in the
     round. The root decides, and sends all decisions to all ranks in one sequence. Messages between two ranks must
     arrive once and in order. Messages of different pairs of ranks may overtake each other.
 
@@ -45,11 +45,11 @@ class Member:
         self._lost: Lost | None = None
         # The rest is the state of inquiries.
         self._blocked: str | None = None
-        # Returns the names of operations that threads of this rank wait for, when a question is answered.
+        # Returns the names of operations for which threads of this rank wait when it answers a question.
         self.waits: Callable[[], Sequence[str]] = tuple
         self._question = 0
         self._gathering: Gathering | None = None
-        self._asked = False  # whether this rank has asked, and no question of the root has come since
+        self._asked = False  # whether this rank has asked, and no question of the root has come since then
         self._awaiting = False  # whether this rank waits for an answer
         self._again = False  # at the root: whether a rank asked after the current question was sent
 
@@ -66,15 +66,15 @@ class Member:
         return 2 * self._levels + self.depth + 1 if self._awaiting else 0
 
     def announce(self, name: str, terms: str) -> Outcome:
-        """Announce that this rank has come to an operation; see `announce_all`."""
+        """Announce one operation of this rank; see `announce_all`."""
         return self.announce_all([(name, terms)])
 
     def announce_all(self, operations: Sequence[tuple[str, str]]) -> Outcome:
-        """Announce that this rank has come to these operations.
+        """Announce these operations of this rank.
 
-        Several operations take no more messages than one. An operation that was refused before this rank came to it is
-        not announced. Instead the outcome's notes contain its `Refused` or `Deadlock`, once for each refusal,
-        restricted to this operation. After a loss the notes contain the `Lost`.
+        Several operations take no more messages than one. An operation that was refused before this call is not
+        announced. Instead the outcome's notes contain its `Refused` or `Deadlock`, once for each refusal, restricted to
+        this operation. After a loss the notes contain the `Lost`.
 
         Args:
             operations: pairs of a name and the terms on which the ranks must agree.
@@ -99,8 +99,8 @@ class Member:
     def join(self, waited_us: int = 0) -> Outcome:
         """Announce that this rank has joined.
 
-        The rank then announces nothing more until all ranks have joined. A rank that has joined counts as having come
-        to every operation.
+        The rank then announces nothing more until all ranks have joined. A joined rank counts as having announced every
+        operation.
 
         Args:
             waited_us: the microseconds since this rank joined. The agreement uses them to order ranks that joined
@@ -119,7 +119,7 @@ class Member:
     def wait_for(self, name: str | None) -> Outcome:
         """Record that this rank's program is blocked until the operation `name` ends.
 
-        None means that it is not blocked.
+        None means that the program is not blocked.
         """
         self._blocked = name
         return Outcome()
@@ -139,8 +139,8 @@ class Member:
         """Stop waiting for the answers of an inquiry.
 
         The caller must call this method when `patience` has passed. Children of this rank that have not answered are
-        listed in `Missing.silent`. If the parent does not answer, a note `Silent` names it, on this rank and on the
-        ranks below it that wait for an answer.
+        listed in `Missing.silent`. If the parent does not answer, a note `Silent` names the parent, on this rank and on
+        waiting ranks below this rank.
         """
         outcome = Outcome()
         if self._gathering is not None:
@@ -244,7 +244,7 @@ class Member:
             self._order(rows, outcome, asks=starts)
 
     def _decide_inquiry(self, gathering: Gathering, answer: Answer, outcome: Outcome) -> None:
-        # Answers from before all ranks joined say nothing about later operations.
+        # Answers from the time before all ranks joined say nothing about later operations.
         rows = [] if gathering.is_outdated else gathering.verdict(answer)
         again = self._again or gathering.is_outdated
         self._again = False
@@ -275,7 +275,7 @@ class Member:
     def _gathered(self, *, must_answer: bool) -> tuple[Gathering, Answer] | None:
         """Return the question and the combined answer, once the answer is complete.
 
-        With `must_answer`, return what there is.
+        With `must_answer`, return the incomplete answer.
         """
         gathering = self._gathering
         if gathering is None or not (must_answer or gathering.is_complete()):

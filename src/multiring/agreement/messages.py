@@ -22,17 +22,17 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Voice(NamedTuple):
-    """The ranks that came to an operation with the same terms."""
+    """The ranks that announced an operation with the same terms."""
 
     terms: str
-    number: int  # the number of ranks that came with these terms
-    ranks: Sequence[int]  # the first few ranks that came with these terms
+    number: int  # the number of ranks that announced these terms
+    ranks: Sequence[int]  # the first few ranks that announced these terms
 
 
 class Arrival(NamedTuple):
-    """The ranks of a subtree that have come to an operation.
+    """The ranks of a subtree that have announced an operation.
 
-    All ranks of the subtree have come with one voice, or some of them with several.
+    There is one voice if all ranks of the subtree have the same terms, and several voices if some ranks differ.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Arrival(NamedTuple):
 class Answer:
     """The answer of a subtree to the root's question."""
 
-    names: dict[str, Runs]  # for each operation announced in the subtree, the ranks that have not come to it
-    blocked: dict[str, Runs]  # for each undecided operation, the ranks that have come to it and are blocked
+    names: dict[str, Runs]  # for each operation announced in the subtree, the ranks that have not announced it
+    blocked: dict[str, Runs]  # for each undecided operation, the ranks that have announced it and are blocked
     held: dict[str, Runs]  # for each other operation, the ranks that are blocked on it
     unjoined: Runs  # the ranks that have not joined
     joined: int  # the number of ranks that have joined
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Last(NamedTuple):
-    """The rank that joined last among some ranks, as far as known.
+    """The last known rank to join among some ranks.
 
     The rank that waited least counts as the last.
     """
@@ -185,7 +185,7 @@ def _arrival_row(arrival: Arrival, below: int) -> list[object]:
     if len(arrival.voices) > 1:
         return _voices_row(arrival.name, arrival.voices)
     (voice,) = arrival.voices
-    # If all ranks of the subtree have come, the parent needs no list of them.
+    # If all ranks of the subtree have announced the operation, the parent needs no list of them.
     if voice.number == below:
         return [arrival.name, voice.terms]
     return [arrival.name, voice.terms, voice.number, list(voice.ranks)]

@@ -1,7 +1,7 @@
 """The tree of a group's ranks.
 
-Rank 0 is the root, and the subtree of a rank is a range of ranks that starts with it. The other ranks of the range are
-divided evenly among at most `radix` children. So no path is longer than ceil(log_radix p). If the ranks of a host have
+Rank 0 is the root, and the subtree of a rank is a range of ranks that starts with it. At most `radix` children share
+the other ranks of the range evenly. So no path is longer than ceil(log_radix p). If the ranks of a host have
 consecutive numbers, most messages stay on the host.
 """
 

@@ -24,7 +24,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 def shard(process_set: ProcessSet = global_process_set) -> None:
     """Make later solvers train on this rank's part of the data.
 
-    The data are divided among the ranks of `process_set`. The setting holds for the calling thread.
+    The ranks of `process_set` share the data. The setting holds for the calling thread.
     """
     members = members_of(process_set)
     caffe.set_solver_count(members.size)

@@ -58,7 +58,7 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
     shared_gradients = SolverGradients(solver, wire, process_set)
     shared_gradients.broadcast()
     solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
-    setattr(solver, _MARK, shared_gradients)  # keeps the owner of the callbacks alive, as Caffe holds no reference
+    setattr(solver, _MARK, shared_gradients)  # keeps the owner of the callbacks alive, because Caffe holds no reference
     solver.solve, solver.snapshot = _solve_of(solver, process_set), _snapshot_of(solver, process_set)
     return solver
 
@@ -94,7 +94,7 @@ def _snapshot_of(solver: Any, process_set: ProcessSet) -> Any:
 def parameters_of(net: Any) -> list[tuple[str, Any]]:
     """Return the net's parameters as ("layer.number", blob).
 
-    Of blobs that share memory, only the first is listed.
+    If blobs share memory, only the first of them is listed.
     """
     found, seen = [], set()
     for layer, blobs in net.params.items():
@@ -159,7 +159,7 @@ class SolverGradients:
                 blob.diff[...] = gradient
 
     def _compare_records(self) -> None:
-        """Warn if the data layers of all ranks have read the same records. Data layers are layers without inputs."""
+        """Warn if the data layers (layers without inputs) of all ranks have read the same records."""
         members = members_of(self._process_set)
         if members.size == 1:
             return

@@ -45,7 +45,8 @@ class ChainerState(ValuesState):
 
     def _write(self, values: dict[str, Any]) -> None:
         for name, each in self._kept().items():
-            # A value that is not in the saved state does not change, such as an optimizer's before its first step.
+            # A value that is not in the saved state does not change. An optimizer, for example, has such values after
+            # its first step.
             chainer.serializers.NpzDeserializer(copy.deepcopy(values[name]), strict=False).load(each)
 
     def _share(self) -> dict[str, Any]:

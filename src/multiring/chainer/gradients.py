@@ -89,7 +89,7 @@ class ModelGradients:
 def give(model: Any, gradients: Sequence[Any]) -> None:
     """Set the gradients of the parameters of `model`.
 
-    The gradient of a parameter that has one already is overwritten in place.
+    If a parameter already has a gradient, the gradient is overwritten in place.
 
     A gradient that is None leaves its parameter unchanged.
     """

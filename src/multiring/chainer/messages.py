@@ -1,6 +1,6 @@
 """Messages between two ranks, as in MPI: objects and arrays.
 
-The receiver need not know their size or type.
+The receiver does not need the size or the type of a message.
 """
 
 import math

@@ -19,7 +19,7 @@ def create_multi_node_optimizer(
 ) -> Any:
     """Return an optimizer that updates with the average of all ranks' gradients.
 
-    It computes updates with `actual_optimizer`.
+    The result computes updates with `actual_optimizer`.
 
     As in ChainerMN, the first `update` of a model broadcasts the parameters of rank 0 and makes no step. The same
     happens in the first `update` after more parameters got values.
@@ -27,8 +27,8 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: an optimizer of chainer.optimizers.
         communicator: a communicator from `create_communicator`.
-        double_buffering: whether a step uses the averages of the previous step. Then the ranks average gradients while
-            they compute the next ones. ChainerMN supports this for NCCL only.
+        double_buffering: whether a step uses the averages of the previous step. The ranks then average gradients while
+            they compute the next gradients. ChainerMN supports this for NCCL only.
         zero_fill: whether a missing gradient counts as zero.
 
     Raises:
@@ -93,7 +93,7 @@ class _DoubleBuffered:
         self._gradients = self.communicator.gradients_of(target)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "actual_optimizer":  # `__init__` has not set it yet
+        if name == "actual_optimizer":  # `__init__` has not set the attribute yet
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 

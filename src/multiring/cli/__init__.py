@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes. An
-        # option without a value does not match either: an error about -hostfil must not speak of -h.
+        # option without a value does not match either, because an error about -hostfil must not name -h.
         found: list[Any] = super()._get_option_tuples(option_string)
         is_joined = len(option_string) > 2
         return [each for each in found if is_joined and each[1] == option_string[:2] and each[0].nargs != 0]
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = COMMANDS[arguments.command].run(arguments)
     except ReaderGoneError:
         return READER_GONE
-    except KeyboardInterrupt:  # processes that the command started have received SIGINT too
+    except KeyboardInterrupt:  # Ctrl-C has also interrupted the processes that the command started
         return _INTERRUPTED
     except MultiringError as error:
         print(f"multiring: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan | None:
 
 
 def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
-    """Return the number of ranks: that of the lab, or else --ranks (default 2).
+    """Return the number of ranks of the lab; without a lab, return --ranks (default 2).
 
     Raises:
         ArgumentError: there is a lab, and --ranks is given too.
@@ -95,7 +95,7 @@ def circumstances_of(plan: Plan | None) -> Circumstances:
 def command_of(plan: Plan) -> LabCommand:
     """Return a function that makes the command line of a job in a new lab.
 
-    It takes a launcher's name, and returns the words before the job's own command.
+    The function takes a launcher's name, and returns the words before the job's own command.
     """
     words = ["--hosts", str(plan.hosts), "--slots", plan.slots_text, "--rack", str(plan.racks)]
     for option, rate in zip(["--link", *["--rail"] * (plan.num_rails - 1)], plan.rails, strict=True):
@@ -139,7 +139,7 @@ def wires_of(plan: Plan) -> Wires | None:
         return None
     racks = [[host for host in range(plan.hosts) if plan.rack_of(host) == rack] for rack in range(plan.racks)]
     neighbours = [(host, _next(rack, host)) for rack in racks for host in rack if len(rack) > 1]
-    # Use just enough flows to fill an uplink, because more flows would only cost each other packets.
+    # Use just enough flows to fill an uplink, because more flows would only cause packet loss.
     across: list[tuple[int, int]] = []
     for rack in racks if plan.racks > 1 else []:
         others = cycle(_next(racks, rack))

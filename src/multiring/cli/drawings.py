@@ -18,7 +18,7 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 _SHADES = {"forward": "#7fb3e0", "backward": "#f2a65a", "optimizer": "#7cc47f", "wait": "#d9d9d9", "agree": "#e8e1f3"}
 _OPERATION, _REDUCE = "#b39ddb", "#7e57c2"
 _ROW, _LEFT, _WIDTH = 22, 150, 960
-# Slices within an operation's slice, which are not drawn as slices of their own.
+# Slices within an operation's slice. They are not drawn as separate slices.
 _WITHIN = ("agree", "wire", "reduce")
 _MARK = 'class="multiring"'  # marks a file as a drawing of multiring
 
@@ -127,7 +127,7 @@ def timeline(path: Path, steps: int) -> str:
         y = 40 + at * _ROW
         title = f"{ranks[row[0]].partition(',')[0]}: {names.get(row, '')}"
         body.append(_text(10, y + 15, title, size=11, colour="#546e7a"))
-        # Draw longer slices first, so that a slice within another one is drawn over it.
+        # Draw longer slices first. A slice within another slice is then drawn over it.
         for each in sorted((e for e in shown if (e["pid"], e["tid"]) == row), key=lambda e: -e["dur"]):
             left = max(each["ts"] - start, 0) * scale
             right = min(each["ts"] + each["dur"] - start, end - start) * scale

@@ -1,6 +1,6 @@
 """Print how long a bench will take.
 
-There is an estimate before the bench begins, and a better one after its first turn.
+An estimate is printed before the bench begins, and a better estimate after its first turn.
 """
 
 import time

@@ -28,7 +28,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 _FRAMEWORKS = MappingProxyType({"tensorflow": "TensorFlow", "torch": "PyTorch", "mxnet": "MXNet"})
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _FIXED = "the number of ranks is fixed; leave the option out, or start again with another -np"
-# Options for a varying number of ranks. They are refused.
+# The options for a varying number of ranks, which are refused.
 _ELASTIC = MappingProxyType(
     {
         "host_discovery_script": "--host-discovery-script",

@@ -45,7 +45,7 @@ SWITCHES: Mapping[str, tuple[str, Callable[[bool], str]]] = MappingProxyType(
         "log_with_timestamp": ("HOROVOD_LOG_HIDE_TIME", lambda on: str(int(not on))),
     }
 )
-# Switch -> (options that turn it on, options that turn it off), if these are not --NAME and --no-NAME.
+# Switch -> (options that turn the switch on, options that turn it off), if these options are not --NAME and --no-NAME.
 SPELT: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
     {
         "no_stall_check": (("--no-stall-check",), ("--stall-check",)),

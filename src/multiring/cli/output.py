@@ -28,7 +28,7 @@ def show(text: str) -> None:
     """Print `text` as a line and flush standard output.
 
     Raises:
-        ReaderGoneError: nobody reads standard output any more. Later output is discarded.
+        ReaderGoneError: no process reads standard output any more. Later output is discarded.
     """
     try:
         print(text, flush=True)

@@ -27,7 +27,7 @@ def over_axes(
 
 
 def refuse_coded(algorithm: str, frame: Frame, axes: Iterable[int]) -> None:
-    """Raise ScheduleError if one of `axes` has a lossy wire: `algorithm` uses other than direct patterns there."""
+    """Raise ScheduleError if one of `axes` has a lossy wire: `algorithm` does not use direct patterns on these axes."""
     if any(frame.wire_of(axis) for axis in axes):
         raise ScheduleError(
             f"wires={names_of(frame.wires)}: {algorithm} rounds more than once on a coded axis, or differently on"

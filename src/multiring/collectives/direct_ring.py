@@ -11,10 +11,10 @@ from multiring.schedule import Accumulation, Frame, Schedule
 
 
 def direct_ring(frame: Frame, accumulation: Accumulation) -> Schedule:
-    """Return the schedule that is direct along the first axis and a ring along every other.
+    """Return the schedule that is direct along the first axis, and a ring along every other axis.
 
     Raises:
-        ScheduleError: `accumulation` is not SAME, or an axis but the first has a lossy wire.
+        ScheduleError: `accumulation` is not SAME, or an axis other than the first has a lossy wire.
     """
     ring.refuse_wide(accumulation)
     refuse_coded("a ring", frame, range(1, len(frame.grid)))

@@ -1,4 +1,4 @@
-"""Exchange: along each axis in turn, every rank sends its whole buffer to every other rank, and each rank combines all.
+"""Exchange: along each axis in turn, every rank sends its whole buffer to every other rank, and combines all buffers.
 
 Cost along an axis of p ranks for n bytes: one step of p - 1 messages; every rank sends and receives n (p - 1) bytes,
 copies n bytes aside and combines n bytes. Every other all-reduce needs two steps, so exchange is fastest for small n.

@@ -1,8 +1,8 @@
 """Rings: every rank exchanges messages with its two neighbours only.
 
 Cost along an axis of p ranks with an n-byte range: p - 1 steps for the reduce-scatter and p - 1 for the all-gather. In
-each of the two a rank sends and receives n (p - 1) / p bytes. A part is rounded at every rank that it passes, so a
-ring rejects wide accumulation and lossy wires.
+each of these two phases, a rank sends and receives n (p - 1) / p bytes. A part is rounded at every rank that it passes,
+so a ring rejects wide accumulation and lossy wires.
 
 Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002.

@@ -10,8 +10,8 @@ from multiring.schedule import Accumulation, Effect, Frame, Kind, Move, Moves, P
 
 
 def _broadcast(p: int, i: int) -> Moves:
-    # Coordinate i receives from the coordinate i without its lowest set bit. So a subtree has consecutive coordinates,
-    # mostly of one host. The child with the largest subtree is sent to first.
+    # Coordinate i receives from coordinate i without its lowest set bit. So a subtree has consecutive coordinates,
+    # mostly of one host. The first message goes to the child with the largest subtree.
     lowest = i & -i if i else 1 << (p - 1).bit_length()
     steps = [1 << bit for bit in reversed(range(lowest.bit_length() - 1))]
     children = tuple(i + step for step in steps if i + step < p)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from multiring.convergence.noise_scale import Interval
 
-_FAR = 10.0  # times the critical batch: training then needs 11 times the fewest possible samples
-_OWED = 10.0  # times the gradient's norm: mostly old gradients are sent then
+_FAR = 10.0  # a multiple of the critical batch; training then needs 11 times the fewest possible samples
+_OWED = 10.0  # a multiple of the gradient's norm; the ranks then send mostly old gradients
 _UNEVEN = 2.0
 _SKIPS = 0.1
-_MANY = 100  # steps before a share of them is significant
+_MANY = 100  # the number of steps after which a share of them is significant
 _HEAVY = 0.5
 
 

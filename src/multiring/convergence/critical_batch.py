@@ -73,7 +73,7 @@ def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float =
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cost of one batch size, relative to the batch size that was trained with."""
+    """The cost of one batch size, relative to the batch size of the known run."""
 
     batch: int
     steps: float  # relative to the known run's steps
@@ -123,7 +123,8 @@ def advise(  # noqa: PLR0913 -- the numbers that describe a run
     Args:
         critical: Bc in samples, from a fit or from the noise scale averaged over a run (`NoiseScale.progress_mean`).
         batch: batch size of a known run.
-        learning_rate: the best learning rate for `batch`. With "sgd", those of other batches follow from it.
+        learning_rate: the best learning rate for `batch`. With "sgd", it determines the learning rates of other
+        batches.
         optimizer: "sgd" or another name; the law gives learning rates only for SGD.
         steps: steps of the known run to its target. With it, the result contains the steps of other batches.
         samples_per_epoch: with it, and with `steps`, the result contains epochs.

@@ -2,9 +2,10 @@
 
     noise scale = tr(Sigma) / |G|^2
 
-G is the gradient of the loss over all data, Sigma the covariance of one sample's gradient. Neither is known. But a step
-of several ranks computes gradients of parts of a batch and of the whole batch, whose squared norms differ by noise
-alone. With rank i's gradient g_i over b_i samples, p ranks, B = sum b_i and the whole batch's g = sum (b_i / B) g_i:
+G is the gradient of the loss over all data, Sigma the covariance of one sample's gradient. Neither is known. A step of
+several ranks computes the gradients of parts of a batch and of the whole batch. The squared norms of these gradients
+differ by noise alone. With rank i's gradient g_i over b_i samples, p ranks, B = sum b_i and the whole batch's g = sum
+(b_i / B) g_i:
 
     E|g_i|^2 = |G|^2 + tr(Sigma) / b_i          E|g|^2 = |G|^2 + tr(Sigma) / B
     E sum (b_i / B) |g_i|^2 = |G|^2 + p tr(Sigma) / B
@@ -144,8 +145,9 @@ class NoiseScale:
         """Return the number of further steps that reach a relative precision.
 
         The precision is the interval's half width, as a share of the value. The estimate assumes that the width falls
-        as one over the square root of the number of steps. The result is 0 if the interval is narrow enough already. It
-        is -1 if there are too few steps for an estimate, or if the gradient cannot be distinguished from zero.
+        as one over the square root of the number of steps. The result is 0 if the interval is narrow enough already.
+        The result is -1 if there are too few steps for an estimate, or if the gradient cannot be distinguished from
+        zero.
         """
         if len(self) < 8:
             return -1

@@ -2,7 +2,7 @@
 
 The state is a dict under KEY in a state_dict. Plain optimizers ignore this entry:
 
-    rank, size the saving rank and its job's size
+    rank, size    the rank that saved the state, and the number of ranks at that time
     residuals     by parameter, the part of the gradients that the rank has not sent yet: each rank has its own
     queries       by parameter, PowerSGD's Q: the same on all ranks
 

@@ -40,7 +40,7 @@ def run(
     disable_cache: bool | None = None,  # noqa: ARG001 -- nothing is cached
     output_filename: str | None = None,
     verbose: int | None = None,  # noqa: ARG001 -- the launcher always prints errors, and nothing else
-    use_gloo: bool | None = None,  # noqa: ARG001 -- it means "without MPI", which is always true
+    use_gloo: bool | None = None,  # noqa: ARG001 -- "without MPI" is always true
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,

@@ -9,7 +9,7 @@ HOROVOD_VERSION = "0.28.1"  # the version of Horovod's interface that multiring 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
     """Return a message about a framework's version that Horovod does not expect.
 
-    It says the version of framework `name`, and the version that Horovod was built against.
+    The message has the version of framework `name`, and the version that Horovod was built against.
     """
     return f"{name} is at version {version}, and horovod was built against {installed_version}"
 

@@ -34,7 +34,7 @@ Message = dict[str, Any]
 class Caller:
     """A connection to a control socket.
 
-    `descriptors` came with its message. `hang_up` is called when the other end closes.
+    `descriptors` came with its message. `hang_up` is called when the other end closes the connection.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -185,7 +185,7 @@ def open_lab_socket(name: str, answer: Callable[[Caller, Message], None]) -> Con
 def open_host_socket(answer: Callable[[Caller, Message], None]) -> ControlSocket:
     """Open and return the control socket of a host.
 
-    It is the host whose network namespace the calling thread is in.
+    The host is the owner of the calling thread's network namespace.
     """
     return ControlSocket(_HOST_SOCKET, answer)
 

@@ -71,7 +71,10 @@ def _run_when_told(run: Callable[[socket.socket, float, float], float], end: soc
 
 
 def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection. A socket stays in the namespace in which it was made, in any process."""
+    """Return both ends of a connection.
+
+    Any process can use the ends; each end stays in the namespace in which it was created.
+    """
     with inside(lab.hosts[flow.target].network, Space.NET), socket.socket() as listener:
         listener.bind((lab.plan.address(flow.target, flow.rail), 0))
         listener.listen()
@@ -82,7 +85,7 @@ def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
             target, caller = listener.accept()
             if caller == source.getsockname():
                 return source, target
-            target.close()  # the connection is from another process of the network
+            target.close()  # the connection is from another process of this network
 
 
 def _send(source: socket.socket, _begin: float, end: float) -> float:

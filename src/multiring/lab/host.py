@@ -104,7 +104,7 @@ class Host:
         def prepare() -> None:
             for descriptor, space in spaces:
                 enter(descriptor, space)
-            os.chdir(folder)  # after entering a mount namespace, a process is in its root folder
+            os.chdir(folder)  # after a process enters a mount namespace, its folder is the root folder
             if cpus:
                 os.sched_setaffinity(0, cpus)
 
@@ -159,7 +159,10 @@ class Host:
 
 
 def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> None:
-    """Run the keeper, which is the host's pid 1. Never returns, because the lab's stack must not be unwound here."""
+    """Run the keeper, which is the host's pid 1.
+
+    The function never returns, because it must not unwind the lab's stack.
+    """
     try:
         die_with_parent(signal.SIGKILL)
         os.setsid()  # the lab handles the terminal's Ctrl-C
@@ -176,7 +179,8 @@ def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> 
         except OSError as error:
             channel.send(f"{error.strerror} ({error.filename})".encode())
             os._exit(1)
-        # Send descriptors. The other end cannot open them in /proc, which may show this process under another ID.
+        # Send descriptors, because the other end cannot open them in /proc, which may show this process under another
+        # ID.
         spaces = [open_namespace(space) for space in _SHOWN]
         socket.send_fds(channel, [_READY], spaces)
         for descriptor in spaces:
@@ -214,7 +218,7 @@ def _furnish(name: str, hosts_file: str, topology: str) -> None:
 
 
 def _mount_sys() -> None:
-    """Mount /sys again, because a mount of /sys shows the interfaces of the network namespace it was made in."""
+    """Mount /sys again. A mount of /sys shows the interfaces of the network namespace in which it was mounted."""
     aside = _SHARED_MEMORY / ".cgroup"
     has_groups = _CONTROL_GROUPS.is_dir()
     if has_groups:

@@ -131,7 +131,7 @@ def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str])
 
 @dataclass(slots=True, eq=False)
 class _Errand:
-    """A process that another process of the lab asked for, with the connection for its exit code."""
+    """A process that another process of the lab has requested, with the connection for its exit code."""
 
     process: "subprocess.Popen[bytes]"
     caller: Caller

@@ -18,8 +18,9 @@ from multiring.lab.plan import Plan, Rate, rail_name, rate_text
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT of <linux/pkt_sched.h>
 _BUCKET, _WIRE, _SWITCH = "tbf", "veth", "bridge"
-# A bucket should be small, because its content is sent without a delay. Timers on a busy machine limit the size: on two
-# cores with two gigabit links, 1 ms loses a tenth of the rate and 2 ms loses nothing (docs/decisions/0010-lab.md).
+# A bucket should be small, because its content is sent without a delay. Timers on a busy machine limit the size from
+# below: on two cores with two gigabit links, a bucket of 1 ms loses a tenth of the rate, and a bucket of 2 ms loses
+# nothing (docs/decisions/0010-lab.md).
 _BURST_S = 2e-3
 _LEAST_BURST_BYTES = 4096
 # A bucket of this size holds the largest packet from TCP (64 KiB and some room; 68,000 bytes were too few). A smaller
@@ -77,7 +78,7 @@ class Network:
 
     @contextmanager
     def _talk(self, space: int) -> Iterator[Any]:
-        with inside(space, Space.NET):  # a netlink socket belongs to the namespace in which it was made
+        with inside(space, Space.NET):  # a netlink socket belongs to the namespace in which it was created
             netlink = self._netlink.IPRoute()
         try:
             yield netlink
@@ -153,8 +154,8 @@ def _join(netlink: Any, bridge: int, core: int, name: str, rate: Rate | None) ->
 
 def _shape(netlink: Any, index: int, rate: Rate | None) -> None:
     """Limit the rate at which an interface sends; None removes the limit."""
-    # Remove an existing bucket together with its waiting packets. A waiting packet that is larger than a new, smaller
-    # bucket would block the link forever.
+    # Remove an existing bucket together with its waiting packets. Otherwise a waiting packet that is larger than a new,
+    # smaller bucket would block the link forever.
     if any(qdisc.get_attr("TCA_KIND") == _BUCKET for qdisc in netlink.get_qdiscs(index=index)):
         netlink.tc("del", index=index, parent=_ROOT)
     if rate is None:

@@ -1,6 +1,6 @@
 """Run a function in a process that ends together with all its descendants.
 
-The kernel ends them, even if the caller is killed.
+The kernel ends these processes, even if the caller is killed.
 
 The process is the pid 1 of a PID namespace. When it ends, the kernel kills and reaps all its descendants. Without the
 namespace, the killed processes of a lab would wait until this machine's init reaps them, which can take long.
@@ -90,7 +90,7 @@ def _hear(pid: int, answer: int, signals: StopSignals) -> bytes:
 
 
 def _be_first(work: Callable[[], int], alive: int, answering: int) -> None:
-    """Run `work` as pid 1. Never returns, because the caller's stack must not be unwound in this process."""
+    """Run `work` as pid 1. The function never returns, because it must not unwind the caller's stack."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL)

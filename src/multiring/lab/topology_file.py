@@ -9,7 +9,7 @@ from multiring.lab.plan import Plan, Rate, host_name, rail_name
 from multiring.topology import TCP, Link, Rack, Topology, text_of
 
 TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the host's own tmpfs, gone with the host
-# The part of a rate that is left for payload: an Ethernet frame of 1514 bytes carries 1448 bytes of TCP payload.
+# The share of a rate that carries payload: an Ethernet frame of 1514 bytes has 1448 bytes of TCP payload.
 _PAYLOAD = 1448 / 1514
 
 

@@ -25,14 +25,14 @@ _PIECES = 64  # pieces of a small sum, to measure the overhead of a message
 _TURNS = 5
 _PIECE_BYTES, _SUMS = 256 << 10, 50
 _LEAST_S = 1e-7
-_LEAST_PART = 0.1  # the least part of a direct sum's time that sending, or reducing, is assumed to take
+_LEAST_PART = 0.1  # the minimum share of a direct sum's time that is assigned to sending, and to reducing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long a large transfer is timed, and how long it runs before.
+    """The time for which a large transfer is timed, and the time for which it runs before.
 
-    It has to run before, because shaped links carry the first burst at full speed.
+    The transfer must run before it is timed, because shaped links carry the first burst at full speed.
     """
 
     seconds: float
@@ -83,8 +83,8 @@ class Between:
     def memory(self) -> Link:
         """Return the constants of the memory between all ranks of a job on one host, where sums are not cut.
 
-        There a direct sum works in place, while an exchange copies its buffer and reads from all ranks. The time of
-        one says little about the other, so both are measured.
+        On such a host, a direct sum works in place, while an exchange copies its buffer and reads from all ranks. The
+        time of the sum says little about the time of the exchange, so both are measured.
         """
         exchange, direct = (self._plan(algorithm, None) for algorithm in ("exchange", "direct"))
         task, seconds = all_reduce_task(_LARGE_BYTES), self.patience.seconds
@@ -115,7 +115,8 @@ class Between:
     def _small(self, algorithm: str, pieces: int, usual: Callable[[list[float]], float] = min) -> float:
         task = all_reduce_task(_SMALL_BYTES * pieces)
         plan = self._plan(algorithm, None if pieces == 1 else _SMALL_BYTES)
-        # By default take the shortest of a few times: delays by other work on the machine are not the link's.
+        # By default, take the shortest of a few times, because delays by other work on the machine do not belong to the
+        # link.
         seconds = self.patience.seconds / _TURNS / 4
         return usual([time_plan(self.part, task, plan, seconds=seconds) for _ in range(_TURNS)])
 
@@ -126,7 +127,7 @@ class Between:
 
 
 def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, size_bytes: int) -> Link:
-    """Return the link with which `price` reproduces the times of an exchange and a direct sum, if possible.
+    """Return the link for which `price` gives the times of an exchange and a direct sum, if possible.
 
     With x = bytes / bandwidth, y = bytes / reduce rate and p ranks (docs/algorithms.md) a direct sum takes
     2 (p - 1) / p x + y / p, and an exchange (p - 1) x + 2 y.
@@ -139,12 +140,13 @@ def memory_link(ranks: int, small_s: float, direct_s: float, exchange_s: float, 
         size_bytes: the size of the buffer.
     """
     message_s = max(small_s / ranks, _LEAST_S)  # count the latency as one more message
-    # With large messages, the overhead of all but the first is hidden behind the previous message.
+    # With large messages, the previous message hides the overhead of every message but the first.
     direct_s = max(direct_s - 4 * message_s, _LEAST_S)
     exchange_s = max(exchange_s - 2 * message_s, _LEAST_S)
     by_message = 2 * (ranks - 1) / ranks
     x = (2 * direct_s - exchange_s / ranks) / (3 * (ranks - 1) / ranks)
-    # Neither part may be zero. If they do not fit, the price of a direct sum stays right: large sums use it.
+    # Neither part may be zero. If the times do not fit, keep the price of a direct sum right, because large sums use
+    # it.
     x = min(max(x, _LEAST_PART * direct_s / by_message), (1 - _LEAST_PART) * direct_s / by_message)
     y = ranks * (direct_s - by_message * x)
     return Link(

@@ -2,8 +2,8 @@
 
 Constants are fitted to the times of collectives, because plans consist of collectives. The times of different plans for
 one small sum give latency and overhead; the time of a large sum gives the bandwidth. Every host takes part in one
-pair at a time, and then in another pair, so that a slow host shows in both and can be named. The overhead of a message
-is also measured with all ranks at once: if ranks share cores, it is several times the overhead in a pair.
+pair at a time, and then in another pair, so that a slow host is slow in both pairs and can be named. The overhead of a
+message is also measured with all ranks at once: if ranks share cores, it is several times the overhead in a pair.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
 
     Args:
         group: all ranks of the job; the racks are those of its topology.
-        seconds: how long to measure each large transfer; there are a few for each rail, and for each pair of racks.
+        seconds: how long to measure each large transfer; each rail and each pair of racks needs a few transfers.
         drain_s: how long to run before each measurement: shaped links carry bursts at full speed.
     """
     known = group.topology

@@ -12,8 +12,8 @@ import numpy as np
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import boot_id
 
-_WORTH_TELLING = 0.1  # of a machine's cores; below, other work is not reported
-_NAME_BYTES = 6  # of a digest: a float64 holds this many exactly
+_WORTH_TELLING = 0.1  # a share of a machine's cores; other work below this share is not reported
+_NAME_BYTES = 6  # of a digest: a float64 can hold this many bytes exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OtherWork:
         self._began = _now()
 
     def taken(self) -> Taken | None:
-        """Return the other work on the most disturbed machine; None: too little to report.
+        """Return the other work on the most disturbed machine; None if it is too little to report.
 
         All ranks call it.
         """
@@ -77,7 +77,7 @@ def most_taken(
 
 
 def _now() -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return the time, the seconds that the machine's cores have worked, and those that this process has worked."""
+    """Return the time, and the seconds that the machine's cores, and this process alone, have worked."""
     line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     user, nice, system, _idle, _waits, _irq, _softirq, stolen = map(int, line.split()[1:9])
     # Interrupts do not count: most of them are for the job's own packets.

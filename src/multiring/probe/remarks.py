@@ -7,8 +7,8 @@ import numpy as np
 
 from multiring.topology import Link, OwnRails, Rack, Topology
 
-_SLOW = 0.75  # of the median bandwidth; a host whose rail has less gets a warning
-_WRONG = 0.7  # of the stated bandwidth; a rail that has less gets a warning
+_SLOW = 0.75  # a share of the median bandwidth; a host with a slower rail gets a warning
+_WRONG = 0.7  # a share of the stated bandwidth; a slower rail gets a warning
 
 
 def median_of(links: Sequence[Link]) -> Link:

@@ -59,7 +59,7 @@ def time_plans(
 ) -> list[float]:
     """Return the time of each of `plans`, see `time_plan`.
 
-    Plans take turns, so that other work delays all alike.
+    Plans take turns, so that other work delays all plans alike.
 
     Every rank of the group calls this function with the same arguments. One of the plans stays pinned for the task.
     """

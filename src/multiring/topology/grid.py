@@ -48,7 +48,7 @@ def _near_square(ranks: int) -> tuple[int, ...]:
 
 
 def strides_of(grid: Sequence[int]) -> tuple[int, ...]:
-    """Return the distance, in positions, between two neighbours along each axis."""
+    """Return the distance in positions between two neighbours along each axis."""
     return tuple(math.prod(grid[:axis]) for axis in range(len(grid)))
 
 
@@ -58,7 +58,7 @@ def coordinates_of(grid: Sequence[int], position: int) -> tuple[int, ...]:
 
 
 def neighbours(grid: Sequence[int], order: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return the ranks one step before and after `rank` along each axis (cyclic), in ascending order, each once.
+    """Return the neighbours of `rank` along each axis (cyclic): each rank once, in ascending order.
 
     Raises:
         ArgumentError: `rank` is not in `order`, or `order` does not fill `grid`.

@@ -32,7 +32,7 @@ class Link:
                 raise ArgumentError(f"{name}={value}: want a number {'>= 0' if is_time else '> 0'}")
 
 
-# Orders of magnitude, for sensible plans before anything is measured; a measured topology replaces them.
+# Orders of magnitude that give sensible plans before anything is measured. A measured topology replaces them.
 SHM = Link(latency_s=2e-6, overhead_s=0.5e-6, bandwidth_bytes_per_s=5e9, reduce_bytes_per_s=10e9)
 TCP = Link(latency_s=30e-6, overhead_s=15e-6, bandwidth_bytes_per_s=1.25e9, reduce_bytes_per_s=5e9)
 
@@ -63,9 +63,9 @@ class Topology:
 
     `hosts` lists each host's ranks of the group. `shm` is the link of a rank within its host, at the rate of one rank;
     `rails` are the interfaces that connect a host to other hosts, shared by all of its ranks. Without `racks`, all
-    hosts share one rack. `names` are the hosts' names, and `interfaces` the names of their rails; either may be
-    unknown, and empty. `takes_turns` means that hosts are connected by processors only, on which ranks take turns, so
-    that nothing overlaps.
+    hosts share one rack. `names` are the hosts' names, and `interfaces` the names of their rails; either is empty if it
+    is unknown. `takes_turns` means that hosts are connected by processors only, on which ranks take turns, so that
+    nothing overlaps.
 
     Raises:
         ArgumentError: the ranks of `hosts` are not exactly 0, 1, ... each once; the hosts of `racks` are not the

@@ -21,7 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The file's name of each constant of a link. File value * first number / second number is in Link's unit.
+# The file's name of each constant of a link. The value in the file, times the first number and divided by the second,
+# is in Link's unit.
 _CONSTANTS: Mapping[str, tuple[str, int, int]] = {
     "latency_us": ("latency_s", 1, 10**6),
     "overhead_us": ("overhead_s", 1, 10**6),
@@ -30,7 +31,7 @@ _CONSTANTS: Mapping[str, tuple[str, int, int]] = {
 }
 _NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_DIGITS = 4  # more would be noise: measurements vary by more than 1 in 10 000
+_DIGITS = 4  # further digits would be noise: measurements vary by more than 1 in 10 000
 
 
 def topology_of(text: str) -> Topology:
@@ -131,7 +132,7 @@ def _racks(
 
 
 def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterable[Link]) -> dict[str, Link]:
-    """Return the links in `table`, by rail; constants that it does not state come from `otherwise`."""
+    """Return the links in `table`, by rail. If the table does not state a constant, it comes from `otherwise`."""
     table = _table(table, what)
     strange = sorted(set(table) - set(interfaces))
     if strange:

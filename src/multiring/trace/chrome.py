@@ -3,9 +3,9 @@
 program         the main thread: forward, backward, optimizer, wait, and the program's own spans
 other threads   the same for other threads, in as many rows as there are threads at a time
 ranks ...       the operations of a group, in as many rows as operations are in flight; each operation has:
-                agree    until every rank has started it
-                wire     from agreement to its end: bytes are in flight, or waited for
-                reduce   within that: this rank's processor combines, decodes, writes results into others' buffers
+                agree    until every rank has started the operation
+                wire     from the agreement to the operation's end: bytes are in flight or awaited
+                reduce   a part of `wire`: this rank's processor combines, decodes, and writes to others' buffers
 rails           rails that were given up; and for each rail a curve of its throughput
 
 Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times
@@ -32,7 +32,7 @@ _MESSAGES = ("send", "recv")
 class Operation:
     """One operation of a rank; times in ns of the reference clock.
 
-    `agreed` is None if the ranks never agreed.
+    `agreed` is None if the ranks have never agreed on the operation.
     """
 
     name: str
@@ -170,7 +170,7 @@ class _Picture:
     def events(self, title: str) -> list[Event]:
         """Return the names of the rows, then the events by time.
 
-        Of events with equal starts the longest is first.
+        If events start at the same time, the longest event is first.
         """
         made = [self._meta("process_name", name=title), self._meta("process_sort_index", sort_index=self._rank)]
         for name, row in self._rows.items():

@@ -119,14 +119,14 @@ def require_timeline(path: Path) -> None:
 
 
 class Claim:
-    """A rank's part, locked: no other job writes or removes it until this process ends or releases it.
+    """A rank's part, locked: no other job writes or removes the part until this process ends or releases the part.
 
     Args:
         path: the part; it is created if it does not exist, and emptied.
 
     Raises:
         TakenError: another process holds the part.
-        ArgumentError: `path` is something else than a part.
+        ArgumentError: `path` is not a part.
         OSError: the part cannot be created.
     """
 

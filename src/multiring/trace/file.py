@@ -117,7 +117,7 @@ def clear(path: Path, own: Path | None = None) -> None:
 
 
 def unfinished_of(path: Path) -> list[Path]:
-    """Return the temporary files of `path` that killed ranks left behind."""
+    """Return the temporary files of `path` that killed ranks have not removed."""
     name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.new")
     found = [each for each in path.parent.iterdir() if name.fullmatch(each.name) and each.is_file()]
     return [each for each in found if is_unfinished(each)]
@@ -129,7 +129,7 @@ class TraceFile:
     The file appears at `path` when it is closed. It is compressed if its name ends in .gz.
 
     Raises:
-        OSError: the file cannot be written, or `path` is something else than a timeline. `add` and `close` raise
+        OSError: the file cannot be written, or `path` is not a timeline. `add` and `close` raise
             this error too, and then remove the unfinished file.
     """
 
@@ -172,7 +172,7 @@ class TraceFile:
         except BaseException:
             self.discard()
             raise
-        # Write readings even if the clocks are one: then they show how accurate they are.
+        # Write the readings even if both clocks are the same, because they then show their own accuracy.
         readings = [
             {"offset_us": each.offset_ns / 1000, "error_us": each.error_ns / 1000, "at_us": each.at_ns / 1000}
             for each in part.readings
@@ -208,7 +208,7 @@ class TraceFile:
 
     def discard(self) -> None:
         """Remove the unfinished file."""
-        with contextlib.suppress(OSError):  # the disk is full, which is why this is called
+        with contextlib.suppress(OSError):  # for example, the disk is full
             self._file.close()
         self._unfinished.unlink(missing_ok=True)
 

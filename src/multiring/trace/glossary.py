@@ -9,7 +9,7 @@ _MOST_KEPT = 4096
 class Glossary:
     """Titles and plans of operations, by the first bytes of their digest, and the groups of one process.
 
-    It is filled even without a timeline, because a repeated operation passes here only once.
+    The glossary is filled even without a timeline, because an operation registers only at its first call.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def lanes(stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Return a lane for each (start, end), such that stretches of one lane do not overlap, with the fewest lanes.
+    """Return a lane for each (start, end). Stretches of one lane do not overlap, and the number of lanes is minimal.
 
     Each stretch gets the lowest lane that is free at its start. Stretches have to be sorted by start.
     """

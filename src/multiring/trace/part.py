@@ -2,8 +2,8 @@
 
 It is written to a file during the job, and sent to rank 0 at the end.
 
-A part is a sequence of blocks: a line of JSON, and a payload whose length is the line's "bytes". A part can be read up
-to its last complete block, however its rank ended.
+A part is a sequence of blocks: a line of JSON, and a payload whose length is the line's "bytes". A reader can read a
+part up to its last complete block, even if the rank was killed.
 
 block       fields, and the payload
 start       rank, size, host, pid, job, timeline, versions, clock (equal for ranks with one clock), names, faults,
@@ -28,7 +28,8 @@ from multiring.errors import ArgumentError
 from multiring.trace.clocks import Alignment, Reading
 from multiring.trace.spans import Span
 
-# Same layout as `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed 0: never agreed.
+# The layout is the same as `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed is 0 if
+# the ranks never agreed.
 ROW = np.dtype(
     [
         ("kind", "<u4"),

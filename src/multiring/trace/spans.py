@@ -77,7 +77,7 @@ def span(name: str) -> AbstractContextManager[None]:
 
 
 def recorded() -> Spans | None:
-    """Return the spans of the timeline that is on; None: no timeline is on."""
+    """Return the spans of the timeline that is on, or None if no timeline is on."""
     return _process.spans
 
 
@@ -123,7 +123,7 @@ def follow(follower: Follower) -> None:
 
 
 def _forget() -> None:
-    """Stop recording in a forked child: the timeline belongs to the parent, and nobody takes the child's spans."""
+    """Stop recording in a forked child: the timeline belongs to the parent, and no code reads the child's spans."""
     _process.lock = threading.Lock()
     if _process.spans is not None:
         stop_spans()

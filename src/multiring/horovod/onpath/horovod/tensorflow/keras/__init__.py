@@ -44,5 +44,5 @@ def reducescatter(  # type: ignore[no-redef] # Horovod's result
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as a NumPy array of the type that TensorFlow gives it."""
+    """Return `value` as a NumPy array. TensorFlow chooses the array's type."""
     return tf.constant(value).numpy()
