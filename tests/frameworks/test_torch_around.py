@@ -282,7 +282,7 @@ def hand_on(here: Here) -> list[Any]:
     assert log.flush(2) == {"loss": 3.0, "two": pytest.approx([2.0, 2.0])}
     assert log.flush(3) is None
     log(4, {"a": 1.0})
-    with pytest.raises(ArgumentError, match="want the metrics of the step before: a"):
+    with pytest.raises(ArgumentError, match="want the same metrics as in the previous step: a"):
         log(5, {"b": 1.0})
     with pytest.raises(ArgumentError, match="every=0"):
         mt.metrics_hook(start, every=0)

@@ -221,7 +221,7 @@ def refuse_to_round(_here: Here, folder: str) -> None:
     path = f"{folder}/c"
     mt.save(path, model=nn.Linear(2, 2), half=nn.Linear(2, 2).bfloat16())
     with pytest.raises(
-        ArgumentError, match=r"model\.weight is float32 in the checkpoint, and bfloat16 here, which would"
+        ArgumentError, match=r"model\.weight is float32 in the checkpoint, but bfloat16 in this model, which would"
     ):
         mt.load(path, model=nn.Linear(2, 2).bfloat16())
     wide = nn.Linear(2, 2)

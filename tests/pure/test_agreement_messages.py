@@ -55,7 +55,7 @@ def orders(*decisions: str) -> bytes:
         (CHILD, b'["r",1,[],null,0,null]', "the report counts 1 decisions, want 0 to 0"),
         (CHILD, b'["r",0,[["a"]],null,0,null]', "want a name and the ranks' terms, got a list of 1"),
         (CHILD, b'["r",0,[["a","t",1,[3]]],null,0,null]', "want 2 to 2, got 3"),
-        (CHILD, b'["r",0,[["a","t"],["a","t"]],null,0,null]', "it announces one of ['a', 'a'] again"),
+        (CHILD, b'["r",0,[["a","t"],["a","t"]],null,0,null]', "the report announces one of ['a', 'a'] again"),
         (CHILD, b'["r",0,[],[3,0],0,null]', "want 2 to 2, got 3"),
         (CHILD, b'["r",0,[],2,0,null]', r"want [rank, microseconds] of the last to join, got 2"),
         (CHILD, b'["r",0,[],[2,-1],0,null]', "got -1"),
@@ -77,9 +77,17 @@ def test_what_no_member_has_sent_is_refused_and_changes_nothing(sender: int, mes
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (b'["r",0,[["a","t"]],null,0,null]', b'["r",0,[["a","t"]],null,0,null]', "it announces one of ['a'] again"),
-        (b'["r",0,[],[2,0],0,null]', b'["r",0,[["a","t"]],null,0,null]', "it has news, but its ranks have joined"),
-        (b'["r",0,[],[2,0],0,null]', b'["r",0,[],[2,0],0,null]', "it has news, but its ranks have joined"),
+        (
+            b'["r",0,[["a","t"]],null,0,null]',
+            b'["r",0,[["a","t"]],null,0,null]',
+            "the report announces one of ['a'] again",
+        ),
+        (
+            b'["r",0,[],[2,0],0,null]',
+            b'["r",0,[["a","t"]],null,0,null]',
+            "the report has news, but its ranks have joined",
+        ),
+        (b'["r",0,[],[2,0],0,null]', b'["r",0,[],[2,0],0,null]', "the report has news, but its ranks have joined"),
     ],
 )
 def test_what_cannot_follow_is_refused(first: bytes, second: bytes, text: str) -> None:

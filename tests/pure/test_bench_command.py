@@ -37,7 +37,7 @@ from multiring.lab import Plan
         (["all_reduce", "--against", "gloo,gloo"], "--against gloo,gloo names a library twice"),
         (
             ["all_reduce", "--against", "multiring-int8"],
-            "multiring-int8 differs from multiring between hosts only: give their",
+            "multiring-int8 differs from multiring only between hosts: give the number of hosts",
         ),
         (["all_reduce", "--pool-mib", "-1"], "--pool-mib -1: want 0"),
         (["all_reduce", "--pool-mib", "0", "--no-one"], "--no-one and --pool-mib 0 leave nothing to time"),

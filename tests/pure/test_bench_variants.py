@@ -59,7 +59,9 @@ def test_another_kind_of_memory_takes_its_turn_on_one_host(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.is_for_hosts])
 def test_one_host_has_no_wire(name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{name} differs from multiring between hosts only: give their number"):
+    with pytest.raises(
+        ArgumentError, match=f"{name} differs from multiring only between hosts: give the number of hosts"
+    ):
         libraries([name])
 
 

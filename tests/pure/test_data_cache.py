@@ -145,7 +145,7 @@ def test_a_disk_that_fails_is_told_and_training_goes_on(
         monkeypatch.setattr(Path, "rename", failing)
     assert len([data[number]["name"] for number in range(64)]) == 64
     assert len(told) == 1
-    assert "nothing more is kept" in told[0]
+    assert "nothing more is cached" in told[0]
     assert not list(tmp_path.rglob(".new-*"))
 
 

@@ -244,9 +244,9 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         interpret(schedule, [one])
     with pytest.raises(ScheduleError, match=r"2 arrays, \[4\] for 2 ranks"):
         interpret(schedule, [one, one], counts=[4])
-    with pytest.raises(ScheduleError, match="want one type, one dimension"):
+    with pytest.raises(ScheduleError, match="want arrays of one type, with one dimension"):
         interpret(schedule, [one, one.astype(np.float32)])
-    with pytest.raises(ScheduleError, match="want one type, one dimension"):
+    with pytest.raises(ScheduleError, match="want arrays of one type, with one dimension"):
         interpret(schedule, [one.reshape(2, 2)] * 2)
     with pytest.raises(ScheduleError, match="an array of 4 elements: its chunks have"):
         interpret(schedule, [one, one], counts=[4, 5])

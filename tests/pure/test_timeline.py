@@ -590,9 +590,9 @@ def test_a_timeline_that_another_process_records_is_left_alone(tmp_path: Path) -
             assert other.stdout is not None
             other.stdout.readline()
             assert is_held(part)
-            with pytest.raises(TakenError, match="another job records its timeline there now"):
+            with pytest.raises(TakenError, match="another job is writing its timeline to"):
                 clear(path)
-            with pytest.raises(TakenError, match="another job records its timeline there now"):
+            with pytest.raises(TakenError, match="another job is writing its timeline to"):
                 Claim(part)
             other.kill()
         assert not is_held(part)

@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_is_named_and_its_samples_come(
     assert seen([loader]) == whole
     loader.close()
     told = capfd.readouterr().err
-    assert "was killed by SIGKILL; another one takes its place and reads its" in told
+    assert "was killed by SIGKILL; another worker replaces it and reads its" in told
     assert "data worker" in told
     for number in range(9):
         (tmp_path / str(number)).touch()

@@ -236,7 +236,7 @@ def test_a_rank_with_a_wrong_secret_is_missing_and_rank_0_says_who_was_refused(p
 def test_another_jobs_rank_is_refused_and_the_job_goes_on(place: str) -> None:
     outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.4), meeting(1, 2, place, job="other"))
     assert "rank 1 did not arrive" in str(outcomes[0])
-    assert str(outcomes[1]) == "this is job 'job', it belongs to job 'other'"
+    assert str(outcomes[1]) == "this is job 'job', but the process belongs to job 'other'"
 
 
 def test_different_versions_are_listed_on_every_rank(place: str) -> None:
@@ -249,7 +249,7 @@ def test_different_versions_are_listed_on_every_rank(place: str) -> None:
 def test_different_sizes_are_told_to_every_rank(place: str) -> None:
     text = the_text_of(run_ranks(meeting(0, 3, place), meeting(1, 3, place), meeting(2, 4, place)))
     assert "rank 2 (pid " in text
-    assert "was started for 4 ranks, rank 0 for 3" in text
+    assert "was started for 4 ranks, but rank 0 for 3" in text
 
 
 def test_a_rank_out_of_range_is_told_to_every_rank(place: str) -> None:
@@ -259,7 +259,7 @@ def test_a_rank_out_of_range_is_told_to_every_rank(place: str) -> None:
         return meet(who, {}, timeout_s=10)
 
     text = the_text_of(run_ranks(meeting(0, 2, place), outside))
-    assert "was started as rank 9, want 0 to 1" in text
+    assert "was started as rank 9: want 0 to 1" in text
 
 
 def test_a_rank_that_comes_twice_is_told_to_every_rank(place: str) -> None:
@@ -540,7 +540,7 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_server, "peer_credentials", lambda _: other)
     outcomes = run_ranks(meeting(0, 2, place, timeout_s=0.5), meeting(1, 2, place))
     assert "it runs as another user" in str(outcomes[0])
-    assert f"this job as uid {os.getuid()}" in str(outcomes[1])
+    assert f"but this job runs as uid {os.getuid()}" in str(outcomes[1])
 
 
 def test_an_address_held_by_another_user_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -406,7 +406,7 @@ def test_an_interrupted_end_leaves_the_parts(tmp_path: Path) -> None:
     report = report_of(stop_in_vain, 2, str(tmp_path), faults=[interrupt(0).at("stopping").after(0.4)])
     parts = [tmp_path / f"trace.json.rank-{rank}.part" for rank in range(2)]
     assert sorted(tmp_path.iterdir()) == parts
-    assert f"stays in {parts[0]}: the writing was broken off" in report.outcomes[0].output
+    assert f"stays in {parts[0]}: the writing was interrupted" in report.outcomes[0].output
 
 
 # ---- multiring run --timeline

@@ -85,10 +85,10 @@ class Book:
         if not least <= report.seen <= self.seen:
             raise ValueError(f"the report counts {report.seen} decisions, want {least} to {self.seen}")
         if self.joined & place and (report.arrivals or report.last is not None):
-            raise ValueError("it has news, but its ranks have joined")
+            raise ValueError("the report has news, but its ranks have joined")
         names = [arrival.name for arrival in report.arrivals]
         if len(set(names)) < len(names) or any(self._has_come(place, name) for name, _ in self._current(report)):
-            raise ValueError(f"it announces one of {names[:8]} again")
+            raise ValueError(f"the report announces one of {names[:8]} again")
 
     def take_report(self, child: int, report: Report) -> list[str]:
         """Record a child's report; return the operations that it affects."""

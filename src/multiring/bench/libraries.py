@@ -126,7 +126,9 @@ def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
 def _variant(name: str, lab: LabCommand | None) -> Library:
     variant = VARIANTS[name]
     if lab is None and variant.is_for_hosts:
-        raise ArgumentError(f"{name} differs from multiring between hosts only: give their number with --hosts H")
+        raise ArgumentError(
+            f"{name} differs from multiring only between hosts: give the number of hosts with --hosts H"
+        )
     variant.variables()  # raises if its MPI is not installed
     engine = "shm" if lab is None else variant.engine
     return OwnWorker(name=name, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)

@@ -182,7 +182,7 @@ class StepBench:
                 raise ArgumentError(f"{name!r} is not a library of this bench, want one of {', '.join(known)}")
             if name in _CODED and launcher is None:
                 raise ArgumentError(
-                    f"{name} differs from multiring between hosts only: give their number with --hosts H"
+                    f"{name} differs from multiring only between hosts: give the number of hosts with --hosts H"
                 )
         self._jobs = jobs
         self._manner = manner

@@ -19,7 +19,7 @@ class MetricsHook:
         begin, steps = cast("tuple[object, object]", (start, every))  # a user may pass any types
         if not callable(begin) or not isinstance(steps, int) or steps < 1:
             raise ArgumentError(
-                f"metrics_hook({start!r}, every={every!r}): want a function that returns a writer, and 1 step or more"
+                f"metrics_hook({start!r}, every={every!r}): want a function that returns a writer, and every >= 1"
             )
         self._start = start
         self._every = every
@@ -45,7 +45,7 @@ class MetricsHook:
         """
         if self._sums and list(metrics) != list(self._sums):
             raise ArgumentError(
-                f"metrics {', '.join(metrics)}; want the metrics of the step before: {', '.join(self._sums)}"
+                f"metrics {', '.join(metrics)}; want the same metrics as in the previous step: {', '.join(self._sums)}"
             )
         for name, value in zip(metrics, checked(metrics, weight), strict=True):
             self._sums[name] = self._sums.get(name, 0.0) + (value * weight if weight else np.zeros_like(value))

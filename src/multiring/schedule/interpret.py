@@ -50,10 +50,12 @@ def interpret(
         ScheduleError: `arrays` or `counts` do not fit the schedule, or the ranks deadlock.
     """
     if len(arrays) != schedule.ranks or (counts is not None and len(counts) != schedule.ranks):
-        raise ScheduleError(f"{len(arrays)} arrays, {counts} for {schedule.ranks} ranks: want one for each")
+        raise ScheduleError(
+            f"{len(arrays)} arrays, counts {counts} for {schedule.ranks} ranks: want one array and one count per rank"
+        )
     forms = sorted({(array.dtype.name, array.ndim) for array in arrays})
     if len(forms) > 1 or forms[0][1] != 1:
-        raise ScheduleError(f"arrays of types and dimensions {forms}: want one type, one dimension")
+        raise ScheduleError(f"arrays of types and dimensions {forms}: want arrays of one type, with one dimension")
     every = _default_counts(schedule, [array.size for array in arrays]) if counts is None else counts
     ranks = [
         _Rank(schedule.moves_of(rank), schedule.extents_of(rank, every[rank]), array)

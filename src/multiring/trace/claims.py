@@ -178,7 +178,7 @@ def _lock(file: int, path: Path) -> None:
     except OSError as error:
         if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
             raise TakenError(
-                f"another job records its timeline there now: {str(path)!r} is in use; want another name for this one"
+                f"another job is writing its timeline to {str(path)!r}; give this timeline another name"
             ) from None
         # The file system has no locks, so another job's use cannot be detected.
 

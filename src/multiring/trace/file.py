@@ -100,9 +100,7 @@ def clear(path: Path, own: Path | None = None) -> None:
     for each in parts:
         require_file(each)
         if is_held(each):
-            raise TakenError(
-                f"another job records its timeline there now: {str(each)!r} is in use; want another name for this one"
-            )
+            raise TakenError(f"another job is writing its timeline to {str(each)!r}; give this timeline another name")
         if not is_part(each):
             raise ArgumentError(
                 f"{str(each)!r} is no part of a timeline, but has the name of one; it was left as it is. Give the "

@@ -269,7 +269,7 @@ class BlockCache:
             if error.errno in _DISKS_ERRORS:
                 # The training continues without the cache, and reads from the source.
                 self._writes = False
-                self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is kept there")
+                self._tell(f"the cache {self.root} cannot be written ({error.strerror}); nothing more is cached there")
                 return False
             raise
         with self._lock:

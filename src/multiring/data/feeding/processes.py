@@ -312,7 +312,7 @@ class ProcessWorkers:
         numbers = [each for task in lost for each in task.job.wanted.numbers[task.begin : task.end].tolist()]
         shown = f"{numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
         name = f"data worker {worker.number} (process {pid})"
-        self._report(f"{name} {how}; another one takes its place and reads its {len(numbers)} samples {shown}")
+        self._report(f"{name} {how}; another worker replaces it and reads its {len(numbers)} samples {shown}")
         if lost:
             lost[0].deaths += 1  # the piece that the worker was making
             if lost[0].deaths >= _DEATHS:

@@ -204,7 +204,7 @@ class Server:
             self._pending_handshakes[link] = None
             self._selector.register(sock, selectors.EVENT_READ, link)
             if not _is_same_user(sock):
-                self._refuse(link, f"it runs as another user, this job as uid {os.getuid()}")
+                self._refuse(link, f"it runs as another user, but this job runs as uid {os.getuid()}")
             else:
                 link.send(frame(encode({"hello": PROTOCOL, "nonce": link.nonce})))
 
@@ -289,16 +289,16 @@ class Server:
         origin = f"pid {_field(message, 'pid', int)} on {_field(message, 'host', str)}"
         mine = self._identity
         if job != mine.job:
-            self._refuse(link, f"this is job {mine.job!r}, it belongs to job {job!r}")
+            self._refuse(link, f"this is job {mine.job!r}, but the process belongs to job {job!r}")
             return
         if self._round > 1:
             self._refuse(link, f"the job is complete; rank {rank} is {self._origins.get(rank, 'not one of it')}")
             return
         del self._guests[link]
         if size != mine.size:
-            self._blame(f"rank {rank} ({origin}) was started for {size} ranks, rank 0 for {mine.size}")
+            self._blame(f"rank {rank} ({origin}) was started for {size} ranks, but rank 0 for {mine.size}")
         elif not 0 <= rank < size:
-            self._blame(f"a process ({origin}) was started as rank {rank}, want 0 to {size - 1}")
+            self._blame(f"a process ({origin}) was started as rank {rank}: want 0 to {size - 1}")
         elif rank in self._origins:
             self._blame(f"two processes are rank {rank}: {self._origins[rank]} and {origin}")
         else:

@@ -215,7 +215,7 @@ class Standoffs:
         if own is None:
             return
         told = "; ".join(f"rank {each.rank} is {each.where}" for each in circle.path)
-        text = f"{told}: a circle, in which each waits in a call that the next has not come to"
+        text = f"{told}: a circle, in which each rank waits in a call that the next rank has not made"
         if own.waiter not in self._told:
             self._told.add(own.waiter)
             quiet_s = own.waiter.stalled_on()[1]

@@ -143,7 +143,7 @@ class Timelines:
         except StateError:  # the error's text already gives the path of the part
             raise
         except BaseException:
-            _log.warning("%s", self._left(running, "the writing was broken off"))
+            _log.warning("%s", self._left(running, "the writing was interrupted"))
             raise
         finally:
             running.recording.close()

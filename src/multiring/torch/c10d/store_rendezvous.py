@@ -155,7 +155,9 @@ def _decide(store: Any, size: int, timeout_s: float) -> tuple[dict[str, str], Re
 def _same_job(peer_infos: list[dict[str, str]]) -> dict[str, str] | None:
     without = [rank for rank, peer_info in enumerate(peer_infos) if not peer_info["job"]]
     if without:
-        return {"error": f"ranks {without} have not called multiring.init(), but the others have; want all, or none"}
+        return {
+            "error": f"ranks {without} have not called multiring.init(), but others have; call it on all ranks or none"
+        }
     jobs = [peer_info["job"] for peer_info in peer_infos]
     if len(set(jobs)) > 1:
         return {"error": f"multiring.init() made the ranks join different jobs, {jobs}; want one job"}

@@ -115,12 +115,12 @@ def _difference(ref: Ref | None, mine: Tensor) -> str:
     if ref is None:
         return "is not in the checkpoint"
     if ref.shape != tuple(mine.shape):
-        return f"is of shape {ref.shape} in the checkpoint, and of shape {tuple(mine.shape)} here"
+        return f"is of shape {ref.shape} in the checkpoint, but of shape {tuple(mine.shape)} in this model"
     if not widens(ref.kind, mine.dtype):
         dtype = dtype_name(mine.dtype)
         return (
-            f"is {ref.kind} in the checkpoint, and {dtype} here, which would round it: want a model of that type, or "
-            "convert the value that `load` returns without this part"
+            f"is {ref.kind} in the checkpoint, but {dtype} in this model, which would round it: want a model of that "
+            "type, or convert the value that `load` returns without this part"
         )
     return ""
 

@@ -85,7 +85,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         refuse_held(
             "DistributedOptimizer",
             [parameter for _, parameter in placed(optimizer)],
-            "its step() shares gradients; want the optimizer as it is",
+            "its step() reduces gradients; use the optimizer without DistributedOptimizer",
         )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(

@@ -194,9 +194,9 @@ class Rounds:
                 "step runs (mt.clip_gradients and mt.mixed_precision work on the reduced gradients)"
             )
         return how and (
-            f"{how} after the last backward, and are not reduced yet: step {step} has had {passes_done} of the "
-            f"backwards that backward_passes_per_step={passes} promised, so what was clipped or scaled is this rank's "
-            "own gradient, not that of all ranks"
+            f"{how} after the last backward, but the gradients are not reduced yet: step {step} has had "
+            f"{passes_done} of its backward_passes_per_step={passes} backwards, so this rank clipped or scaled its "
+            "own gradients, not those of all ranks"
         )
 
     def are_settled(self) -> bool:

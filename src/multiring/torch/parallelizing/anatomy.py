@@ -91,7 +91,7 @@ def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> d
     times = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
     shared = [name for name, each in model.named_parameters() if times[id(each)] > 1]
     if not is_sequence(model):
-        found["pipeline"] = "the model is no nn.Sequential, so the order in which its parts run is unknown"
+        found["pipeline"] = "the model is not an nn.Sequential, so the order in which its parts run is unknown"
     elif len(parts) == 1:
         found["pipeline"] = "the model has one part"
     normed = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
@@ -101,7 +101,7 @@ def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> d
         found["tensor"] = "no nn.Linear or nn.Embedding is large enough, with a size that the ranks divide evenly"
     drawing = [name for name, module in model.named_modules() if isinstance(module, _DROPOUTS) and _draws(module)]
     if drawing:
-        found["tensor"] = f"{drawing[0]} draws random numbers, and each rank would draw its own"
+        found["tensor"] = f"{drawing[0]} draws random numbers, and each rank would draw different ones"
     if shared:
         found["tensor"] = found["pipeline"] = f"{shared[0]} is used in more than one place"
     return found

@@ -83,7 +83,7 @@ def _refuse_other_shapes(own: State, given: State, held: Held) -> None:
     """Raise ArgumentError on every rank if a tensor of `given` has a different shape than in the model."""
     found = next(
         (
-            f"load: {name} has shape {tuple(given[name].shape)} in the state, and {tuple(mine.shape)} in the model"
+            f"load: {name} has shape {tuple(given[name].shape)} in the state, but {tuple(mine.shape)} in the model"
             for name, mine in own.items()
             if isinstance(mine, Tensor) and isinstance(given[name], Tensor) and mine.shape != given[name].shape
         ),

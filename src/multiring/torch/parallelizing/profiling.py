@@ -101,10 +101,10 @@ def _once(anatomy: Anatomy, calls: dict[str, list[Call]]) -> tuple[dict[str, Spl
     refused = dict(anatomy.refused)
     other = [name for name in anatomy.splits if len(calls[name]) != 1]
     if other:
-        refused.setdefault("tensor", f"{other[0]} is called {len(calls[other[0]])} times in forward, want once")
+        refused.setdefault("tensor", f"{other[0]} is called {len(calls[other[0]])} times in forward; want one call")
     named = [name for name in anatomy.splits if any(not args for args, _, _ in calls[name])]
     if named:
-        refused.setdefault("tensor", f"{named[0]} is given its input by keyword, want it as the first argument")
+        refused.setdefault("tensor", f"{named[0]} gets its input by keyword; pass the input as the first argument")
     return dict(anatomy.splits), refused
 
 
@@ -114,7 +114,7 @@ def _uncut(anatomy: Anatomy, calls: dict[str, list[Call]], samples: int) -> dict
         made = [] if part.module is None else calls[part.name]
         out = made[0][2] if len(made) == 1 else None
         if not isinstance(out, Tensor) or not out.dim() or out.shape[0] != samples:
-            refused = f"{part.name or 'the model'} does not make one tensor whose first dimension counts samples"
+            refused = f"{part.name or 'the model'} does not return a single tensor whose first dimension counts samples"
             return {} if "pipeline" in anatomy.refused else {"pipeline": refused}
     return {}
 

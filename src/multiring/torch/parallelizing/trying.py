@@ -193,7 +193,7 @@ def _apart(loss: float, gradients: dict[str, Tensor], loss_here: float, gradient
     if not math.isfinite(loss) or not math.isfinite(norm):
         return ""
     if abs(loss - loss_here) > _ALIKE * max(1e-6, abs(loss)):
-        return f"the loss of the sample is {loss_here:.6g}, and {loss:.6g} on one rank"
+        return f"the loss of the sample is {loss_here:.6g}, but {loss:.6g} on one rank"
     for name, each in gradients.items():
         here = gradients_here.get(name, torch.zeros_like(each))
         apart = float((here.to_dense() - each.to_dense()).double().norm())
