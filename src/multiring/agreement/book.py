@@ -10,7 +10,8 @@ from multiring.agreement.pending import Pending
 class Book:
     """The undecided operations of a rank's subtree, and its ranks that have joined.
 
-    A place is a bit: 1 stands for the rank itself, 2 for its first child and the child's subtree, 4 for the second, ...
+    A place is a bit: 1 stands for the rank itself, 2 for its first child and the child's subtree, 4 for the second
+    child, and so on.
     """
 
     def __init__(self, rank: int, children: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from multiring.agreement.decisions import Deadlock, Decision, Joined, Lost, Missing, Ready, Refused, Silent
 from multiring.agreement.runs import Runs, ranks_in
 
-FEW = 8  # at most this many ranks are listed for each terms
+FEW = 8  # the maximum number of ranks that are listed for each terms
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 

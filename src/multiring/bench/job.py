@@ -105,7 +105,7 @@ class Jobs:
         """Run a job to its end; `title` is the job's name in messages.
 
         Raises:
-            JobError: the job cannot be started, ended with another code than 0, or missed the deadline.
+            JobError: the job cannot be started, ended with an exit code other than 0, or missed the deadline.
             StoppedError: SIGINT, SIGTERM or SIGHUP came; the job has been ended.
         """
         environment = inherited_environment() | dict(start.variables) | environment_of(job=self._name)

@@ -129,7 +129,7 @@ def _variant(name: str, lab: LabCommand | None) -> Library:
         raise ArgumentError(
             f"{name} differs from multiring only between hosts: give the number of hosts with --hosts H"
         )
-    variant.variables()  # raises if its MPI is not installed
+    variant.variables()  # fails if the peer's MPI is not installed
     engine = "shm" if lab is None else variant.engine
     return OwnWorker(name=name, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
 
@@ -140,7 +140,7 @@ def libraries(against: Sequence[str] | None, lab: LabCommand | None = None) -> t
     The libraries are multiring, the peers and, on one host, the bound.
 
     Args:
-        against: names of peers and variants; None: the usual peers that are installed.
+        against: names of peers and variants; by default the usual peers that are installed.
         lab: how to call a lab's launcher, if the ranks run in a lab.
 
     Raises:

@@ -38,7 +38,7 @@ class Forecast:
         self._tell(f"{jobs} job{'' if jobs == 1 else 's'}: {known}")
 
     def heed(self, text: str) -> None:
-        """Process the message that a job begins.
+        """Record that a job begins.
 
         The first job of the second turn ends the first turn.
         """

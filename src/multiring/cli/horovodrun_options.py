@@ -14,7 +14,7 @@ _MEBIBYTE = 2**20
 
 
 # Option -> (the variable that Horovod's launcher sets for it, type, function from value to text). multiring reads some
-# of these variables. launch/horovod.py has the reasons why the others have no effect.
+# of these variables. launch/horovod.py gives the reasons why the other variables have no effect.
 VALUES: Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]] = MappingProxyType(
     {
         "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", int, lambda mib: str(mib * _MEBIBYTE)),

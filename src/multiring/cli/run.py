@@ -165,7 +165,7 @@ def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
 def program_of(words: list[str]) -> list[str]:
     """Return the command to run for the program's words.
 
-    This Python is put before a .py file that cannot be executed by itself.
+    If a .py file is not executable, the command runs it with this Python.
     """
     if not words or not words[0].endswith(".py") or not Path(words[0]).is_file():
         return words

@@ -14,7 +14,7 @@ _HEAVY = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts about a run that bear on its convergence.
+    """Facts about a run that affect its convergence.
 
     Args:
         batch: samples of a step.

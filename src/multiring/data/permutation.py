@@ -1,4 +1,4 @@
-"""Permutations of 0 ... n - 1 that a key determines. They and their inverses are computed, not stored.
+"""Permutations of 0 ... n - 1 that a key determines. Permutations and their inverses are computed, not stored.
 
 For a large n, a Feistel network works on pairs (x // b, x mod b), with b a power of two near the square root of n. It
 adds to one half modulo a = ceil(n / b), and XORs the other half. The network permutes 0 ... a b - 1, which exceeds n by

@@ -138,7 +138,10 @@ class _Reduction:
             array[...] = whole[start:end].reshape(array.shape)
 
     def _combine(self, rows: Array, group: Group, what: str) -> Array:
-        """Return this rank's slice of the result. `rows` holds its slices of all ranks' arrays, and is overwritten."""
+        """Return this rank's slice of the result.
+
+        `rows` has this rank's slices of all ranks' arrays, and is overwritten.
+        """
         kind = rows.dtype
         held = rows.astype(held_type(kind), copy=False)
         pieces = self._pieces()

@@ -324,7 +324,7 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set, and return whether there was one to remove.
+    """Remove a set, and return whether the set existed.
 
     Every rank of the job calls it. The set of all ranks cannot be removed; the result is then False.
 

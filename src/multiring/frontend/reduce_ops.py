@@ -56,7 +56,7 @@ def chosen_op(op: int | str | None, average: bool | None = None) -> int:
 
 
 class Combination(NamedTuple):
-    """How tensors are combined: scaled, reduced, and scaled again."""
+    """The way to combine tensors: scale, reduce, and scale again."""
 
     op: int
     prescale: float

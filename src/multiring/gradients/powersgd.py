@@ -211,7 +211,7 @@ class Factored:
             line[...] = sent
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of `member`'s compression state; no reduction may be running."""
+        """Return a copy of `member`'s compression state; call this only while no reduction runs."""
         matrix = self._matrices.get(member)
         if matrix is None:
             return CompressionState()

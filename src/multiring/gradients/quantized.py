@@ -96,7 +96,7 @@ class Coded:
             self._owed_places[member][...] = residual
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of `member`'s compression state; no reduction may be running."""
+        """Return a copy of `member`'s compression state; call this only while no reduction runs."""
         return CompressionState(residual=self._owed_places[member].copy("K") if self._owed_places else None)
 
     def load_state(self, member: int, state: CompressionState) -> None:

@@ -49,7 +49,7 @@ class Reduction(Protocol):
         """Start to reduce; return a function that waits for the result, or raises."""
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of `member`'s compression state; no reduction may be running."""
+        """Return a copy of `member`'s compression state; call this only while no reduction runs."""
 
     def load_state(self, member: int, state: CompressionState) -> None:
         """Load the parts of `state` that this reduction uses, for `member`."""
@@ -142,7 +142,7 @@ class Predivided:
             part *= place.dtype.type(factor) if isinstance(place, np.ndarray) else factor
 
     def state(self, member: int) -> CompressionState:
-        """Return a copy of `member`'s compression state; no reduction may be running."""
+        """Return a copy of `member`'s compression state; call this only while no reduction runs."""
         return self._summed.state(member)
 
     def load_state(self, member: int, state: CompressionState) -> None:

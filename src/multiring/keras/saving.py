@@ -1,7 +1,7 @@
 """Saving of a distributed model: rank 0 alone writes while callbacks run, and files are always complete.
 
 All ranks call the same callbacks in the same order, but a callback may save on some ranks only. The ranks therefore
-exchange events in rounds. A rank takes part in a round whenever it wants to save, and when its callbacks are done.
+exchange events in rounds. A rank joins a round whenever it wants to save, and when its callbacks are done.
 Rank 0 reports each path that it has saved. Another rank that wants to save repeats rounds until rank 0 has saved to the
 same path, and then continues, because the file is complete. If rank 0 finishes its callbacks without saving to that
 path, the other rank writes the file itself. In the last round all ranks are done.

@@ -1,7 +1,8 @@
 """Steps of `fit` and `evaluate` on this rank's part of a batch.
 
-The batch carries the sample counts of the part beside the user's data (`multiring.keras.shards`). They are removed
-before the model's own `train_step` or `test_step` is called, so that it gets the same structure as in one process.
+The batch carries the sample counts of the part beside the user's data (`multiring.keras.shards`). The counts are
+removed before the model's own `train_step` or `test_step` is called. The step then gets the same structure as in one
+process.
 """
 
 import functools

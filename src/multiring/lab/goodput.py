@@ -1,6 +1,6 @@
 """Measure the goodput of plain sockets between a lab's hosts.
 
-It is the upper bound for the libraries' rates.
+The goodput is the upper bound for the libraries' rates.
 """
 
 import multiprocessing

@@ -34,7 +34,7 @@ def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
     """Split the CPUs into one disjoint set of neighbouring CPUs for each rank.
 
     Every CPU is used. If there are more ranks than CPUs, every rank gets all CPUs. Hardware threads of one core stay
-    together as far as the counts allow.
+    together if the numbers of CPUs and ranks allow it.
     """
     ordered = sorted(core_of, key=lambda cpu: (core_of[cpu], cpu))
     if ranks > len(ordered):

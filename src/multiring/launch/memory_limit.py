@@ -24,7 +24,7 @@ def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | Non
         if "memory" in controllers.split(","):
             folders = [mounts / "memory" / path.lstrip("/"), mounts / "memory"]
         elif not controllers:
-            folders = [mounts / path.lstrip("/"), mounts]  # in a container the path may be the host's
+            folders = [mounts / path.lstrip("/"), mounts]  # in a container, the path may belong to the host
         else:
             continue
         for folder in folders:

@@ -241,7 +241,7 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
         try:
             prove_turned(promise, moves, np.concatenate([before, is_fixed]), turn)
         except ScheduleError:
-            # The proof of all moves decides, and its error names ranks.
+            # The proof of all moves makes the decision, because its error names ranks.
             if not _is_short(phases, frame.ranks):
                 raise
         else:
@@ -255,7 +255,7 @@ def _prove_line(promise: Promise, frame: Frame, patterns: Sequence[_Alike]) -> N
 
 
 def _turn_of(promise: Promise, effects: Sequence[Effect]) -> Turn | None:
-    """Return how a line's chunks rotate under patterns with these effects; None if they do not rotate."""
+    """Return the rotation of a line's chunks under patterns with these effects; None if the chunks do not rotate."""
     if promise.ranks == 1:
         return None
     if all(effect is Effect.ALL_REDUCE for effect in effects):

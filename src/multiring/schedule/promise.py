@@ -27,9 +27,9 @@ class Promise:
     complete: int  # the mask of a finished sum; 0 if the collective does not sum
     layout: Layout
     channels: int
-    roundings: int  # how many REDUCEs a contribution may pass through
-    codings: int = 0  # the most lossy wires a contribution may pass before it is summed; as many again after the sum
-    is_quiet: bool = False  # whether a wanted chunk must have no readers left when its rank is done
+    roundings: int  # the number of REDUCEs that a contribution may pass
+    codings: int = 0  # the most lossy wires of a contribution before it is summed; the same number may follow the sum
+    is_quiet: bool = False  # whether all readers of a wanted chunk must be done when its rank is done
     turns: bool = False  # whether rank i's promise is rank 0's, with ranks and chunks rotated by i (turn.py)
     stays: bool = False  # whether rank i's promise is rank 0's, with ranks rotated by i and chunks unchanged
     pairs: bool = False  # whether a home is a pair of ranks, from * ranks + to, instead of one block of `ranks`

@@ -15,7 +15,7 @@ _MOST = 1 << 20
 
 
 def names_of(pattern: str) -> list[str]:
-    """Return the names that `pattern` stands for; a plain name stands for itself.
+    """Expand `pattern` into names; a plain name gives itself.
 
     Raises:
         ArgumentError: `pattern` is neither a name nor a pattern.
@@ -34,7 +34,7 @@ def names_of(pattern: str) -> list[str]:
 
 
 def patterns_of(names: Iterable[str]) -> list[str]:
-    """Return patterns that stand for `names`, in the same order: consecutive numbered names become one pattern."""
+    """Return patterns for `names`, in the same order; consecutive numbered names become one pattern."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _follows(runs[-1][-1], name):

@@ -198,7 +198,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress up to the newest batch, to be saved with the model.
 
-        It is the same on all ranks. It is valid for any number of ranks and workers, and for any batch size.
+        The progress is the same on all ranks. It is valid for any number of ranks and workers, and for any batch size.
         """
         return self._rolled().state_dict()
 

@@ -91,7 +91,7 @@ def open_source(
 
 
 def _names(storage: Storage, kind: str | None) -> list[str]:
-    """Return a data set's files, or only its manifest or index if there is one: not every source can list files."""
+    """Return a data set's files, or its manifest or index alone, because not every source can list files."""
     telling = {None: (MANIFEST,), "pack": (MANIFEST,), "mds": (INDEX,)}
     for name in telling.get(kind, ()):
         try:

@@ -386,7 +386,7 @@ class StorageFile(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as the file has bytes, and return their number."""
+        """Fill the buffer with the file's remaining bytes, and return the number of bytes."""
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self._size - self._place))
         if count:

@@ -70,7 +70,7 @@ def is_tfrecord(name: str) -> bool:
 
 
 def _codec_of(storage: Storage, name: str) -> str | None:
-    """Return a file's compression; None if it begins with a valid record, even if that looks like compressed data."""
+    """Return a file's compression; None if a valid record comes first, even if it looks like compressed data."""
     head = read(storage, name, 0, min(storage.size(name), _HEAD.size))
     if len(head) == _HEAD.size and _HEAD.unpack(head)[1] == masked_crc(head[:8]):
         return None

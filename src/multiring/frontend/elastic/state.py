@@ -1,6 +1,6 @@
 """Elastic training: a program commits its state, and resumes from the last commit after a failure.
 
-The membership is fixed: a job resumes with the ranks it started with. A rank that lost its connections joins the others
+The membership is fixed: a job resumes with its original ranks. A rank that lost its connections joins the other ranks
 again. If a rank is gone for good, the job ends.
 """
 
@@ -21,7 +21,7 @@ Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
 Gather = Callable[[Any], Sequence[Any]]  # this rank's object -> all ranks' objects, by rank
 
 _log = logging.getLogger("multiring")
-# The training gives up after so many failures in a row without a commit.
+# The training gives up after this number of failures in a row without a commit.
 _MOST_FAILURES = 10
 
 
@@ -72,7 +72,7 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Register functions to call each time the ranks have joined the job again.
 
-        They are called before the state is synchronised.
+        The functions are called before the state is synchronised.
         """
         self._reset_callbacks.extend(callbacks)
 

@@ -117,7 +117,7 @@ def _tensor(parallelism: Parallelism, profile: Profile, prices: Prices) -> Secon
 
 
 def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Seconds:
-    """Forecast a 1F1B pipeline. If ranks share cores, a stage that waits leaves its cores to the others."""
+    """Forecast a 1F1B pipeline. If ranks share cores, a waiting stage leaves its cores to the other stages."""
     units, m = profile.units, parallelism.microbatches
     places = stages_of(units, parallelism.size(Axis.PIPELINE))
     whole = sum(unit.seconds for unit in units) or 1.0

@@ -38,7 +38,7 @@ _SEVERAL_HOSTS = (
 class Identity:
     """A rank's numbers in its job, and the address and secret of the rendezvous.
 
-    - `secret` may be empty if the address is an abstract socket, because the kernel tells the user of the other end.
+    - `secret` may be empty if the address is an abstract socket, because the kernel reports the user at the other end.
       Then rank 0 draws a secret and sends it to the others; see `Rendezvous.secret`.
     - `local_rank` and `local_size` are None if the launcher does not set them.
     - `source` names the launcher.

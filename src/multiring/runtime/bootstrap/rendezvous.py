@@ -95,8 +95,9 @@ class Rendezvous:
     def secret(self) -> bytes:
         """Return the job's secret, the same on all ranks and never empty.
 
-        If the launcher gave no secret, which is allowed with an abstract Unix socket, rank 0 draws one and sends it to
-        the others. Another rank then waits until it has reached rank 0, and raises the same errors as `exchange`.
+        If the launcher gave no secret, which is allowed with an abstract Unix socket, rank 0 draws a secret and sends
+        it to the other ranks. Another rank then waits until it has reached rank 0, and raises the same errors as
+        `exchange`.
         """
         return self._end.secret()
 

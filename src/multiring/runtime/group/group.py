@@ -47,7 +47,7 @@ class Group(Collectives):
 
         Args:
             services: the objects that all groups of this process share.
-            ranks: the group's ranks by their numbers in the native core, in the group's order. This process is one.
+            ranks: the group's ranks by their numbers in the native core, in the group's order, including this process.
             topology: the hosts of the ranks and the links between them.
             key: the group's unique name.
             engine: the engine that transfers the group's data; None uses the native core.

@@ -75,7 +75,7 @@ class KnownSizes:
     def all_to_all_rows(
         self, source: Buffer, out: Buffer, rows: tuple[Sequence[int], Sequence[int]], title: str, *, waits: bool
     ) -> Handle:
-        """Send each rank its rows of `source`; receive the others' rows into `out`.
+        """Send each rank its rows of `source`; receive the other ranks' rows into `out`.
 
         A rank knows its own numbers of rows only, not the numbers between two other ranks.
 

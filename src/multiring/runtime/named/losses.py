@@ -6,8 +6,8 @@ from multiring.errors import MultiringError, PeerLostError, StateError
 class Losses:
     """The lost ranks of one set.
 
-    Deaths come first, because another rank's death may be the reason for leaving. The object is true if any rank is
-    lost.
+    A dead rank is reported before a rank that left, because the death may be the reason for leaving. The object is true
+    if any rank is lost.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class Closing(Protocol):
     """A part of a group that is closed when the group ends."""
 
     def close(self) -> None:
-        """Make calls that wait for this part fail."""
+        """Make the waiting calls of this part fail."""
 
 
 Part = TypeVar("Part", bound=Closing)
@@ -57,7 +57,7 @@ class GroupState:
 
         Args:
             group: the ranks, numbered as in torch, in a group that only this object uses.
-            timeout_s: the timeout of operations whose call gives none, in seconds.
+            timeout_s: the timeout in seconds of operations that are called without a timeout.
         """
         self.group = group
         self.calls = group.calls

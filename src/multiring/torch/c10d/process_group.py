@@ -49,7 +49,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
             group: the ranks, numbered as in torch, in a group that only this object uses.
             store: torch's store for these ranks.
             name: torch's name of the group.
-            timeout_s: the timeout of operations whose call gives none, in seconds.
+            timeout_s: the timeout in seconds of operations that are called without a timeout.
             on_end: called once when the group ends, with "was destroyed" or "was aborted".
         """
         _TorchGroup.__init__(self, group.rank, group.size)
@@ -170,7 +170,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
             raise torch_error("allocate_tensor", error) from error
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later operations whose call gives none."""
+        """Set the timeout of later operations that are called without a timeout."""
         self.default_timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -218,7 +218,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
 
         Args:
             new_ranks: the ranks of the new group, as numbered in this group.
-            timeout: the timeout of operations whose call gives none; by default this group's.
+            timeout: the timeout of operations that are called without a timeout; by default this group's timeout.
             opts: None, or a Backend.Options whose timeout is used if `timeout` is None.
             group_name: a name that no other group has; by default, it is derived from this group's name.
             group_desc: a description of the group's purpose.
