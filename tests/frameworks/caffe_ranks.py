@@ -172,7 +172,7 @@ def solves_and_knows_its_thread(caffe: Any, mc: Any, folder: Path, own: Path) ->
 
     def make_elsewhere() -> None:
         with pytest.raises(
-            ArgumentError, match="Caffe counts 1 solvers on this thread, and there are 2 ranks"
+            ArgumentError, match="Caffe counts 1 solvers on this thread, but there are 2 ranks"
         ) as raised:
             mc.distribute(caffe.get_solver(path))
         refused.append(str(raised.value))

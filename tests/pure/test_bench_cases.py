@@ -44,7 +44,7 @@ def test_a_size_is_read_as_it_is_written(size: int) -> None:
         ({"dtype": "float8"}, "unknown type 'float8', want one of bfloat16"),
         ({"op": "xor"}, "unknown operation 'xor', want one of sum"),
         ({"ranks": 0}, "a job of 0 ranks: want at least 1"),
-        ({"size_bytes": 6}, "6 bytes of float32 cannot be the buffer of all_reduce on 3 ranks, want a multiple of 4"),
+        ({"size_bytes": 6}, "6 bytes of float32 cannot be the buffer of all_reduce on 3 ranks; want a multiple of 4"),
         ({"size_bytes": 64, "collective": "all_gather"}, "want a multiple of 12, like 60"),
         ({"op": "max", "collective": "broadcast"}, "broadcast does not reduce"),
     ],

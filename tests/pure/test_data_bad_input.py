@@ -161,7 +161,7 @@ def test_a_shard_of_mds_whose_header_claims_another_size(tmp_path: Path) -> None
         (b"\x0a\xff", r"index out of range|claims"),
         (b"\x0a\x7f\x00", "a field claims 127 bytes of 1"),
         (b"\x08\x01", "found a number, want a message"),
-        (b"\x0b\x01", "a field of kind 3"),
+        (b"\x0b\x01", "a field has the unknown kind 3"),
         (b"\x08" + b"\xff" * 10, "a number of more than 64 bits"),
     ],
 )
@@ -196,7 +196,7 @@ def with_pack(place: Path, change: Callable[[dict[str, Any]], None]) -> str:
         (lambda told: told["shards"].append(told["shards"][0]), "shards; want 1 to .*, of different names"),
         (lambda told: told["shards"][0].update(samples=True), "True is not a count: want an integer"),
         (lambda told: told["shards"][0].update(size_bytes=-1), "-1 is not a count: want an integer"),
-        (lambda told: told["fields"][0].update(kind="pickle"), "fields of kind .*pickle.*; want"),
+        (lambda told: told["fields"][0].update(kind="pickle"), "fields have the kinds .*pickle.*; want only"),
         (lambda told: told["shards"][0].update(samples=told["shards"][0]["samples"] + 1), "want int64"),
         (lambda told: told["shards"][0].update(size_bytes=10), "sample 0: its field array lies outside its shard"),
         (lambda told: told.update(index_xxh3="0"), "is damaged, or belongs to another pack: its xxh3"),
@@ -279,7 +279,7 @@ def test_what_a_data_set_is_asked(tmp_path: Path) -> None:
     data = Dataset(data_sets.npy(tmp_path / "d"))
     with pytest.raises(ArgumentError, match="2 weights for 12 samples"):
         data.weighted([1, 1])
-    with pytest.raises(IndexError, match="sample 12 of 12"):
+    with pytest.raises(IndexError, match="sample 12 does not exist: the data set has 12 samples"):
         data[12]
     with pytest.raises(ArgumentError, match="with format='npy': want a pack, which has check sums"):
         Dataset(data_sets.npy(tmp_path / "e"), format="npy", cache=tmp_path / "cache")
@@ -295,7 +295,7 @@ TOPOLOGY = '[[rails]]\ninterface = "eth0"\nbandwidth_mbit_per_s = 941\n[[hosts]]
         (["bench", "DATA", "--seconds", "nan"], "--seconds nan: want > 0"),
         (
             ["stage", "DATA", "--format", "npy"],
-            "--format npy: only packs are staged; make one with multiring data pack",
+            "--format npy: only packs can be staged; make a pack with multiring data pack",
         ),
         (["stage", "DATA", "--quota=-1MB"], "'-1MB': want a size like 64MiB or 56.6MB"),
         (["stage", "DATA", "--quota", "1 megabyte"], "'1 megabyte': want a size like 64MiB or 56.6MB"),

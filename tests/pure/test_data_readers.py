@@ -154,7 +154,7 @@ def test_images_that_unpack_to_too_much_are_refused_before_they_do(tmp_path: Pat
         with pytest.raises(DataError, match="claims 7 x 9 pixels"):
             decoded("it", picture(1, ending), few)
     root = Path(MAKERS["mds-zstd"](tmp_path / "d"))
-    with pytest.raises(DataError, match="limit of what is unpacked"):
+    with pytest.raises(DataError, match="limit for data that is unpacked"):
         opened("mds-zstd", str(root), limits=Limits(group_bytes=100))
     shard = root / "shard.00000.mds.zstd"
     bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 26))

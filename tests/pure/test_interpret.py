@@ -195,7 +195,7 @@ def test_an_average_divides_and_does_not_multiply_by_a_reciprocal() -> None:
 
 def test_an_accumulation_that_would_lose_bits_is_refused() -> None:
     schedule = build("ring", frame_on(Collective.ALL_REDUCE, (3,)))
-    with pytest.raises(ScheduleError, match="sum of float16 needs wide accumulation, the schedule has same"):
+    with pytest.raises(ScheduleError, match="sum of float16 needs wide accumulation, but the schedule has same"):
         interpret(schedule, [np.zeros(9, np.float16)] * 3)
     schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2, 2)), Accumulation.WIDE)
     with pytest.raises(ScheduleError, match="average of int8 needs once accumulation"):

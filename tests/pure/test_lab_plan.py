@@ -72,9 +72,9 @@ def test_a_rate_no_link_can_have(text: str) -> None:
         ({"hosts": 2, "rails": ()}, "a lab with 0 rails: want at least 1"),
         (
             {"hosts": 255, "slots": 3},
-            r"255 hosts with 3 slots each are more than .* \(10.77.0.0/24\), want at most 254",
+            r"255 hosts with 3 slots each are more than .* \(10.77.0.0/24\); want at most 254",
         ),
-        ({"hosts": 2, "rails": (None,) * 17}, "17 rails are too many, want at most 16"),
+        ({"hosts": 2, "rails": (None,) * 17}, "17 rails are too many; want at most 16"),
         ({"hosts": 2, "racks": 3}, "3 racks for 2 hosts"),
         ({"hosts": 2, "uplink": GIGABIT}, "an uplink of 1gbit needs several racks, but the lab has only one"),
     ],

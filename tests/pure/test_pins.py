@@ -70,7 +70,7 @@ GOOD = pins_text(_plans()[:1], RACKED)
         ("shape = ", "shapes = ", "unknown key 'shapes'"),
         ('shape = "', 'shape = 3 # "', "shape = 3: want shape = TEXT"),
         ("root = 0", "root = 0\nroots = 1", "unknown key 'roots'; known are collective"),
-        ("root = 0", "root = 'a'", "root = 'a': want what multiring plan --save writes"),
+        ("root = 0", "root = 'a'", "root = 'a': want a value from multiring plan --save"),
         ("root = 0", "root = 0\nsegment_bytes = 0", "segment_bytes = 0: want an integer > 0"),
         ('collective = "all_reduce"', 'collective = "reduce"', "for reduce is not valid: 'reduce' is not a valid"),
         ('accumulation = "same"', 'accumulation = "odd"', "for all_reduce is not valid: 'ODD'"),

@@ -71,4 +71,4 @@ def test_ranks_with_different_plans_all_raise(tmp_path: Path) -> None:
 
 def test_a_plan_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     for text in run_ranks(refused, 2, plan=str(tmp_path / "none.toml")):
-        assert "want what multiring plan --save writes" in text
+        assert "want a file from multiring plan --save" in text

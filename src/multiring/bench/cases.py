@@ -44,7 +44,7 @@ class Question:
         if self.collective != "barrier" and (self.size_bytes < step or self.size_bytes % step):
             raise ArgumentError(
                 f"{self.size_bytes} bytes of {self.dtype} cannot be the buffer of {self.collective} on {self.ranks} "
-                f"ranks, want a multiple of {step}, like {max(self.size_bytes // step, 1) * step}"
+                f"ranks; want a multiple of {step}, like {max(self.size_bytes // step, 1) * step}"
             )
         if self.op != "sum" and self.collective not in _REDUCING:
             raise ArgumentError(f"{self.collective} does not reduce, so it takes no operation {self.op!r}")

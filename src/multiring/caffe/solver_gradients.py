@@ -52,7 +52,7 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
     told = getattr(caffe, "solver_count", lambda: members.size)()
     if told != members.size:
         raise ArgumentError(
-            f"distribute: Caffe counts {told} solvers on this thread, and there are {members.size} ranks, so all ranks "
+            f"distribute: Caffe counts {told} solvers on this thread, but there are {members.size} ranks, so all ranks "
             "would train on the same records. Call multiring.caffe.shard() on this thread, then make the solver"
         )
     shared_gradients = SolverGradients(solver, wire, process_set)

@@ -204,7 +204,7 @@ def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tu
 
 def _check_plot(arguments: argparse.Namespace) -> None:
     if arguments.kind == "barrier":
-        raise ArgumentError(f"--plot {arguments.plot}: a barrier has no sizes to plot, want another collective")
+        raise ArgumentError(f"--plot {arguments.plot}: a barrier has no sizes to plot; use another collective")
     check_plot(arguments.plot)
 
 

@@ -233,7 +233,9 @@ def _cache(arguments: argparse.Namespace) -> BlockCache:
 
 def _stage(arguments: argparse.Namespace) -> int:
     if arguments.format not in {None, "pack"}:
-        raise ArgumentError(f"--format {arguments.format}: only packs are staged; make one with multiring data pack")
+        raise ArgumentError(
+            f"--format {arguments.format}: only packs can be staged; make a pack with multiring data pack"
+        )
     source, cache = storage_of(arguments.url), _cache(arguments)
     group = init()
     try:

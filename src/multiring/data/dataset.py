@@ -370,7 +370,7 @@ class Mixture:
         """Return a sample. Numbers count through the data sets, one after the other."""
         owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
         if not 0 <= owner < len(self._datasets):
-            raise IndexError(f"sample {number} of {len(self)}")
+            raise IndexError(f"sample {number} does not exist: the data set has {len(self)} samples")
         return self._datasets[owner].sample(number - int(self._firsts[owner]), epoch, draw)
 
     def follow_job(self) -> int:

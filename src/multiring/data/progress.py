@@ -67,9 +67,7 @@ class Progress:
             wanted["order"] = str
         for name, kind in wanted.items():
             if not isinstance(state.get(name), kind):
-                raise ArgumentError(
-                    f"state of a data set: {name} is {state.get(name)!r}, want what state_dict returned"
-                )
+                raise ArgumentError(f"state of a data set: {name} is {state.get(name)!r}; want a state from state_dict")
         if state["format"] not in {_FIRST, FORMAT}:
             raise ArgumentError(
                 f"state of a data set in format {state['format']}, want {FORMAT}: was it saved by another version?"

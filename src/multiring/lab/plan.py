@@ -89,7 +89,7 @@ class Plan:
         if self.hosts > most:
             raise ArgumentError(
                 f"{self.hosts} hosts with {self.slots_text} slots each are more than there are addresses on a rail "
-                f"({self.subnet(0)}), want at most {most} hosts"
+                f"({self.subnet(0)}); want at most {most} hosts"
             )
         if len(self.slots_of_hosts) != self.hosts:
             raise ArgumentError(
@@ -97,7 +97,7 @@ class Plan:
                 "hosts: want one number for each host, or one number for all"
             )
         if self.num_rails > _MOST_RAILS:
-            raise ArgumentError(f"{self.num_rails} rails are too many, want at most {_MOST_RAILS}")
+            raise ArgumentError(f"{self.num_rails} rails are too many; want at most {_MOST_RAILS}")
         if self.racks > self.hosts:
             raise ArgumentError(f"{self.racks} racks for {self.hosts} hosts: a rack would be empty")
         if self.uplink is not None and self.racks == 1:

@@ -28,7 +28,7 @@ def position_of(hosts: str, foreign: Mapping[str, str]) -> HorovodPosition:
     text = next((foreign[name] for name in _RANKS if name in foreign), None)
     places = positions_on(parse_hosts(hosts))
     if text is None or not text.isdecimal() or int(text) >= len(places):
-        raise LaunchError(f"mpiexec says rank {text}, want 0 to {len(places) - 1} in {' or '.join(_RANKS)}")
+        raise LaunchError(f"mpiexec gives rank {text} in {' or '.join(_RANKS)}: want 0 to {len(places) - 1}")
     return places[int(text)]
 
 

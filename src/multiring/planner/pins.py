@@ -101,7 +101,7 @@ def _plan_of(entry: Any) -> tuple[Task, Plan]:
         raise ArgumentError(f"a pinned plan: unknown key {strange[0]!r}; known are {', '.join(known)}")
     for key, kind in _WANTED.items():
         if not isinstance(entry.get(key), kind):
-            raise ArgumentError(f"a pinned plan: {key} = {entry.get(key)!r}: want what multiring plan --save writes")
+            raise ArgumentError(f"a pinned plan: {key} = {entry.get(key)!r}: want a value from multiring plan --save")
     cut = entry.get("segment_bytes")
     if cut is not None and (not isinstance(cut, int) or cut < 1):
         raise ArgumentError(f"a pinned plan: segment_bytes = {cut!r}: want an integer > 0, or leave it out")

@@ -80,7 +80,8 @@ def combine(operands: Sequence[Array], op: str, accumulation: Accumulation, rank
     needed = accumulation_of(dtype, op)
     if needed > accumulation:
         raise ScheduleError(
-            f"{op} of {dtype} needs {needed.name.lower()} accumulation, the schedule has {accumulation.name.lower()}"
+            f"{op} of {dtype} needs {needed.name.lower()} accumulation, but the schedule has "
+            f"{accumulation.name.lower()}"
         )
     wide = dtype
     if _is_float16(dtype):

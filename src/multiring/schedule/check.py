@@ -114,7 +114,7 @@ def _prove_channels(moves: Moves, rank: int, channels: int) -> None:
     """Raise ScheduleError unless `moves` use all channels: the executor counts a program's channels."""
     used = sorted(set(moves.channel.tolist()))
     if used not in ([], list(range(channels))):
-        raise ScheduleError(f"rank {rank}: moves on channels {used}, want all {channels} of the schedule")
+        raise ScheduleError(f"rank {rank}: moves on channels {used}; want moves on all {channels} channels")
 
 
 def _roundings(schedule: Schedule) -> int:

@@ -136,9 +136,9 @@ def parsed(what: str, data: bytes) -> Manifest:
             raise ValueError(f"{len(shards)} shards; want 1 to {_MOST_SHARDS}, of different names")
         for each in fields:
             if each.kind == "number" and each.dtype not in {"", "bool"} and np.dtype(each.dtype).kind not in "iub":
-                raise ValueError(f"numbers of type {each.dtype!r}")
+                raise ValueError(f"numbers have the unknown type {each.dtype!r}")
         if not all(each.kind in KINDS and isinstance(each.name, str) for each in fields):
-            raise ValueError(f"fields of kind {sorted({str(each.kind) for each in fields})}; want {KINDS}")
+            raise ValueError(f"fields have the kinds {sorted({str(each.kind) for each in fields})}; want only {KINDS}")
         return Manifest(
             fields=fields,
             shards=shards,

@@ -65,7 +65,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
     if dtype.hasobject:
         refuse_pickle(what, "its array of Python objects")
     if any(each < 0 for each in shape):
-        raise DataError(f"{what} claims the shape {shape}")
+        raise DataError(f"{what} has the invalid shape {shape}")
     found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
     # Python's integers cannot overflow, so this check also rejects shapes whose size exceeds 64 bits.
     require_size(what, found.size_bytes, size - found.begin, "the rest of the file")
@@ -97,7 +97,7 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         version = np.lib.format.read_magic(file)
         reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in reads:
-            raise ValueError(f"version {version} of .npy")
+            raise ValueError(f"unknown version {version} of the .npy format")
         return (*reads[version](file, max_header_size=_HEADER_BYTES), file.tell())
 
 

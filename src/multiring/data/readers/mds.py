@@ -89,7 +89,7 @@ class _MdsShard:
         if self.size_bytes != int((packed or raw)["bytes"]):
             raise DataError(f"{self.what} has {self.size_bytes} bytes, but its index says {(packed or raw)['bytes']}")
         if self.compression:
-            require_size(self.what, self.raw_bytes, limits.group_bytes, "the limit of what is unpacked at once")
+            require_size(self.what, self.raw_bytes, limits.group_bytes, "the limit for data that is unpacked at once")
         if not 0 <= self.samples <= self.raw_bytes // 4:
             raise DataError(f"{self.what} of {self.raw_bytes} bytes claims {self.samples} samples")
         names, encodings, sizes = told["column_names"], told["column_encodings"], told["column_sizes"]

@@ -200,7 +200,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in {1, 5}:
             size = 8 if kind == 1 else 4
         else:
-            raise ValueError(f"a field of kind {kind}")
+            raise ValueError(f"a field has the unknown kind {kind}")
         if size > len(data) - place:
             raise ValueError(f"a field claims {size} bytes of {len(data) - place}")
         yield key >> 3, data[place : place + size]

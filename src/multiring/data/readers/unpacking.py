@@ -45,7 +45,9 @@ def unpacked(what: str, data: bytes, codec: str, most: int) -> bytes:
         while piece := stream.read(_PIECE):
             taken += len(piece)
             if taken > most:
-                raise DataError(f"{what} unpacks to more than {most} bytes, the limit of what is unpacked at once")
+                raise DataError(
+                    f"{what} unpacks to more than {most} bytes, the limit for data that is unpacked at once"
+                )
             pieces.append(piece)
     return b"".join(pieces)
 

@@ -145,5 +145,5 @@ def _entries(told: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
     for name, each in told.items():
         begin, end = shape_of(each["data_offsets"])
         if not isinstance(each["dtype"], str):
-            raise TypeError(f"type {each['dtype']!r}")
+            raise TypeError(f"the type {each['dtype']!r} is not text")
         yield name, Entry(each["dtype"], shape_of(each["shape"]), begin, end)

@@ -242,7 +242,7 @@ def scalar_of(kind: Kind, data: bytes) -> Any:
     """Return a NumPy scalar made of `data`; raise ValueError if the number of bytes is wrong."""
     array = np.empty(1, numpy_dtype(kind))
     if array.nbytes != len(data):
-        raise ValueError(f"{len(data)} bytes of a {kind}")
+        raise ValueError(f"{len(data)} bytes do not make a {kind}")
     memory = _bytes_of(array)
     memory[:] = data
     return array[0]

@@ -118,7 +118,8 @@ class EngineCalls(Calls):
         """
         del array, out, copies
         raise UnsupportedError(
-            f"copies between arrays of the engine {self.engine.name} are not supported: want one array"
+            f"copies between arrays of the engine {self.engine.name} are not supported: use one array for input and "
+            "output"
         )
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:

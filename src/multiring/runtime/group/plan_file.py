@@ -18,7 +18,7 @@ def read_pins(path: str | Path) -> Pins:
     try:
         return pins_of(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"plan file {str(path)!r}: {error}; want what multiring plan --save writes") from None
+        raise ArgumentError(f"plan file {str(path)!r}: {error}; want a file from multiring plan --save") from None
     except ArgumentError as error:
         raise ArgumentError(f"plan file {str(path)!r}: {error}") from None
 

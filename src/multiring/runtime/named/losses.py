@@ -42,6 +42,6 @@ def refusal(title: str, broken: MultiringError | None) -> MultiringError:
     The error is `broken`, or says that this rank has joined.
     """
     if broken is None:
-        return StateError(f"{title}: this rank has joined; wait for that first")
+        return StateError(f"{title}: this rank has joined; wait for the join first")
     text = str(broken)
     return type(broken)(text if text.startswith(f"{title}: ") else f"{title}: {text}")

@@ -50,7 +50,9 @@ class NoiseWatch:
     def begin_adascale(self, scale: float, batch: int) -> AdaScale:
         """Return an AdaScale that receives each measurement from now on."""
         if self._every != 1:
-            raise ArgumentError(f"AdaScale with a noise scale of every {self._every} steps; want noise_scale(every=1)")
+            raise ArgumentError(
+                f"AdaScale needs a noise scale of each step, not of every {self._every} steps: use noise_scale(every=1)"
+            )
         self._adascale = AdaScale(scale, batch)
         return self._adascale
 
