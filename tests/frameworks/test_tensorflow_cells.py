@@ -1,4 +1,4 @@
-"""A random sample of TensorFlow's table of cells."""
+"""A random sample of TensorFlow's table of cells; benchmarks/evidence_horovod.py runs all."""
 
 import sys
 
@@ -7,7 +7,7 @@ from tests.wire.ranks import run_ranks
 
 pytest.importorskip("tensorflow")
 cells = pytest.importorskip("tests.frameworks.tensorflow_cells")
-CELLS, SEED = 90, 20261124
+CELLS, SEED = 60, 20261124
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from tests.frameworks.distribute_cases import Stream, data, seed
 from tests.frameworks.distribute_cases import network as classifier
 from tests.frameworks.plain import backward, join, loss_of, network
 from tests.frameworks.sharing import expect, sgd
+from tests.frameworks.test_horovod_programs import forked
 from tests.wire.ranks import Here, run_ranks
 from torch import nn
 from torch.utils.data import DataLoader
@@ -200,12 +199,8 @@ print([str(each.message) for each in caught])
 def test_horovods_programs_are_warned_once(tmp_path: Path) -> None:
     script = tmp_path / "clips.py"
     script.write_text(HOROVOD)
-    launcher = [sys.executable, "-m", "multiring", "run", "--horovod", "-n", "2", sys.executable, str(script)]
-    done = subprocess.run(launcher, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^\[\d\] (\[.*\])$", done.stdout, re.MULTILINE)
-    assert len(lines) == 2, done.stdout
-    for line in lines:
+    for told in forked(2, script):
+        [line] = re.findall(r"^(\[.*\])$", told, re.MULTILINE)
         assert line.count("optimizer.synchronize()") == 1
         assert "as in Horovod" in line
 

@@ -6,7 +6,7 @@ import pytest
 from tests.frameworks.cells import cells_of, run_cells, sample
 from tests.wire.ranks import run_ranks
 
-CELLS, SEED = 240, 20261121
+CELLS, SEED = 160, 20261121
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

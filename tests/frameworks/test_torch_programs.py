@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.frameworks.program_cases import CASES, STEPS, apart, is_close, losses
+from tests.frameworks.program_cases import CASES, STEPS, apart, is_close
 from tests.frameworks.program_ranks import PROGRAMS, ProgramError, environment_of, losses_of
 from tests.frameworks.scripts import Start, run_script
 from tests.wire.ranks import Process
@@ -81,7 +81,7 @@ def test_torchrun_needs_the_name_alone() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == losses("ddp", 2, "gloo")
+    assert json.loads(done.stdout.splitlines()[-1]) == forked_losses("ddp.py", 2, "--steps", str(STEPS), backend="gloo")
 
 
 def test_a_program_that_fails_is_named() -> None:

@@ -14,7 +14,7 @@ import multiring.torch as mt
 from multiring.gradients.loss_scale import LossScale
 
 WIDTH, SAMPLES = 40, 4
-HEALTHY = 20
+HEALTHY = 10  # two of each kind
 
 
 def test_six_sick_runs_are_named_once() -> None:
