@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from tests.wire.faults import kill
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.wire.ranks import Here, Process, report_of, run_ranks
 
 import multiring
 
@@ -132,10 +132,11 @@ def curve(here: Here, steps: int) -> list[float]:
 
 def test_one_loss_curve_on_any_number_of_ranks() -> None:
     pytest.importorskip("optax")
-    (alone,) = run_ranks(curve, 1, 50)
+    process = Process(nursery="jax", beforehand=("optax",))
+    (alone,) = run_ranks(curve, 1, 50, process=process)
     assert alone[-1] < alone[0] / 2
-    for ranks in (2, 3, 4):
-        for losses in run_ranks(curve, ranks, 50, deadline_s=PATIENT_S):
+    for ranks in (2, 4):  # test_digits_alike.py trains on three
+        for losses in run_ranks(curve, ranks, 50, process=process, deadline_s=PATIENT_S):
             assert losses == pytest.approx(alone, rel=1e-10)
 
 
