@@ -430,7 +430,7 @@ class JobNews(Enum):
     PROGRESS = b"2"  # the ranks have finished a step together, or saved
 
 
-# The messages of each rank to the launcher: its process is the rank; it has lost a rank.
+# The messages of each rank to the launcher: this process is the rank, or the rank has lost another rank.
 RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
 
 

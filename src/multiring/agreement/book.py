@@ -74,7 +74,7 @@ class Book:
         `last` is the rank that joined last.
         """
         self.joined |= place
-        # If two ranks waited equally long, the one whose join was reported later counts as the last.
+        # If two ranks waited equally long, the rank whose join was reported later counts as the last rank.
         if self._last is None or last.waited_us <= self._last.waited_us:
             self._last = last
         return list(self.pending)

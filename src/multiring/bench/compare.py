@@ -314,7 +314,7 @@ def cores_for(ranks: int) -> tuple[int, ...]:
 
 def check_memory(question: Question, pool_bytes: int) -> None:
     """Raise ArgumentError if the ranks' buffers would not fit into this machine's memory."""
-    # Input and output may be two buffers, and verifying one buffer needs as much again.
+    # Input and output may be two buffers. The verification of a buffer needs the same amount of memory again.
     needed = question.ranks * (2 * max(pool_bytes, question.size_bytes) + 4 * question.size_bytes)
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _MEMORY_SHARE * present:

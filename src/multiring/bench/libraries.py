@@ -129,7 +129,7 @@ def _variant(name: str, lab: LabCommand | None) -> Library:
         raise ArgumentError(
             f"{name} differs from multiring only between hosts: give the number of hosts with --hosts H"
         )
-    variant.variables()  # fails if the peer's MPI is not installed
+    variant.variables()  # fails if the variant's MPI is not installed
     engine = "shm" if lab is None else variant.engine
     return OwnWorker(name=name, engine=engine, worker=WORKERS / "multiring_worker.py", lab=lab, variant=variant)
 

@@ -164,7 +164,8 @@ def _manner(arguments: argparse.Namespace, *, in_lab: bool) -> Manner:
         buffers=arguments.buffers,
         alternations=arguments.alternations,
         calls=arguments.calls,
-        # A lab's token buckets pass bursts at first. So the warm-up empties them, and the timing takes longer.
+        # A lab's token buckets let the first bursts pass at full speed. So the warm-up empties the buckets, and the
+        # timing takes longer.
         seconds=usual_s if arguments.seconds is None else arguments.seconds,
         most_calls=100_000 if in_lab else 5000,
         warm_s=1.0 if in_lab else 0.0,

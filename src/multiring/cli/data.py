@@ -262,7 +262,7 @@ def _stage(arguments: argparse.Namespace) -> int:
                     f"rank {group.rank}: {lacking} of {len(wanted)} blocks are NOT kept in {cache.root}: want more "
                     "room on its disk, a larger --quota, or --spread over more hosts"
                 )
-        # Every rank returns the same exit code, so a shell's `&&` does not continue on any of them.
+        # Every rank returns the same exit code, so a shell's `&&` stops on all of them alike.
         lacks = np.array([lacking], np.int64)
         group.all_reduce(lacks)
     finally:

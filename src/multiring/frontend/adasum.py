@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
 
-# Elements of a block. Two float64 blocks of this size stay in a cache. OpenBLAS splits dot products of more than
-# 10,000 elements over several threads, which took ten times as long when ranks shared cores.
+# The number of elements of a block. Two float64 blocks of this size stay in a cache. OpenBLAS splits dot products of
+# more than 10,000 elements over several threads, which took ten times as long when ranks shared cores.
 _BLOCK = 8192
 # The type in which vectors of each type are stored between two combinations. 16-bit results are rounded only once, at
 # the end.

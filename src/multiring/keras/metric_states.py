@@ -70,7 +70,7 @@ class MetricStates:
         model._get_metrics_result_or_logs = self.results  # noqa: SLF001
 
     def watch(self) -> None:
-        """Start to record which custom metrics assign their variables."""
+        """Start to record which custom metrics assign values to their variables."""
         for metric in self._model.metrics:
             if not type(metric).__module__.startswith("keras."):
                 for variable in metric.variables:

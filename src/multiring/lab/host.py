@@ -179,8 +179,8 @@ def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> 
         except OSError as error:
             channel.send(f"{error.strerror} ({error.filename})".encode())
             os._exit(1)
-        # Send descriptors, because the other end cannot open them in /proc, which may show this process under another
-        # ID.
+        # Send the descriptors themselves. The other end cannot open them in /proc, which may show this process under
+        # another ID.
         spaces = [open_namespace(space) for space in _SHOWN]
         socket.send_fds(channel, [_READY], spaces)
         for descriptor in spaces:

@@ -32,7 +32,7 @@ from multiring.launch.tracebacks import TracebackFolder, Tracebacks
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
-_GRACE_S = 2.0  # after a failure, how long the other processes have to stop before they are killed
+_GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
 _LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended

@@ -67,7 +67,7 @@ class CallFolder:
         (self._folder / _FUNCTION).write_bytes(pickle.dumps(sys.path) + call)
 
     def call(self) -> Any:
-        """Read the call from the folder, make it, and return its result."""
+        """Read the call from the folder, call the function, and return its result."""
         with (self._folder / _FUNCTION).open("rb") as file:
             sys.path += [entry for entry in pickle.load(file) if entry not in sys.path]  # noqa: S301 -- from `send`
             func, args, kwargs = pickle.load(file)  # noqa: S301 -- from `send`, by the same user

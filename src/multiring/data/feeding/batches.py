@@ -126,7 +126,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     began, began_cpu, began_queued = time.perf_counter(), time.thread_time(), queued_s()
     copied, made = 0.0, 0
     if clock is not None:
-        clock.take()  # discard the times of reads for other purposes than this batch
+        clock.take()  # discard the times of reads that do not belong to this batch
     at_once = _filled_at_once(samples, layout, rows, first, wanted)
     lists.update(at_once or {})
     one_by_one = wanted.numbers.tolist() if at_once is None else []

@@ -230,7 +230,7 @@ class Calls:
             return self.programs.message(sender, receiver, count, dtype)
 
     def decline(self, label: str, error: Exception) -> None:
-        """Take part in the group's next operation by reporting `error`.
+        """Report `error` as this rank's part in the group's next operation.
 
         The other ranks then raise.
         """

@@ -1,4 +1,4 @@
-"""gather and scatter of a process group: all ranks send a tensor to the root, or the root sends one to each rank.
+"""gather and scatter of a process group: all ranks send a tensor to the root, or the root sends a tensor to each rank.
 
 Both are an all_to_all in which all blocks but the root's are empty. All ranks agree on the operation before data moves,
 and all ranks detect the failure of a rank, including ranks that only send.

@@ -62,7 +62,7 @@ class BucketSharing:
         self._in_arena: dict[int, int] = {}  # the address of each bucket in the arena, by the bucket's index
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # buckets with a state, by the `id` of their parameters
         self._states: dict[int, CompressionState] = {}  # the states of parameters that no such bucket contains yet
-        self._known: list[Tensor] = []  # these parameters; kept alive so that no other object gets their `id`
+        self._known: list[Tensor] = []  # these parameters, kept alive so that no other object gets their `id`
         self._reduction_of: TensorReductionOf | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:

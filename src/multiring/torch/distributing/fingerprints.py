@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of a tensor, array or list, only this many evenly spaced elements are hashed. That is enough to distinguish samples,
-# and takes microseconds for any size.
+# The number of evenly spaced elements that are hashed of a tensor, array or list. They distinguish samples, and hashing
+# them takes microseconds for any size.
 LOOKED_AT = 1024
 UNKNOWN = 0
 

@@ -442,7 +442,7 @@ def _reducers(
     if group is None or group.size == 1:
         # A single rank needs no reduction.
         return None, None
-    # The buckets need their own group: the order of operations in it is then independent of other operations.
+    # The buckets need their own group, so that the order of their operations is independent of other operations.
     own = _subgroup(group)
     if options.op == "adasum":
         return None, DeltaReducer(parameters, own, options.compression or Compression.none)

@@ -107,7 +107,7 @@ class Rounds:
         self.delays = False  # whether a backward ends before its gradients are reduced
         self._current: Round | None = None  # the round in flight, until it is taken
         self._taken: Round | None = None  # the last round that was taken
-        self._number = 0  # the number of rounds that have begun, the same on all ranks
+        self._number = 0  # the observer of the current round
         self.watching: GradientWatch | None = None  # the observer of rounds that begin from now on
         self._watch: GradientWatch | None = None  # the observer of the current round
 

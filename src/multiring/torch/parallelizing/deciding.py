@@ -90,8 +90,8 @@ def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
 def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, Outcome]]:
     """Return the chosen parallelism, and the outcome of each trial.
 
-    Every rank calls it. "auto" chooses the best parallelism that runs and has the gradients of one process. If none has
-    them, it chooses the best one that runs.
+    Every rank calls it. "auto" chooses the best parallelism that runs and has the gradients of one process. If no
+    parallelism has these gradients, it chooses the best parallelism that runs.
 
     Raises:
         ArgumentError: no parallelism fits into memory, the model runs under none, or it does not run under the

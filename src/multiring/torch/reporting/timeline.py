@@ -31,7 +31,7 @@ class _Calls(threading.local):
         self.outermost: nn.Module | None = None
         self.depth = 0  # how many calls of the outermost module are nested in each other
         self.began_ns = 0
-        self.backward = -1  # the number of the backward whose end is awaited
+        self.backward = -1  # the number of the backward whose end the timeline awaits
         self.steps: dict[int, int] = {}  # start of each optimizer's step, by `id`
 
 
