@@ -37,8 +37,8 @@ _BLOCK = 1 << 18  # elements of a matrix in one block of a product
 class Stages:
     """The groups of both reductions of a bucket, and the order of second reductions.
 
-    First reductions start during backward. A thread starts each second reduction when the first one has ended. Each
-    kind uses a group of its own, in which the buckets have the same order on all ranks.
+    First reductions start during backward. A thread starts each second reduction when the first one has ended. First
+    and second reductions use separate groups. In each group, the buckets have the same order on all ranks.
     """
 
     def __init__(self, first: Group, second: Group) -> None:

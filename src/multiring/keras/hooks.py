@@ -31,7 +31,7 @@ _QUIET = (*_WRITERS, keras.callbacks.EarlyStopping, keras.callbacks.History, ker
 
 
 def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> list[Any]:
-    """Return this rank's callbacks for `fit`: the user's between multiring's.
+    """Return this rank's callbacks for `fit`: the user's callbacks, between two groups of multiring's callbacks.
 
     Every rank calls it.
     """

@@ -96,7 +96,10 @@ class _Proof:
         return Content(self.promise.start(rank, chunk), home, 0, 0, self.versions.own(rank, home))
 
     def _match(self) -> dict[_Route, deque[int]]:
-        """Return, for each route, the receiver's moves that take its messages; reject unequal numbers."""
+        """Return, for each route, the receiver's moves that take the route's messages.
+
+        Reject unequal numbers of sends and receives.
+        """
         offered: dict[_Route, int] = {}
         takers: dict[_Route, deque[int]] = {}
         for rank, program in self.programs.items():

@@ -22,7 +22,7 @@ Sums = Mapping[str, Sequence[float]]
 def gathered(tensor: Tensor) -> Tensor:
     """Return `tensor` whole.
 
-    If it is sharded over the ranks, all ranks call this together.
+    If the tensor is sharded over the ranks, all ranks must call this function.
     """
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()

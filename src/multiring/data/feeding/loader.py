@@ -354,7 +354,7 @@ class Loader:
         return first_layout(self.samples, wanted, skip_bad=self._leaving_out is not None)
 
     def close(self) -> None:
-        """Stop the workers. A running iteration and the next one start new workers."""
+        """Stop the workers. A running iteration and the next iteration start new workers."""
         if self._workers is not None:
             workers, self._workers = self._workers, None
             workers.close()

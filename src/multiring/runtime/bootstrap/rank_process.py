@@ -123,7 +123,7 @@ def spawner() -> str:
 
 
 def mark(key: str, place: RankPosition) -> None:
-    """Set the mark that tells child processes which rank this process is."""
+    """Set the mark that identifies this process as the rank to its child processes."""
     told = {"key": _short(key), "pid": os.getpid(), "began": _began(os.getpid()), "pids": _pid_space(), **asdict(place)}
     leave_mark(json.dumps(told, separators=(",", ":")))
 

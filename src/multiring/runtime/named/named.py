@@ -260,7 +260,7 @@ class NamedOperations:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the references that keep this object, and with it the job, alive."""
+        """Drop the references that keep this object and the job alive."""
         with self._lock:
             self._in_flight, self._joining, self._negotiation = HandlesByName(), None, None
 

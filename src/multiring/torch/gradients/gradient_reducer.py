@@ -92,7 +92,7 @@ class GradientReducer:
         self._passes_done = 0  # backwards since the last reduction
         self._steps = 0
         self.backwards = 0  # the number of backwards that produced gradients
-        self._is_open = False  # a backward is running, or it failed
+        self._is_open = False  # a backward is running, or the last backward failed
         self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
         self._is_unused = False  # a backward produced gradients, and neither `step` nor `synchronize` has used them

@@ -16,7 +16,7 @@ from multiring.torch.module_state import ModuleState, broadcast_rest
 from multiring.torch.parallelizing.held import held_of, held_of_module, refuse_parts
 
 _PARTED = "parallelize has given all ranks rank 0's parameters already; mt.load loads a checkpoint on every rank"
-_EXTRA_STATE = "_extra_state"  # the ending that torch gives to the names of extra states
+_EXTRA_STATE = "_extra_state"  # the ending that torch adds to the names of extra states
 
 
 def broadcast_parameters(
