@@ -58,7 +58,7 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--top", "0", *LAB[1:]], "--top 0"),
         (["--measure", *LAB[1:]], "--measure times the job's own hosts"),
-        (["broadcast", "--measure"], "--measure times an all_reduce of float32"),
+        (["broadcast", "--measure"], "--measure times only an all_reduce of float32"),
         (["--sizes", "6", "--measure"], "times only an all_reduce of float32: want sizes of whole floats"),
         (["broadcast", "--wire", "int8", *LAB[1:]], "--wire int8 encodes only an all_reduce of float32"),
         (["--wide", "--wire", "bf16", *LAB[1:]], "want that collective, without --wide"),

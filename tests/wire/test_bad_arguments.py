@@ -149,7 +149,7 @@ WRONG_ALONE = [
     alone("device", reduce(Stranger(device=99)), "in DLPack device type 99 memory", error=UnsupportedError),
     alone("no device", reduce(Nowhere()), "Nowhere: this device is none of DLPack's", error=UnsupportedError),
     alone(
-        "no tensor", reduce(Nothing()), "Nothing does not give its memory: its __dlpack__ gives a tensor that cannot"
+        "no tensor", reduce(Nothing()), "Nothing does not expose its memory: its __dlpack__ gives a tensor that cannot"
     ),
     alone("byte order", reduce(np.ones(4, ">f4")), "array of >f4 in foreign byte order"),
     alone("complex", reduce(ones(4, dtype="complex64")), "array of complex64: want one of bfloat16, bool"),
