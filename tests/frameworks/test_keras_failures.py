@@ -41,9 +41,10 @@ def told(name: str, kind: str, folder: Path, ranks: int = 2, fails: int | None =
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_failures_in_fit_are_told(name: str, tmp_path: Path) -> None:
-    for kind, ranks in (("with_an_exception", 3), ("with_a_lost_rank", 3), ("interrupted", 2)):
+    others = 3 if name == "keras-torch" else 2  # one backend with two survivors; TensorFlow and JAX start slowly
+    for kind, ranks in (("with_an_exception", others), ("with_a_lost_rank", others), ("interrupted", 2)):
         assert all(0 <= each < PATIENCE_S for each in told(name, kind, tmp_path, ranks)), kind
 
 
 def test_an_exception_in_a_function_is_told(tmp_path: Path) -> None:
-    assert all(each < PATIENCE_S for each in told("keras-tensorflow", "in_a_function", tmp_path, 3))
+    assert all(each < PATIENCE_S for each in told("keras-tensorflow", "in_a_function", tmp_path))
