@@ -26,8 +26,14 @@ def filled(shape: tuple[int, ...], value: float, dtype: str) -> Any:
     return tf.cast(tf.fill(shape, tf.constant(value, tf.float64)), dtype)
 
 
-def values(here: Here) -> None:
+def results(here: Here) -> None:
+    """Check values and forms in one job: each process prepares TensorFlow for seconds."""
     mt.init()
+    values(here)
+    forms(here)
+
+
+def values(here: Here) -> None:
     ranks, own = here.size, here.rank
     total = sum(range(1, ranks + 1))
     for wrapped in (lambda function: function, tf.function):
@@ -62,7 +68,6 @@ def values(here: Here) -> None:
 
 
 def forms(here: Here) -> None:
-    mt.init()
     ranks, own = here.size, here.rank
     total = sum(range(1, ranks + 1))
     for wrapped in (lambda function: function, tf.function):
@@ -105,8 +110,7 @@ def forms(here: Here) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "engine"), [(1, "shm"), (2, "shm"), (3, "tcp")])
 def test_results_are_numpys(ranks: int, engine: str) -> None:
-    run_ranks(values, ranks, engine=engine, deadline_s=140.0)
-    run_ranks(forms, ranks, engine=engine, deadline_s=140.0)
+    run_ranks(results, ranks, engine=engine, deadline_s=240.0)
 
 
 def in_sets(here: Here) -> None:
@@ -215,9 +219,9 @@ def test_one_loss_curve_on_any_number_of_ranks() -> None:
     kinds = ("tape", "optimizer")
     [alone] = run_ranks(taped, 1, kinds)
     assert all(alone[kind][-1] < alone[kind][0] / 2 for kind in kinds)
-    for ranks, own in ((2, kinds[:1]), (3, kinds), (4, kinds[:1])):
-        for found in run_ranks(taped, ranks, own):
-            assert tuple(found) == own
+    for ranks in (2, 3):
+        for found in run_ranks(taped, ranks, kinds):
+            assert tuple(found) == kinds
             assert all(np.abs(np.array(curve) - alone[kind]).max() < 1e-10 for kind, curve in found.items())
 
 
@@ -348,25 +352,30 @@ def test_a_lost_rank_is_an_error_on_all_others(compiled: bool) -> None:  # noqa:
         assert 0 < report.outcomes[rank].value < 15  # the required limit is 5 s
 
 
-def waiting_alone(here: Here, compiled: bool) -> float:  # noqa: FBT001
+def waiting_alone(here: Here, compiled: bool, over: str) -> float:  # noqa: FBT001
     mt.init()
     function = tf.function(mt.allreduce) if compiled else mt.allreduce
     function(tf.ones(2))  # traces the function, so that the wait below is in the operation
     if here.rank == 1:
-        time.sleep(20)  # the test kills this rank
+        until = time.monotonic() + 20
+        while not Path(over).exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return 0.0
     here.reach("waiting")
     started = time.monotonic()
     try:
         function(tf.ones(2))
     except KeyboardInterrupt:
         return time.monotonic() - started
+    finally:
+        Path(over).touch()
     return 0.0
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_an_interrupt_ends_a_wait(compiled: bool) -> None:  # noqa: FBT001
-    faults = [interrupt(0).at("waiting").after(1.0), kill(1).after(15.0)]
-    report = report_of(waiting_alone, 2, compiled, faults=faults)
+def test_an_interrupt_ends_a_wait(compiled: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    faults = [interrupt(0).at("waiting").after(1.0)]
+    report = report_of(waiting_alone, 2, compiled, str(tmp_path / "over"), faults=faults)
     assert 1.0 <= report.outcomes[0].value < 8, report.outcomes[0]  # the required limit is 1 s after the signal
 
 
