@@ -294,6 +294,6 @@ def mistakes(comm: Any) -> None:
     told(
         ArgumentError,
         lambda: mc.create_multi_node_optimizer(chainer.optimizers.SGD(), object(), double_buffering=True),
-        "want a communicator of multiring.chainer",
+        "want a communicator from multiring.chainer.create_communicator",
     )
     assert comm.allreduce(np.ones(1)).tolist() == [3]

@@ -270,7 +270,7 @@ def refused(here: Here) -> None:
     with pytest.raises(ValueError, match=f"invalid source rank {here.size}"):
         group.recv([one], here.size, 0)
     with pytest.raises(
-        ValueError, match=f"want one for each of the {here.size} ranks" if here.rank == 0 else "on the root only"
+        ValueError, match=f"want one for each of the {here.size} ranks" if here.rank == 0 else "only on the root"
     ):
         group.gather([[one]], [one], 0)
     with pytest.raises(RuntimeError, match="only a receive has a source"):

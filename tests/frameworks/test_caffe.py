@@ -52,7 +52,7 @@ def test_what_the_command_cannot_is_told(tmp_path: Path) -> None:
     for options, words in (
         (("time",), "want train"),
         (("train",), "want --solver FILE"),
-        (("train", "--solver", "s", "--gpu", "0"), "leave it out, and give -n RANKS"),
+        (("train", "--solver", "s", "--gpu", "0"), "uses host memory only; give -n RANKS instead"),
         (("train", "--solver", "s", "-n", "0"), "want an integer >= 1"),
         (("train", "--solver", "nowhere.prototxt"), "there is no file nowhere.prototxt"),
     ):

@@ -110,4 +110,4 @@ def test_misuse_is_told() -> None:
 
 @pytest.mark.parametrize("function", CHECKS.values(), ids=CHECKS)
 def test_every_check_says_what_it_is(function: Callable[..., None]) -> None:
-    assert (function.__doc__ or "").endswith(".")
+    assert (function.__doc__ or "").strip().endswith(".")

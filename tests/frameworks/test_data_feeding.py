@@ -71,7 +71,7 @@ def whole_and_begun(here: Here, url: str) -> tuple[Curve, Curve, dict[str, Any]]
     first, state = trained(here, url, None, 4)
     model = torch.nn.Linear(12, 3)
     loader = mt.DataLoader(Dataset(url, transform=noisy), 5)
-    with pytest.raises(ArgumentError, match="`distribute` was not given"):
+    with pytest.raises(ArgumentError, match="this loader was not made by `distribute`"):
         loader.global_loss(torch.zeros(()))
     with pytest.raises(ArgumentError, match="want batch='global'"):
         mt.distribute(model, torch.optim.SGD(model.parameters(), 0.1), loader, batch="per_rank", learning_rate="keep")

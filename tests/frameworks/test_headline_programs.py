@@ -148,7 +148,7 @@ def test_every_option_says_what_it_means(kind: type[Options], capsys: pytest.Cap
     assert set(options_file.meanings(kind)) == {field.name for field in dataclasses.fields(kind)}
     with pytest.raises(SystemExit):
         parsed(kind, ["--help"])
-    assert "threads that read and decode" in capsys.readouterr().out
+    assert "threads per rank that read and decode" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

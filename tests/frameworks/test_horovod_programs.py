@@ -286,7 +286,7 @@ def test_a_communicator_of_another_job_is_refused(tmp_path: Path) -> None:
         try:
             hvd.init(process_sets=[hvd.ProcessSet(MPI.COMM_WORLD)])
         except ValueError as error:
-            assert "MPI, where this process is rank 0 of 1; in the job it is rank" in str(error), error
+            assert "in MPI this process is rank 0 of 1, and in the job it is rank" in str(error), error
             print("well")
     """
     script = tmp_path / "program.py"

@@ -161,10 +161,11 @@ def test_ranks_that_disagree_are_told() -> None:
 def train_until_it_fails(here: Here) -> float:
     enter(here)
     reduce = jax.jit(mj.all_reduce)
-    value = reduce(jnp.ones(1000))
-    here.reach("at work")
     began = time.monotonic()
     try:
+        # JAX reports a failed input of a program as INTERNAL, so no program starts before its input is ready.
+        value = jax.block_until_ready(reduce(jnp.ones(1000)))
+        here.reach("at work")
         while True:
             value = jax.block_until_ready(reduce(value))
             began = time.monotonic()

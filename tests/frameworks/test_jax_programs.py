@@ -121,7 +121,7 @@ def misused(_here: Here) -> None:
     mj.init()
     leaked: list[Any] = []
     jax.jit(lambda x: leaked.append(mj.all_reduce(x)))(1.0)
-    with pytest.raises(ArgumentError, match="return it from the function under jit"):
+    with pytest.raises(ArgumentError, match="return the array from that function"):
         mj.all_reduce(leaked[0])
     mesh = jax.sharding.Mesh(jax.devices(), "x")
     rows = jax.sharding.PartitionSpec("x")

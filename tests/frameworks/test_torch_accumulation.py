@@ -109,7 +109,7 @@ def clip_too_early(here: Here) -> None:
         backward(loss_of(model, here.rank))
         change(model)
         with pytest.raises(
-            StateError, match=r"step 1 has had 1 of .*_per_step=2 promised.* optimizer\.synchronize\(\) after the last"
+            StateError, match=r"step 1 has had 1 of .*_per_step=2 backwards.* optimizer\.synchronize\(\) after the last"
         ):
             optimizer.step()
         assert all(map(torch.equal, start, model.parameters()))

@@ -551,7 +551,7 @@ def test_noise_scale_of_micro_batches() -> None:
     assert interval.low < truth < interval.high
     assert "at batch 16" in noise.report()
     assert noise.advise(batches=[16, 32]).choices[1].batch == 32
-    with pytest.raises(ArgumentError, match=r"want noise_scale.every=1."):
+    with pytest.raises(ArgumentError, match=r"not of every 2 steps: use noise_scale.every=1."):
         mt.adascale(optimizer, Constant(), noise, scale=2, batch=8)
 
 

@@ -308,7 +308,7 @@ def scale_adaptively(here: Here) -> None:
     assert rates.gain == pytest.approx(4 / 3, rel=0.2)
     assert rates.position == pytest.approx(400 * 4 / 3, rel=0.1)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * rates.gain)
-    with pytest.raises(StateError, match="how many samples a step has is not known"):
+    with pytest.raises(StateError, match="the number of samples of a step is not known"):
         unknown()
 
 

@@ -266,7 +266,7 @@ def test_why_an_axis_cannot_be_had_is_said() -> None:
     anatomy = anatomy_of(Branching(), 2)
     assert [part.name for part in anatomy.parts] == ["", "layers.0", "layers.1", "drop"]
     assert dict(anatomy.splits) == {"layers.0": Split.GATHERED, "layers.1": Split.GATHERED}
-    assert "no nn.Sequential" in anatomy.refused["pipeline"]
+    assert "not an nn.Sequential" in anatomy.refused["pipeline"]
     assert "drop draws random numbers" in anatomy.refused["tensor"]
     alone = anatomy_of(nn.Linear(4, 4), 2)
     assert [part.name for part in alone.parts] == [""]

@@ -279,7 +279,7 @@ def test_what_a_data_set_is_asked(tmp_path: Path) -> None:
     data = Dataset(data_sets.npy(tmp_path / "d"))
     with pytest.raises(ArgumentError, match="2 weights for 12 samples"):
         data.weighted([1, 1])
-    with pytest.raises(IndexError, match="sample 12 does not exist: the data set has 12 samples"):
+    with pytest.raises(IndexError, match="sample 12 of 12: want 0 to 11"):
         data[12]
     with pytest.raises(ArgumentError, match="with format='npy': want a pack, which has check sums"):
         Dataset(data_sets.npy(tmp_path / "e"), format="npy", cache=tmp_path / "cache")

@@ -200,7 +200,7 @@ def test_arrays_that_claim_more_than_their_file_has(tmp_path: Path) -> None:
     good = file.read_bytes()
     for shape in (b"(9, 3)", b"(2, 9)", b"(2,-3)"):
         file.write_bytes(good.replace(b"(2, 3)", shape))
-        with pytest.raises(DataError, match="claims"):
+        with pytest.raises(DataError, match="invalid shape" if b"-" in shape else "claims"):
             Dataset(str(file))
     np.save(file, np.asfortranarray(np.zeros((2, 3))))
     with pytest.raises(DataError, match="Fortran"):

@@ -68,7 +68,7 @@ def test_mpiexecs_rank_is_placed() -> None:
     assert position_of("a:2,b:2", {"PMI_RANK": "3"}).hostname == "b"
     assert position_of("a:2,b:2", {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "0"}).local_rank == 1
     for foreign in ({}, {"PMI_RANK": "4"}, {"PMI_RANK": "-1"}):
-        with pytest.raises(LaunchError, match="want 0 to 3 in OMPI_COMM_WORLD_RANK or PMI_RANK or PMIX_RANK"):
+        with pytest.raises(LaunchError, match="in OMPI_COMM_WORLD_RANK or PMI_RANK or PMIX_RANK: want 0 to 3"):
             position_of("a:2,b:2", foreign)
 
 

@@ -240,9 +240,9 @@ def test_float_sums_are_within_the_documented_bound(
 def test_arrays_that_do_not_fit_are_refused() -> None:
     schedule = build("direct", frame_on(Collective.ALL_REDUCE, (2,)))
     one = np.zeros(4)
-    with pytest.raises(ScheduleError, match="1 arrays, None for 2 ranks"):
+    with pytest.raises(ScheduleError, match="1 arrays, counts None for 2 ranks"):
         interpret(schedule, [one])
-    with pytest.raises(ScheduleError, match=r"2 arrays, \[4\] for 2 ranks"):
+    with pytest.raises(ScheduleError, match=r"2 arrays, counts \[4\] for 2 ranks"):
         interpret(schedule, [one, one], counts=[4])
     with pytest.raises(ScheduleError, match="want arrays of one type, with one dimension"):
         interpret(schedule, [one, one.astype(np.float32)])

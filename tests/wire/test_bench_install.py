@@ -73,7 +73,7 @@ def test_an_unknown_name_is_told_with_the_known_ones(told: list[str]) -> None:
 
 def test_a_missing_compiler_is_told_before_anything_is_made(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(installing.RECIPES, "it", Recipe(steps=HELP.steps, tools=("no-such-compiler",)))
-    with pytest.raises(LaunchError, match="there is no 'no-such-compiler' on PATH"):
+    with pytest.raises(LaunchError, match="it needs 'no-such-compiler', which is not on PATH"):
         install("it", told.append)
     assert told == []
 

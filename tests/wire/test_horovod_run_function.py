@@ -79,7 +79,7 @@ def test_what_cannot_be_sent() -> None:
     [
         ({"num_proc": 0}, ArgumentError, "num_proc=0: want at least 1"),
         ({"num_proc": 2, "max_num_proc": 4}, UnsupportedError, "the number of ranks does not change"),
-        ({"hosts": "a:1", "hostfile": "f"}, ArgumentError, "give one of them"),
+        ({"hosts": "a:1", "hostfile": "f"}, ArgumentError, "both list hosts; pass only one of them"),
         ({"hosts": "elsewhere:2", "num_proc": 2}, UnsupportedError, "multiring run --horovod --hosts elsewhere:2"),
         ({"hostfile": "f"}, UnsupportedError, "hosts from 'f'.*multiring run --horovod --hosts"),
         ({"hosts": "localhost:2", "num_proc": 3}, ArgumentError, "has places for 2, num_proc=3"),

@@ -193,11 +193,11 @@ def test_children_of_the_shell_before_the_launcher_are_left_alone(
 
 def test_init_says_who_is_missing_while_it_waits(make: Make) -> None:
     script = make(
-        "import os, multiring, time\nif os.environ['MULTIRING_RANK'] == '1': time.sleep(12)\nmultiring.init()\n"
+        "import os, multiring, time\nif os.environ['MULTIRING_RANK'] == '1': time.sleep(13)\nmultiring.init()\n"
     )
     done = ended(script)
     assert done.returncode == 0, done.stderr
-    told = next(line for line in done.stderr.splitlines() if "init waits" in line)
+    told = next(line for line in done.stderr.splitlines() if "init has waited" in line)
     assert told.startswith("[0] init has waited for 10 s: rank 1 did not come yet to @multiring-")
     assert "MULTIRING_RANK=0, MULTIRING_SIZE=2, MULTIRING_RENDEZVOUS=@multiring-" in told
 

@@ -90,7 +90,7 @@ class Permutation:
     def _mapped(self, given: Any, *, back: bool) -> Numbers:
         numbers = np.ascontiguousarray(given, dtype=np.int64)
         if numbers.size and (numbers.min() < 0 or numbers.max() >= self.length):
-            raise ArgumentError(f"numbers {numbers.min()} to {numbers.max()}: want numbers of 0 to {self.length - 1}")
+            raise ArgumentError(f"numbers {numbers.min()} to {numbers.max()}: want 0 to {self.length - 1}")
         if self.length <= _TABLE:
             found: Numbers = (self._back if back else self._table)[numbers]
             return found
