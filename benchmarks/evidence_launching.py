@@ -18,7 +18,7 @@ from benchmarks import evidence_launching_programs as bare
 from benchmarks.evidence_cases import Family, Topic, main
 
 FAMILIES = (
-    Family(name="endings", run=jobs.endings, case_s=5.0, deadline_s=150.0, aims=["launch_04.sh", "launch_20.py"]),
+    Family(name="endings", run=jobs.endings, case_s=5.0, deadline_s=150.0, aims=["launch_04.py", "launch_20.py"]),
     Family(name="outputs", run=jobs.outputs, aims=["launch_03.py", "launch_26.py"]),
     Family(name="settings", run=given.settings, case_s=3.0, deadline_s=90.0, aims=["launch_09.sh", "launch_10.sh"]),
     Family(name="workers", run=jobs.workers, case_s=7.0, deadline_s=90.0, aims=["bug_10_spawn_workers.py"]),

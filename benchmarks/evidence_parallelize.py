@@ -33,17 +33,17 @@ MODELS = ("wide", "deep", "embedding", "convolutional", "large")
 
 def choice(name: str, share: int) -> Iterator[Claim]:
     """Yield the claim that the choice for the model `name` is close to the fastest."""
-    text = f"{name}: the choice is within {WITHIN - 1:.0%} of the best of the mixes that were printed ({LAB})"
+    text = f"{name}: the choice is within {WITHIN - 1:.0%} of the best of the printed parallelisms ({LAB})"
     with LabJob(LAB, RANK, name, max(3, TURNS // share)) as job:
         try:
-            job.wait_for(lambda heard: any("mixes" in word for word in heard), JOB_S)
+            job.wait_for(lambda heard: any("parallelisms" in word for word in heard), JOB_S)
         except TimeoutError as error:
             yield Claim(text=text, figure=shown([str(error)]), holds=False)
             return
-        word = next(word for word in job.heard if "mixes" in word)
+        word = next(word for word in job.heard if "parallelisms" in word)
     with RECORDS.open("a") as records:
         records.write(json.dumps({"model": name, "lab": LAB, **word}) + "\n")
-    tried = sorted(word["mixes"], key=_median)
+    tried = sorted(word["parallelisms"], key=_median)
     chosen = next(each for each in tried if each["chosen"])
     ratio = _median(chosen) / _median(tried[0])
     lines = [

@@ -24,3 +24,7 @@ def test_random_jobs_end_as_the_bare_program_does(tmp_path: Path) -> None:
         assert not list(faults_of(family, seed, folder)), f"{family.name}, seed {seed}"
         tried += 1
     assert tried >= len(families), "some families were not tried"
+
+
+def test_families_aim_at_programs_whose_faults_they_can_show() -> None:
+    assert {aim for each in TOPIC.families for aim in each.aims} <= set(TOPIC.shows)
