@@ -99,7 +99,7 @@ bool Peers::hands_on() const {
 
 bool Peers::is_sending() const {
   return std::any_of(tcp_links_.begin(), tcp_links_.end(),
-                     [](const auto& entry) { return entry.second->is_sending(); });
+                     [this](const auto& entry) { return !is_lost(entry.first) && entry.second->is_sending(); });
 }
 
 size_t Peers::in_transit() const {

@@ -66,7 +66,7 @@ class Peers {
   void pump_local();
   bool congested() const;  // true if frames wait for room that no event will announce
   bool hands_on() const;   // true if frames wait for a connection, or for the kernel to accept them
-  bool is_sending() const;   // true if frames on established connections wait for the kernel to accept them
+  bool is_sending() const;  // the same, without frames that wait for a connection
   size_t in_transit() const;  // bytes that the kernel has accepted and the peers' kernels have not acknowledged
   bool is_calling() const;
   void tell_everyone(const Frame& frame);

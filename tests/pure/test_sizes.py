@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Docstrings of Python code do not count: a complete Args and Raises must not cost a place in the file.
-MOST_LINES, MOST_PYTHON_LINES, MOST_OF_A_CLASS, MOST_PARAMETERS = 500, 450, 290, 8
+MOST_LINES, MOST_PYTHON_LINES, MOST_OF_A_CLASS, MOST_PARAMETERS = 500, 430, 286, 8
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
 # Horovod's own signatures, on which user programs depend.
 HOROVODS = {

@@ -48,9 +48,9 @@ def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: f
             theirs.close()
             pipes.append(ours)
     latest = time.monotonic() + _UP_S
-    late = [place for place, pipe in enumerate(pipes) if not pipe.poll(max(latest - time.monotonic(), 0.0))]
+    late = sum(not pipe.poll(max(latest - time.monotonic(), 0.0)) for pipe in pipes)
     if late:
-        raise LaunchError(f"{len(late)} of {len(pipes)} processes that measure flows did not start in {_UP_S:.0f} s")
+        raise LaunchError(f"{late} of {len(pipes)} processes that measure flows did not start in {_UP_S:.0f} s")
     begin = time.monotonic() + drain_s
     end = begin + seconds
     for pipe in pipes:
@@ -59,7 +59,7 @@ def goodput(lab: Lab, flows: Sequence[Flow], *, seconds: float = 5.0, drain_s: f
     return [_rate_of(flow, result, end + _LATE_S) for flow, result in zip(flows, pipes[1::2], strict=True)]
 
 
-def _run_when_told(run: Callable[[socket.socket, float, float], float], end: socket.socket, pipe: Connection) -> None:
+def _run_when_told(run: Callable[[socket.socket, float, float], float], own: socket.socket, pipe: Connection) -> None:
     """Report that this process runs, wait for begin and end from `pipe`, run one end of a flow, and send its rate.
 
     The times are sent after the start of all processes, because a busy machine may start a process late.
@@ -67,7 +67,7 @@ def _run_when_told(run: Callable[[socket.socket, float, float], float], end: soc
     pipe.send("up")
     if pipe.poll(2 * _UP_S):
         begin_s, end_s = pipe.recv()
-        pipe.send(run(end, begin_s, end_s))
+        pipe.send(run(own, begin_s, end_s))
 
 
 def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:

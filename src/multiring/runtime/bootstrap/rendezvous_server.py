@@ -101,8 +101,7 @@ class Server:
             self._end_in_trouble(linger_s=_LINGER_S)
         payload = b'{"peer_infos":[' + b",".join(self._peer_infos[rank] for rank in range(self._identity.size)) + b"]}"
         self._peer_infos = {}
-        # From here on, rank 0 only writes. A rank that has received all peer infos may already connect for the next
-        # `init`.
+        # From here on, rank 0 only writes: a rank with all peer infos may already connect for the next `init`.
         slow = tell(self._members.values(), payload, max(self._deadline - time.monotonic(), _FLUSH_S))
         if slow:
             self._trouble = f"{_ranks_text(slow)} did not take the answer within {self._timeout_s:g} s"
