@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "bind.h"
-#include "core/codec.h"
-#include "core/combine.h"
-#include "core/digest.h"
+#include "core/kernels/codec.h"
+#include "core/kernels/combine.h"
+#include "core/memory/digest.h"
 
 namespace nb = nanobind;
 

@@ -2,7 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 namespace multiring {
 

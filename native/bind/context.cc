@@ -1,6 +1,6 @@
 // Bindings of a rank's Context. Blocking calls run without the GIL, and check for Ctrl-C regularly.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>

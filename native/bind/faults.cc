@@ -3,8 +3,8 @@
 #include <exception>
 
 #include "bind.h"
-#include "core/combine.h"
-#include "core/fault.h"
+#include "core/kernels/combine.h"
+#include "core/memory/fault.h"
 
 namespace nb = nanobind;
 

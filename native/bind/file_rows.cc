@@ -1,6 +1,6 @@
 // Bindings that read rows of files directly into a batch.
 
-#include "core/file_rows.h"
+#include "core/memory/file_rows.h"
 
 #include <nanobind/ndarray.h>
 

@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "bind.h"
-#include "core/operation.h"
+#include "core/operation/operation.h"
 
 namespace nb = nanobind;
 

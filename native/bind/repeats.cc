@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "bind.h"
-#include "core/repeated_calls.h"
+#include "core/rank/repeated_calls.h"
 
 namespace nb = nanobind;
 

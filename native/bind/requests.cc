@@ -6,7 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
-#include "core/request_queue.h"
+#include "core/rank/request_queue.h"
 
 namespace nb = nanobind;
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bind.h"
-#include "core/footprint.h"
+#include "core/memory/footprint.h"
 
 namespace nb = nanobind;
 

@@ -1,6 +1,6 @@
 // Tests every wire type on every variant that this processor supports, at lengths around the block sizes. The reference
 // is scalar arithmetic in double precision; it shares no code and no method with the kernels.
-#include "codec.h"
+#include "kernels/codec.h"
 
 #include <bit>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "combine.h"
+#include "kernels/combine.h"
 
 namespace {
 

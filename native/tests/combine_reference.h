@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/combine.h"
+#include "core/kernels/combine.h"
 
 namespace multiring::checks {
 

@@ -1,6 +1,6 @@
 // Tests every type, operation and number of sources on every variant that this processor supports. The reference is
 // scalar arithmetic (combine_reference.h); it shares no code and no method with the kernels.
-#include "core/combine.h"
+#include "core/kernels/combine.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,7 +1,7 @@
 // Tests operations over both engines, mismatches and departures, with ranks as threads of one process. Meant to run
 // under TSan and ASan.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <atomic>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "core/digest.h"
+#include "core/memory/digest.h"
 #include "checks.h"
 #include "job.h"
 

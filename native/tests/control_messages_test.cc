@@ -1,6 +1,6 @@
 // Tests messages outside any operation, and notifications of mismatches and losses. Meant to run under TSan and ASan.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <atomic>
 #include <cstring>

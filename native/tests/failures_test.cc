@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/context.h"
+#include "core/rank/context.h"
 #include "checks.h"
 #include "job.h"
 

@@ -5,7 +5,7 @@
 // The input consists of valid messages of the protocol, some of them changed, truncated, repeated or moved. The test
 // fails on a crash, a hang, a finding of a sanitizer, or a connection without the secret. SCALE 1 takes seconds.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -23,7 +23,7 @@
 #include <thread>
 
 #include "checks.h"
-#include "core/abstract_socket.h"
+#include "core/memory/abstract_socket.h"
 
 using namespace multiring;
 using namespace multiring::checks;

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/context.h"
-#include "core/digest.h"
+#include "core/rank/context.h"
+#include "core/memory/digest.h"
 
 namespace multiring::checks {
 

@@ -1,6 +1,6 @@
 // Tests the lowerings for small operations, which need no agreement. Meant to run under TSan and ASan.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <atomic>
 #include <cstring>

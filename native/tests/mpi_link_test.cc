@@ -12,7 +12,7 @@
 #include <thread>
 #include <tuple>
 
-#include "core/context.h"
+#include "core/rank/context.h"
 #include "checks.h"
 
 using namespace multiring;

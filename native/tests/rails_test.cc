@@ -1,6 +1,6 @@
 // Tests operations over several rails, one of which may fall silent. Meant to run under TSan and ASan.
 
-#include "core/context.h"
+#include "core/rank/context.h"
 
 #include <atomic>
 #include <cstring>

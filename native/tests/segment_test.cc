@@ -1,7 +1,7 @@
 // Tests the allocator of a segment: which freed pages stay resident, which return to the kernel, and that blocks never
 // overlap.
 
-#include "core/segment.h"
+#include "core/memory/segment.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <map>
 #include <random>
 
-#include "core/fault.h"
+#include "core/memory/fault.h"
 #include "checks.h"
 
 using namespace multiring;

@@ -1,0 +1,72 @@
+// Mutual authentication on a fresh TCP connection: both ends prove that they know the job's secret.
+//
+// The calling rank sends a hello with a nonce. The called rank answers with its own nonce and an HMAC over both nonces.
+// The caller proves itself in the same way and receives a welcome. Before that, the called rank reads a fixed number of
+// bytes and waits a fixed number of seconds at most. Frames after the handshake are not encrypted. If a connection ends
+// before the welcome, the called rank had too many pending handshakes; the caller may try again.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "memory/clock.h"
+#include "memory/descriptor.h"
+
+namespace multiring {
+
+class Handshake {
+ public:
+  enum class Status : uint8_t { going, done, refused };
+  struct Self {
+    int rank;
+    int size;
+    std::string job;
+    std::string secret;
+    uint16_t rails = 1;  // number of rails, equal on all ranks
+    uint16_t rail = 0;   // caller: index of the rail that this connection becomes
+  };
+  static constexpr int kAnyone = -1;
+
+  // `peer`: the called rank, or kAnyone for an accepted connection.
+  Handshake(Descriptor socket, const Self& self, int peer, Clock::time_point deadline);
+
+  Status advance();  // continues as far as possible without blocking
+  bool wants_to_write() const { return !outgoing_.empty(); }
+  int peer() const { return peer_; }
+  uint16_t rail() const { return rail_; }
+  int fd() const { return socket_.get(); }
+  const std::string& why() const { return why_; }
+  bool was_turned_away() const { return turned_away_; }  // the peer closed the connection; a new attempt may succeed
+  Clock::time_point deadline() const { return deadline_; }
+  Descriptor release() { return std::move(socket_); }
+
+ private:
+  enum class Stage : uint8_t { hello, answer, proof, welcome };  // the message that this end waits for
+
+  Status refuse(const std::string& why);
+  Status broke(const std::string& why);
+  size_t awaited() const;
+  bool flush();
+  bool fill(size_t want);
+  std::string proof(const std::string& role) const;
+  Status on_hello();
+  Status on_answer();
+  Status on_proof();
+  Status on_welcome();
+
+  Descriptor socket_;
+  const Self self_;
+  int peer_;
+  uint16_t rail_;
+  const bool calls_;
+  const Clock::time_point deadline_;
+  Stage stage_;
+  bool turned_away_ = false;
+  std::string own_nonce_;
+  std::string their_nonce_;
+  std::string outgoing_;
+  std::string incoming_;
+  std::string why_;
+};
+
+}  // namespace multiring

@@ -1,0 +1,452 @@
+#include "rail.h"
+
+#include <arpa/inet.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "memory/fault.h"
+
+namespace multiring {
+namespace {
+
+// Most unsent bytes in the kernel's buffer. They keep a gigabit connection busy for some milliseconds while this
+// process does not run; but urgent frames wait behind them.
+constexpr int kUnsentBytes = 512 * 1024;
+constexpr auto kLongestPause = std::chrono::milliseconds(500);  // longest pause before a rejected call is repeated
+
+using AddressInfo = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+AddressInfo address_of(const std::string& host, uint16_t port, const std::string& whose) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    throw Fault(FaultKind::rendezvous, whose + " gave the address " + host + ", which is not numeric");
+  }
+  return {found, ::freeaddrinfo};
+}
+
+}  // namespace
+
+Rail::~Rail() {
+  if (handshake_) poller_.remove(handshake_->fd());
+  if (socket_.valid()) poller_.remove(socket_.get());
+}
+
+void Rail::call(const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
+                Clock::time_point deadline) {
+  call_ = std::make_unique<Call>(Call{host, port, from, self, deadline});
+  try {
+    dial();
+  } catch (const Fault&) {  // the caller reports it; the call is not repeated
+    call_.reset();
+    throw;
+  }
+}
+
+void Rail::dial() {
+  const auto& [host, port, from, self, deadline, again_at, pause] = *call_;
+  const AddressInfo target = address_of(host, port, "rank " + std::to_string(peer_));
+  Descriptor socket(::socket(target->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) throw_errno(FaultKind::rendezvous, "socket");
+  if (!from.empty()) {
+    const AddressInfo source = address_of(from, 0, "this rank");
+    if (::bind(socket.get(), source->ai_addr, source->ai_addrlen) != 0) {
+      throw_errno(FaultKind::rendezvous, "binding a connection to " + from);
+    }
+  }
+  state_ = State::calling;
+  if (::connect(socket.get(), target->ai_addr, target->ai_addrlen) != 0 && errno != EINPROGRESS) {
+    throw_errno(FaultKind::rendezvous, "connecting to rank " + std::to_string(peer_) + " at " + host + ":" +
+                                           std::to_string(port) + (from.empty() ? "" : " from " + from));
+  }
+  const int fd = socket.get();
+  handshake_ = std::make_unique<Handshake>(std::move(socket), self, peer_, deadline);
+  poller_.add(fd, EPOLLIN | EPOLLOUT, [this](uint32_t events) { on_ready(events); });
+}
+
+void Rail::adopt(Descriptor socket) {
+  socket_ = std::move(socket);
+  watch_socket();
+}
+
+void Rail::watch_socket() {
+  state_ = State::up;
+  call_.reset();
+  const int yes = 1;
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+  ask_when_idle();
+  poller_.add(socket_.get(), EPOLLIN | EPOLLRDHUP, [this](uint32_t events) { on_ready(events); });
+  owner_.on_up(*this);
+}
+
+// Makes the kernel probe an idle connection. The peer's kernel answers even if its process is stopped. The probes never
+// end the connection; `silence` evaluates them. The kernel's intervals are whole seconds, and retransmissions double
+// them.
+void Rail::ask_when_idle() {
+#ifndef TCP_RTO_MAX_MS
+  constexpr int TCP_RTO_MAX_MS = 44;  // Linux 6.15 and later; earlier kernels double the interval up to two minutes
+#endif
+  const int yes = 1;
+  const int most = 127;
+  const int seconds =
+      std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(probe_every_).count()));
+  const int milliseconds = std::max(1000, seconds * 1000);
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_RTO_MAX_MS, &milliseconds, sizeof milliseconds);
+}
+
+void Rail::on_handshake() {
+  const int fd = handshake_->fd();
+  const auto status = handshake_->advance();
+  if (status == Handshake::Status::going) {
+    poller_.change(fd, handshake_->wants_to_write() ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    return;
+  }
+  poller_.remove(fd);
+  const std::unique_ptr<Handshake> over = std::move(handshake_);
+  if (status == Handshake::Status::refused && over->was_turned_away()) {
+    call_->again_at = Clock::now() + call_->pause;
+    call_->pause = std::min<Clock::duration>(2 * call_->pause, kLongestPause);
+    return;
+  }
+  if (status == Handshake::Status::refused) {
+    break_off(over->why());
+    return;
+  }
+  adopt(over->release());
+}
+
+void Rail::tend_call() {
+  if (!call_) return;
+  const auto now = Clock::now();
+  if (now >= call_->deadline) {
+    break_off(handshake_ ? "it did not complete the handshake in time"
+                         : "it closed every connection before the handshake was complete");
+  } else if (!handshake_ && now >= call_->again_at) {
+    try {
+      dial();
+    } catch (const Fault& fault) {  // for example no descriptor, or no route any more
+      break_off(fault.what());
+    }
+  }
+}
+
+void Rail::hang_up() {
+  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+}
+
+void Rail::give_up() {
+  call_.reset();
+  if (handshake_) {
+    poller_.remove(handshake_->fd());
+    handshake_.reset();
+  }
+  state_ = socket_.valid() ? State::given_up : State::closed;
+}
+
+void Rail::close() {
+  call_.reset();
+  if (handshake_) poller_.remove(handshake_->fd());
+  handshake_.reset();
+  last_health_ = health();
+  if (socket_.valid()) poller_.remove(socket_.get());
+  socket_.reset();
+  state_ = State::closed;
+  wants_write_ = false;
+}
+
+void Rail::break_off(const std::string& why) {
+  if (state_ == State::closed) return;
+  const bool is_used = state_ != State::given_up;
+  close();
+  if (is_used) owner_.on_broken(*this, why);
+}
+
+// ---- out -----------------------------------------------------------------------------------
+
+void Rail::push(Outgoing outgoing) {
+  if (outgoing.is_data()) ++queued_data_;
+  queue_.push_back(std::move(outgoing));
+}
+
+void Rail::push_urgent(Outgoing outgoing) {
+  // Insert behind the last non-data frame, because non-data frames stay in order.
+  const auto behind =
+      std::find_if(queue_.rbegin(), queue_.rend(), [](const Outgoing& o) { return !o.is_data() || o.sent > 0; });
+  queue_.insert(behind.base(), std::move(outgoing));
+}
+
+void Rail::push_first(std::deque<Outgoing> frames) {
+  queued_data_ +=
+      static_cast<size_t>(std::count_if(frames.begin(), frames.end(), [](const Outgoing& o) { return o.is_data(); }));
+  const auto before = std::find_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.sent == 0; });
+  queue_.insert(before, std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
+}
+
+bool Rail::flush() {
+  bool any = false;
+  wants_write_ = false;
+  while (socket_.valid() && !is_mute_ && !queue_.empty()) {
+    std::array<iovec, 16> parts{};
+    size_t count = 0;
+    size_t offered = 0;
+    for (auto at = queue_.begin(); at != queue_.end() && count + 2 <= parts.size(); ++at) {
+      const size_t header = at->sent < sizeof(Packet) ? sizeof(Packet) - at->sent : 0;
+      if (header > 0) parts[count++] = {reinterpret_cast<char*>(&at->packet) + at->sent, header};
+      const size_t payload = at->size() - at->sent - header;
+      if (payload > 0) {
+        const std::byte* from = at->payload + (at->sent + header - sizeof(Packet));
+        parts[count++] = {const_cast<std::byte*>(from), payload};
+      }
+      offered += header + payload;
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t wrote = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (wrote < 0) {
+      if (errno == EINTR) continue;
+      // A peer that left has closed its end. This rank must still read its last messages, and then the end.
+      wants_write_ = errno == EAGAIN;
+      is_mute_ = !wants_write_;
+      break;
+    }
+    any = true;
+    written_ += static_cast<uint64_t>(wrote);
+    auto left = static_cast<size_t>(wrote);
+    while (left > 0) {
+      Outgoing& first = queue_.front();
+      const size_t step = std::min(left, first.size() - first.sent);
+      first.sent += step;
+      left -= step;
+      if (first.sent < first.size()) break;
+      if (first.is_data()) --queued_data_;
+      if (first.stream != nullptr) first.stream->taken += first.packet.frame.length;
+      if (keeps_) {
+        first.end = written_ - left;
+        unacknowledged_.push_back(std::move(first));
+      }
+      queue_.pop_front();
+    }
+    if (static_cast<size_t>(wrote) < offered) {
+      wants_write_ = true;
+      break;
+    }
+  }
+  if (keeps_ && any) drop_acknowledged();
+  return any;
+}
+
+void Rail::watch_writes() {
+  if (!socket_.valid() || wants_write_ == watches_write_) return;
+  watches_write_ = wants_write_;
+  poller_.change(socket_.get(), wants_write_ ? EPOLLIN | EPOLLRDHUP | EPOLLOUT : EPOLLIN | EPOLLRDHUP);
+}
+
+size_t Rail::in_transit() const {
+  int left = 0;
+  return socket_.valid() && ::ioctl(socket_.get(), SIOCOUTQ, &left) == 0 ? static_cast<size_t>(left) : 0;
+}
+
+void Rail::drop_acknowledged() {
+  int left = 0;
+  if (unacknowledged_.empty() || !socket_.valid() || ::ioctl(socket_.get(), SIOCOUTQ, &left) != 0) return;
+  // The unacknowledged bytes may include bytes of the handshake, which `written_` does not count.
+  const uint64_t acknowledged = written_ - std::min(written_, static_cast<uint64_t>(left));
+  while (!unacknowledged_.empty() && unacknowledged_.front().end <= acknowledged) unacknowledged_.pop_front();
+}
+
+bool Rail::holds_unacknowledged() {
+  drop_acknowledged();
+  return !unacknowledged_.empty() || !queue_.empty();
+}
+
+std::deque<Outgoing> Rail::take_unacknowledged() {
+  drop_acknowledged();
+  std::deque<Outgoing> frames = std::exchange(unacknowledged_, {});
+  std::deque<Outgoing> rest;
+  for (Outgoing& outgoing : queue_) {
+    if (outgoing.sent > 0 && socket_.valid()) rest.push_back(outgoing);  // a partly sent frame must be completed
+    frames.push_back(std::move(outgoing));
+  }
+  queue_ = std::move(rest);
+  queued_data_ =
+      static_cast<size_t>(std::count_if(queue_.begin(), queue_.end(), [](const Outgoing& o) { return o.is_data(); }));
+  for (Outgoing& outgoing : frames) outgoing.sent = 0;
+  return frames;
+}
+
+void Rail::close_operation(const OperationKey& key, PayloadPool& pool) {
+  for (auto at = queue_.begin(); at != queue_.end();) {
+    if (at->stream == nullptr || at->packet.frame.key() != key) {
+      ++at;
+    } else if (at->sent == 0) {
+      --queued_data_;
+      at = queue_.erase(at);
+    } else {  // part of the frame has been sent; the rest must follow, from memory that stays valid
+      at->kept = pool.take(at->packet.frame.length);
+      std::memcpy(at->kept.get(), at->payload, at->packet.frame.length);
+      at->payload = at->kept.get();
+      at->stream = nullptr;
+      ++at;
+    }
+  }
+  const bool comes = header_got_ == sizeof(Packet) && incoming_.frame.kind == FrameKind::data;
+  if (comes && incoming_.frame.key() == key) abandon({key, incoming_.frame.channel}, pool);
+}
+
+void Rail::abandon(const StreamKey& key, PayloadPool& pool) {
+  const Frame& frame = incoming_.frame;
+  if (header_got_ < sizeof(Packet) || frame.kind != FrameKind::data || !place_.wanted) return;
+  if (frame.key() != key.operation || frame.channel != key.channel) return;
+  place_.wanted = false;
+  if (place_.owned) return;
+  place_.owned = pool.take(frame.length);
+  place_.at = place_.owned.get();
+}
+
+// ---- in ------------------------------------------------------------------------------------
+
+void Rail::on_ready(uint32_t events) {
+  if (handshake_) {
+    on_handshake();
+    return;
+  }
+  // The number of reads is bounded, so that one busy peer does not delay the others. epoll reports the rest again.
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) receive(32);
+  if (socket_.valid() && (events & EPOLLOUT) != 0) owner_.on_writable(*this);
+}
+
+void Rail::receive_all() {
+  if (receives_) return;  // a recursive call, from a callback of this rail
+  while (receive(32)) {
+  }
+}
+
+// Returns false if no more bytes are available.
+bool Rail::receive(int turns) {
+  receives_ = true;
+  bool more = true;
+  for (int turn = 0; more && turn < turns && socket_.valid(); ++turn) more = receive_some();
+  receives_ = false;
+  return more && socket_.valid();
+}
+
+bool Rail::receive_some() {
+  for (;;) {
+    // One call reads the rest of a payload to its place and the bytes after it into the staging buffer. Thus the next
+    // header costs no separate call.
+    const bool in_payload = header_got_ == sizeof(Packet);
+    std::array<iovec, 2> parts{};
+    const size_t rest = in_payload ? payload_of(incoming_.frame) - payload_got_ : 0;
+    const size_t aside = in_payload ? kSpillBytes : kStagingBytes;
+    parts[0] = {place_.at + payload_got_, rest};
+    parts[1] = {staging_.data(), aside};
+    const ssize_t got = ::readv(socket_.get(), &parts[in_payload ? 0 : 1], in_payload ? 2 : 1);
+    if (got == 0) {
+      break_off("its connection ended");
+      return false;
+    }
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) break_off(std::string("its connection broke: ") + std::strerror(errno));
+      return false;
+    }
+    const auto bytes = static_cast<size_t>(got);
+    const size_t to_payload = std::min(bytes, rest);
+    payload_got_ += to_payload;
+    staged_from_ = 0;
+    staged_to_ = bytes - to_payload;
+    if (in_payload && payload_got_ == incoming_.frame.length) deliver();
+    return take_staged() && bytes == rest + aside;  // a short read means that no more bytes are available
+  }
+}
+
+// Parses frames and parts of frames from the staging buffer. Returns false if the rail is broken.
+bool Rail::take_staged() {
+  while (socket_.valid() && staged_from_ < staged_to_) {
+    const size_t there = staged_to_ - staged_from_;
+    if (header_got_ < sizeof(Packet)) {
+      const size_t step = std::min(there, sizeof(Packet) - header_got_);
+      std::memcpy(reinterpret_cast<std::byte*>(&incoming_) + header_got_, staging_.data() + staged_from_, step);
+      header_got_ += step;
+      staged_from_ += step;
+      if (header_got_ < sizeof(Packet)) break;
+      payload_got_ = 0;
+      const Frame& frame = incoming_.frame;
+      if (frame.kind < FrameKind::round || frame.kind > FrameKind::control_taken || frame.kind == FrameKind::reads) {
+        break_off("it sent a frame of unknown kind " + std::to_string(static_cast<int>(frame.kind)));
+      } else if (payload_of(frame) == 0 && frame.kind != FrameKind::data) {
+        deliver();
+      } else if (frame.length == 0 ||
+                 frame.length > (frame.kind == FrameKind::data ? PayloadPool::kBytes : kNoteBytes)) {
+        break_off("it sent a frame with an invalid length of " + std::to_string(frame.length) + " bytes");
+      } else {
+        owner_.place(*this, frame, place_);
+      }
+      continue;
+    }
+    const size_t step = std::min<size_t>(there, incoming_.frame.length - payload_got_);
+    std::memcpy(place_.at + payload_got_, staging_.data() + staged_from_, step);
+    payload_got_ += step;
+    staged_from_ += step;
+    if (payload_got_ == incoming_.frame.length) deliver();
+  }
+  return socket_.valid();
+}
+
+void Rail::deliver() {
+  const Packet packet = incoming_;
+  header_got_ = 0;
+  owner_.on_packet(*this, packet, std::exchange(place_, {}));
+}
+
+// ---- health --------------------------------------------------------------------------------
+
+Rail::Health Rail::health() const {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (!socket_.valid() || ::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) {
+    return last_health_;
+  }
+  Health found;
+  found.acknowledged = info.tcpi_bytes_acked;
+  const uint64_t held_us = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
+  found.busy_s = static_cast<double>(info.tcpi_busy_time - std::min<uint64_t>(info.tcpi_busy_time, held_us)) * 1e-6;
+  found.waits = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+  found.quiet_s = info.tcpi_last_ack_recv * 1e-3;
+  return found;
+}
+
+Clock::duration Rail::silence(Look& last, Clock::duration at_most) const {
+  Look look{.when = Clock::now(), .health = health(), .silence = {}};
+  const Health& before = last.health;
+  const auto passed = look.when - last.when;
+  // The acknowledged bytes reveal an answer right after the previous check. The kernel's clock has a resolution of some
+  // milliseconds, so its time of that answer may lie before the check. The time reveals answers that acknowledge
+  // nothing.
+  const bool answered = look.health.acknowledged != before.acknowledged ||
+                        look.health.quiet_s < std::chrono::duration<double>(passed).count();
+  if (before.waits && look.health.waits && !answered) look.silence = last.silence + std::min(passed, at_most);
+  last = look;
+  return look.silence;
+}
+
+}  // namespace multiring
