@@ -136,8 +136,8 @@ def mark(checkout: Path) -> None:
         mark_python(path, sites, checkout)
     header.write_text(NATIVE_NOTES % notes, encoding="utf-8")
     for folder in ("core", "bind", "jax", "tensorflow"):
-        for path in sorted((checkout / "native" / folder).glob("*.cc")) + sorted(
-            (checkout / "native" / folder).glob("*.h")
+        for path in sorted((checkout / "native" / folder).rglob("*.cc")) + sorted(
+            (checkout / "native" / folder).rglob("*.h")
         ):
             mark_native(path, sites, checkout, header)
     (build / "sites.json").write_text(json.dumps([asdict(site) for site in sites], indent=1), encoding="utf-8")

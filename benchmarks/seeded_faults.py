@@ -121,7 +121,7 @@ def native_faults(path: Path) -> Iterator[Fault]:
 def draw() -> list[Fault]:
     """Return the faults in a random order, so any first n of them are a sample too."""
     python = sorted((ROOT / "src" / "multiring").rglob("*.py"))
-    native = sorted((ROOT / "native" / "core").glob("*.cc"))
+    native = sorted((ROOT / "native" / "core").rglob("*.cc"))
     lines = [sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) for paths in (python, native)]
     found = [fault for path in python for some in (python_faults, python_conditions) for fault in some(path)]
     compiled = [fault for path in native for fault in native_faults(path)]

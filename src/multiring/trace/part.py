@@ -28,8 +28,8 @@ from multiring.errors import ArgumentError
 from multiring.trace.clocks import Alignment, Reading
 from multiring.trace.spans import Span
 
-# The layout is the same as `Event` in native/core/context.h. Times are ns of the rank's monotonic clock; agreed is 0 if
-# the ranks never agreed.
+# The layout is the same as `Event` in native/core/rank/event_recorder.h. Times are ns of the rank's monotonic clock;
+# agreed is 0 if the ranks never agreed.
 ROW = np.dtype(
     [
         ("kind", "<u4"),

@@ -1,8 +1,8 @@
 """The mpi engine: one thread that makes all MPI calls of multiring.
 
-The native core decides which data goes where (native/core/mpi_link.h); this module only posts messages and waits for
-them. Between two polls the thread sleeps, and longer if nothing happens, so that training and other ranks can use the
-cores. While no message is in flight, the thread sleeps until it is woken.
+The native core decides which data goes where (native/core/links/mpi_link.h); this module only posts messages and waits
+for them. Between two polls the thread sleeps, and longer if nothing happens, so that training and other ranks can use
+the cores. While no message is in flight, the thread sleeps until it is woken.
 """
 
 import logging
