@@ -12,10 +12,10 @@ namespace nb = nanobind;
 namespace multiring {
 
 void bind_control_messages(nb::module_& m) {
-  nb::enum_<ControlMessage::Kind>(m, "ControlMessageKind")
-      .value("MESSAGE", ControlMessage::Kind::message)
-      .value("MISMATCH", ControlMessage::Kind::mismatch)
-      .value("LOSS", ControlMessage::Kind::loss);
+  nb::enum_<ControlMessageKind>(m, "ControlMessageKind")
+      .value("MESSAGE", ControlMessageKind::message)
+      .value("MISMATCH", ControlMessageKind::mismatch)
+      .value("LOSS", ControlMessageKind::loss);
   nb::class_<ControlMessage>(m, "ControlMessage")
       .def_ro("kind", &ControlMessage::kind)
       .def_ro("rank", &ControlMessage::rank, "The sender of a message, or the lost rank; a world rank.")

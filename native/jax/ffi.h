@@ -42,7 +42,7 @@ struct ErrorCreateArgs {
 
 struct Error;
 
-struct Api {
+struct FfiApi {
   size_t struct_size;
   Extension* extension_start;
   Version api_version;
@@ -84,7 +84,7 @@ struct Attributes {
 struct CallFrame {
   size_t struct_size;
   Extension* extension_start;
-  const Api* api;
+  const FfiApi* api;
   void* ctx;
   int stage;
   Buffers args;

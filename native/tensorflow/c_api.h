@@ -80,7 +80,7 @@ using Delete = void (*)(void*);
   X(TF_TensorData, void*, (const TF_Tensor*))                                                                        \
   X(TF_DeleteTensor, void, (TF_Tensor*))
 
-struct Api {
+struct TensorFlowApi {
 #define X(name, result, parameters) result(*name) parameters = nullptr;
   MULTIRING_TENSORFLOW_FUNCTIONS(X)
 #undef X

@@ -20,7 +20,7 @@
 namespace multiring::tensorflow {
 namespace {
 
-Api api;
+TensorFlowApi api;
 std::string problem;  // why the operations are not available; empty if they are
 std::atomic<MultiringEntry*> entry{nullptr};
 
@@ -39,12 +39,12 @@ constexpr std::array<TF_Code, 9> kCodes{TF_OK,
                                         TF_CANCELLED,
                                         TF_INTERNAL};
 
-class Status {
+class OwnedStatus {
  public:
-  Status() : status_(api.TF_NewStatus()) {}
-  ~Status() { api.TF_DeleteStatus(status_); }
-  Status(const Status&) = delete;
-  Status& operator=(const Status&) = delete;
+  OwnedStatus() : status_(api.TF_NewStatus()) {}
+  ~OwnedStatus() { api.TF_DeleteStatus(status_); }
+  OwnedStatus(const OwnedStatus&) = delete;
+  OwnedStatus& operator=(const OwnedStatus&) = delete;
   operator TF_Status*() const { return status_; }
   bool ok() const { return api.TF_GetCode(status_) == TF_OK; }
   void set(TF_Code code, const std::string& text) { api.TF_SetStatus(status_, code, text.c_str()); }
@@ -166,7 +166,7 @@ class Flight {
 
   TF_OpKernelContext* const context_;
   std::function<void()> done_;
-  Status status_;
+  OwnedStatus status_;
   std::vector<TF_Tensor*> tensors_;
   std::vector<std::vector<int64_t>> shapes_;
   TF_DataType type_ = 0;
@@ -176,7 +176,7 @@ class Flight {
 };
 
 void* create(TF_OpKernelConstruction* construction) {
-  const Status status;
+  const OwnedStatus status;
   int32_t list = 0, size = 0;
   api.TF_OpKernelConstruction_GetAttrSize(construction, "call", &list, &size, status);
   std::string text(static_cast<size_t>(size < 0 ? 0 : size), '\0');
@@ -248,7 +248,7 @@ constexpr const char* kTypeAttribute =
 
 void register_operation(const char* name, const std::vector<const char*>& inputs,
                         const std::vector<const char*>& outputs, bool is_list, Infer infer) {
-  const Status status;
+  const OwnedStatus status;
   TF_OpDefinitionBuilder* builder = api.TF_NewOpDefinitionBuilder(name);
   api.TF_OpDefinitionBuilderAddAttr(builder, "call: string");
   api.TF_OpDefinitionBuilderAddAttr(builder, kTypeAttribute);

@@ -145,15 +145,15 @@ void many_in_flight(bool one_host) {
       for (const int32_t value : buffer) right &= value == 6;
     }
     check(right, "concurrent operations do not mix their data");
-    std::map<Event::Kind, uint64_t> kinds;
+    std::map<EventKind, uint64_t> kinds;
     std::set<uint64_t> reduced;
     bool ordered = true;
     for (const Event& event : timeline) {
       ++kinds[event.kind];
       ordered &= event.start_ns <= event.end_ns && event.busy_ns <= event.end_ns - event.start_ns;
-      if (event.kind == Event::Kind::reduce) reduced.insert(event.key.sequence);
+      if (event.kind == EventKind::reduce) reduced.insert(event.key.sequence);
     }
-    check(kinds[Event::Kind::operation] == kOperations && kinds[Event::Kind::wait] >= 2 * kOperations,
+    check(kinds[EventKind::operation] == kOperations && kinds[EventKind::wait] >= 2 * kOperations,
           "a timeline contains every operation and wait");
     check(reduced.size() == kOperations, "a timeline contains the reductions of every operation");
     check(ordered && context.dropped_from_timeline() == 0, "the times of a timeline are in order");

@@ -40,7 +40,7 @@ void messages(bool one_host) {
       std::map<int, uint64_t> next;
       for (uint64_t got = 0; got < kCount * (kSize - 1);) {
         for (const ControlMessage& message : take_some(context)) {
-          check(message.kind == ControlMessage::Kind::message && message.group == 7 &&
+          check(message.kind == ControlMessageKind::message && message.group == 7 &&
                     message.tag == next[message.rank]++,
                 "control messages arrive in order");
           const bool right = message.tag % 50 == 0
@@ -84,7 +84,7 @@ void news(bool one_host) {
     spec.tells_mismatch = true;
     job[rank].post(std::move(spec), false);
     const auto taken = take_some(job[rank]);
-    check(taken.size() == 1 && taken[0].kind == ControlMessage::Kind::mismatch, "a mismatch is reported");
+    check(taken.size() == 1 && taken[0].kind == ControlMessageKind::mismatch, "a mismatch is reported");
     check(taken[0].group == 1 && taken[0].tag == 4 && taken[0].titles.at(2) == "meant by 2",
           "the report has the description of each rank");
   });
@@ -103,7 +103,7 @@ void news(bool one_host) {
     bool told = false;
     while (!told) {
       for (const ControlMessage& message : take_some(job[rank])) {
-        if (message.kind != ControlMessage::Kind::loss) continue;
+        if (message.kind != ControlMessageKind::loss) continue;
         check(message.rank == 2 && message.tag == static_cast<uint64_t>(LossKind::left), "a departure is reported");
         told = true;
       }

@@ -78,7 +78,7 @@ void every_way_of_meeting(int size) {
       auto spec = spec_of(rank, size, 0, program, data.data(), "sum", true);
       spec.slots = slots;
       spec.meets = waits;
-      Context::Attempt attempt;
+      Context::MeetResult attempt;
       if (waits) attempt = context.meet(spec, {1, sequence, 1}, reinterpret_cast<std::byte*>(data.data()));
       if (attempt.is_done) continue;
       if (!attempt.operation) {
@@ -162,7 +162,7 @@ void posted_as_published() {
     } else {
       while (!rests) std::this_thread::yield();
       spec.meets = true;
-      Context::Attempt attempt;
+      Context::MeetResult attempt;
       while (!attempt.operation)
         attempt = context.meet(spec, {1, sequence, 1}, reinterpret_cast<std::byte*>(data.data()));
       check(Clock::now() - attempt.operation->posted >= std::chrono::microseconds(20),

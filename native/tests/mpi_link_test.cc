@@ -55,14 +55,14 @@ class PostOffice {
   std::map<int, std::vector<uint64_t>> done_;
 };
 
-struct Job {
+struct MpiJob {
   PostOffice office;
   std::vector<std::unique_ptr<Context>> ranks;
   std::vector<std::thread> carriers;
   std::atomic<int> mute{-1};  // a rank whose messages are no longer delivered
   std::atomic<std::chrono::milliseconds> pause{};  // delay before messages are delivered
 
-  explicit Job(int size, double stall_timeout_s = 60) {
+  explicit MpiJob(int size, double stall_timeout_s = 60) {
     std::vector<PeerAddress> addresses;
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Context>(ContextConfig{
@@ -83,7 +83,7 @@ struct Job {
       ranks[static_cast<size_t>(rank)]->connect(peers, {rank}, neighbours, 30, [] { return false; });
     });
   }
-  ~Job() {
+  ~MpiJob() {
     for (auto& rank : ranks) rank->close(0, false);
     for (auto& carrier : carriers) carrier.join();
   }
@@ -151,7 +151,7 @@ void wait_for(Context& context, const std::shared_ptr<Operation>& operation) {
 }
 
 void sums(int size) {
-  Job job(size);
+  MpiJob job(size);
   job.in_parallel([&](int rank) {
     Context& context = *job.ranks[static_cast<size_t>(rank)];
     std::vector<std::vector<int32_t>> data;
@@ -171,7 +171,7 @@ void sums(int size) {
 }
 
 void silence() {
-  Job job(3, 0.5);
+  MpiJob job(3, 0.5);
   job.mute = 2;
   job.in_parallel([&](int rank) {
     Context& context = *job.ranks[static_cast<size_t>(rank)];
@@ -184,7 +184,7 @@ void silence() {
 }
 
 void loss() {
-  Job job(3);
+  MpiJob job(3);
   job.mute = 1;
   job.in_parallel([&](int rank) {
     Context& context = *job.ranks[static_cast<size_t>(rank)];
@@ -206,7 +206,7 @@ void loss() {
 
 void goodput() {
   using namespace std::chrono_literals;
-  Job job(2);
+  MpiJob job(2);
   job.pause = 20ms;
   job.in_parallel([&](int rank) {
     Context& context = *job.ranks[static_cast<size_t>(rank)];

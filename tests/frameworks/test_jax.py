@@ -249,7 +249,7 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
         "Metadata": ("XLA_FFI_Metadata", ("api_version", "traits")),
         "MetadataExtension": ("XLA_FFI_Metadata_Extension", ("extension_base", "metadata")),
         "ErrorCreateArgs": ("XLA_FFI_Error_Create_Args", ("message", "errc")),
-        "Api": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_Create")),
+        "FfiApi": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_Create")),
     }
     pairs = [
         (f"offsetof(multiring::jax::{ours}, {name})", f"offsetof({theirs}, {name})")

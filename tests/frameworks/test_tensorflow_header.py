@@ -30,7 +30,7 @@ def test_declarations_are_tensorflows(tmp_path: Path) -> None:
         pytest.skip("TensorFlow is not installed")
     include = Path(spec.origin).parent / "include"
     text = OURS.read_text()
-    macro = text[text.index("#define MULTIRING_TENSORFLOW_FUNCTIONS") : text.index("struct Api {")]
+    macro = text[text.index("#define MULTIRING_TENSORFLOW_FUNCTIONS") : text.index("struct TensorFlowApi {")]
     types = "\n".join(re.findall(r"^using (?:Infer|Create|Compute|Delete) = .*;$", text, re.MULTILINE))
     constants = re.findall(r"(TF_[A-Z_]+) = (\d+)", text)
     assert macro.count("X(TF_") > 30

@@ -26,7 +26,7 @@ ControlMessages::Amount ControlMessages::waiting_for(int peer) const {
 bool ControlMessages::receive(int peer, const Frame& frame, std::span<const std::byte> payload) {
   if (!fits(waiting_here_, peer, payload.size())) return false;
   add(waiting_here_[peer], payload.size());
-  inbox_.push_back({ControlMessage::Kind::message, peer, frame.group, frame.sequence,
+  inbox_.push_back({ControlMessageKind::message, peer, frame.group, frame.sequence,
                     {reinterpret_cast<const char*>(payload.data()), payload.size()}, {}});
   came_.notify_one();
   return true;

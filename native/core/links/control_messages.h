@@ -20,13 +20,14 @@
 
 namespace multiring {
 
+enum class ControlMessageKind : uint8_t {
+  message = 0,   // rank `rank` sent `payload` to `group` with the tag `tag`
+  mismatch = 1,  // the operation with the sequence number `tag` of `group` mismatched; `titles` are the descriptions
+  loss = 2,      // rank `rank` is lost; `tag` is the LossKind, `payload` the reason
+};
+
 struct ControlMessage {
-  enum class Kind : uint8_t {
-    message = 0,   // rank `rank` sent `payload` to `group` with the tag `tag`
-    mismatch = 1,  // the operation with the sequence number `tag` of `group` mismatched; `titles` are the descriptions
-    loss = 2,      // rank `rank` is lost; `tag` is the LossKind, `payload` the reason
-  };
-  Kind kind;
+  ControlMessageKind kind;
   int rank = 0;  // a world rank
   uint64_t group = 0;
   uint64_t tag = 0;

@@ -28,11 +28,11 @@ struct StreamKey {
 
 // Bytes that were offered to a peer and are not sent yet.
 struct OutStream {
-  struct Piece {
+  struct PendingWrite {
     const std::byte* data;
     size_t size;
   };
-  std::deque<Piece> pending;
+  std::deque<PendingWrite> pending;
   uint64_t offered = 0;  // bytes
   uint64_t taken = 0;    // bytes whose source memory is no longer needed
   uint64_t sent = 0;     // bytes given to the transport (tcp: bounded by credit)

@@ -41,7 +41,7 @@ uint64_t MpiProxy::hand_over(int peer, uint32_t tag, bool is_outgoing, Memory me
   const uint64_t number = next_number_++;
   const BounceBuffer bounce{number, peer, tag, is_outgoing, memory.get(), size};
   fresh_.push_back(bounce);
-  entries_.emplace(number, Entry{bounce, std::move(memory), false});
+  entries_.emplace(number, BounceInTransit{bounce, std::move(memory), false});
   if (is_outgoing) ++outgoing_;
   changed_.notify_one();
   return number;

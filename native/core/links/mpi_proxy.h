@@ -65,7 +65,7 @@ class MpiProxy {
   std::optional<std::pair<BounceBuffer, Memory>> finish(uint64_t number);
 
  private:
-  struct Entry {
+  struct BounceInTransit {
     BounceBuffer bounce;
     Memory memory;
     bool is_collected;
@@ -74,7 +74,7 @@ class MpiProxy {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<uint64_t, Entry> entries_;
+  std::map<uint64_t, BounceInTransit> entries_;
   uint64_t next_number_ = 1;
   size_t outgoing_ = 0;
   int64_t landings_ = 0;

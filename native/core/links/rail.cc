@@ -67,7 +67,7 @@ void Rail::dial() {
       throw_errno(FaultKind::rendezvous, "binding a connection to " + from);
     }
   }
-  state_ = State::calling;
+  state_ = RailState::calling;
   if (::connect(socket.get(), target->ai_addr, target->ai_addrlen) != 0 && errno != EINPROGRESS) {
     throw_errno(FaultKind::rendezvous, "connecting to rank " + std::to_string(peer_) + " at " + host + ":" +
                                            std::to_string(port) + (from.empty() ? "" : " from " + from));
@@ -83,7 +83,7 @@ void Rail::adopt(Descriptor socket) {
 }
 
 void Rail::watch_socket() {
-  state_ = State::up;
+  state_ = RailState::up;
   call_.reset();
   const int yes = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -158,7 +158,7 @@ void Rail::give_up() {
     poller_.remove(handshake_->fd());
     handshake_.reset();
   }
-  state_ = socket_.valid() ? State::given_up : State::closed;
+  state_ = socket_.valid() ? RailState::given_up : RailState::closed;
 }
 
 void Rail::close() {
@@ -168,13 +168,13 @@ void Rail::close() {
   last_health_ = health();
   if (socket_.valid()) poller_.remove(socket_.get());
   socket_.reset();
-  state_ = State::closed;
+  state_ = RailState::closed;
   wants_write_ = false;
 }
 
 void Rail::break_off(const std::string& why) {
-  if (state_ == State::closed) return;
-  const bool is_used = state_ != State::given_up;
+  if (state_ == RailState::closed) return;
+  const bool is_used = state_ != RailState::given_up;
   close();
   if (is_used) owner_.on_broken(*this, why);
 }

@@ -68,10 +68,10 @@ class RailOwner {
   virtual void on_broken(Rail& rail, const std::string& why) = 0;
 };
 
+enum class RailState : uint8_t { waiting, calling, up, given_up, closed };
+
 class Rail {
  public:
-  enum class State : uint8_t { waiting, calling, up, given_up, closed };
-
   // `keeps`: keep sent frames until they are acknowledged. `probe_every`: the interval at which the kernel probes the
   // peer's kernel over an idle connection.
   Rail(uint16_t index, int peer, bool keeps, Clock::duration probe_every, RailOwner& owner, Poller& poller)
@@ -92,14 +92,14 @@ class Rail {
   void hang_up();  // sends no more frames; the peer reads the end of the connection
 
   uint16_t index() const { return index_; }
-  State state() const { return state_; }
-  bool is_up() const { return state_ == State::up; }
+  RailState state() const { return state_; }
+  bool is_up() const { return state_ == RailState::up; }
   bool is_open() const { return socket_.valid(); }
   bool is_calling() const { return call_ != nullptr; }
   bool holds_frames() const { return socket_.valid() && !queue_.empty() && !is_mute_; }
   size_t in_transit() const;  // bytes that the kernel has accepted and the peer's kernel has not acknowledged
   uint64_t goodput() const { return is_up() ? goodput_of(socket_.get()) : 0; }  // bytes per second; 0 if unknown
-  bool is_pending() const { return state_ == State::waiting || state_ == State::calling; }
+  bool is_pending() const { return state_ == RailState::waiting || state_ == RailState::calling; }
   size_t queued_data() const { return queued_data_; }
 
   void push(Outgoing outgoing);         // queues a frame behind all others
@@ -171,7 +171,7 @@ class Rail {
   const Clock::duration probe_every_;
   RailOwner& owner_;
   Poller& poller_;
-  State state_ = State::waiting;
+  RailState state_ = RailState::waiting;
   std::unique_ptr<Call> call_;  // null once the rail is connected
   std::unique_ptr<Handshake> handshake_;
   Descriptor socket_;

@@ -46,7 +46,7 @@ class TcpLink final : public Link, public RailOwner {
   void call(uint16_t rail, const std::string& host, uint16_t port, const std::string& from, const Handshake::Self& self,
             Clock::time_point deadline);
   void adopt(uint16_t rail, Descriptor socket);  // uses an accepted, authenticated connection for the rail
-  bool awaits(uint16_t rail) const { return rails_[rail]->state() == Rail::State::waiting; }
+  bool awaits(uint16_t rail) const { return rails_[rail]->state() == RailState::waiting; }
   bool established() const;  // true if no rail is still connecting and at least one is up
   bool holds_frames() const;  // true if frames wait that the kernel has not accepted yet
   bool is_sending() const;    // the same, without frames that wait for the connection

@@ -10,7 +10,7 @@ void EagerExecution::on_round(int peer, const Frame& frame, std::span<const std:
   came_[{{peer, frame.channel}, place}] = {frame, {payload.begin(), payload.end()}};
 }
 
-EagerExecution::Outcome EagerExecution::advance(bool& moved) {
+EagerOutcome EagerExecution::advance(bool& moved) {
   const Program& program = operation_.program();
   if (!is_open_) operation_.open_scratch();
   is_open_ = true;
@@ -20,7 +20,7 @@ EagerExecution::Outcome EagerExecution::advance(bool& moved) {
     if (move.kind == MoveKind::send) {
       send(move);
     } else if (!take(move)) {
-      if (!agreement_.has_conflict()) return Outcome::waits;
+      if (!agreement_.has_conflict()) return EagerOutcome::waits;
       turns_back = true;
       break;
     }
@@ -34,13 +34,13 @@ EagerExecution::Outcome EagerExecution::advance(bool& moved) {
   moved = true;
   if (!turns_back) {
     operation_.agreed = Clock::now();
-    return Outcome::done;
+    return EagerOutcome::done;
   }
   operation_.log.clear();
   sent_.clear();
   taken_.clear();
   operation_.close_scratch();
-  return Outcome::turned_back;
+  return EagerOutcome::turned_back;
 }
 
 // Sends empty messages, too, because their notes carry the sender's descriptor.

@@ -19,6 +19,8 @@
 
 namespace multiring {
 
+enum class EagerOutcome : uint8_t { waits, done, turned_back };
+
 class EagerExecution {
  public:
   EagerExecution(OperationRecord& operation, Agreement& agreement) : operation_(operation), agreement_(agreement) {}
@@ -26,8 +28,7 @@ class EagerExecution {
   void on_round(int peer, const Frame& frame, std::span<const std::byte> payload);  // stores a message from `peer`
   // Runs moves until a message is missing; sets `moved` if anything moved. turned_back: the operation must continue
   // with the ordinary agreement.
-  enum class Outcome : uint8_t { waits, done, turned_back };
-  Outcome advance(bool& moved);
+  EagerOutcome advance(bool& moved);
   std::set<int> waiting_for() const;
 
  private:

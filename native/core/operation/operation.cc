@@ -75,8 +75,8 @@ bool Operation::meet() {
 bool Operation::run_eager() {
   bool any = false;
   const auto outcome = eager_.advance(any);
-  if (outcome == EagerExecution::Outcome::done) finish(State::done);
-  if (outcome == EagerExecution::Outcome::turned_back) state_ = State::agreeing;
+  if (outcome == EagerOutcome::done) finish(State::done);
+  if (outcome == EagerOutcome::turned_back) state_ = State::agreeing;
   return any;
 }
 
@@ -117,12 +117,12 @@ bool Operation::run() {
 
 bool Operation::slice() {
   const auto outcome = slices_.advance();
-  if (outcome == SliceExecution::Outcome::done) state_ = State::completing;
-  return outcome != SliceExecution::Outcome::waits;
+  if (outcome == SliceOutcome::done) state_ = State::completing;
+  return outcome != SliceOutcome::waits;
 }
 
 bool Operation::pass_barrier() {
-  if (slices_.pass_barrier() != SliceExecution::Outcome::done) return false;
+  if (slices_.pass_barrier() != SliceOutcome::done) return false;
   finish(State::done);
   return true;
 }

@@ -103,13 +103,13 @@ bool SliceExecution::combine_slice(const Move& slice, uint64_t& budget) {
   return true;
 }
 
-SliceExecution::Outcome SliceExecution::advance() {
+SliceOutcome SliceExecution::advance() {
   for (uint64_t budget = kTurn; slice_ < slices_.size(); ++slice_) {
     const Move& slice = *slices_[slice_];
-    if (!combine_slice(slice, budget)) return Outcome::waits;
-    if (progress_ < slice.size) return Outcome::moved;
+    if (!combine_slice(slice, budget)) return SliceOutcome::waits;
+    if (progress_ < slice.size) return SliceOutcome::moved;
     // Check this for an empty slice, too, before the other ranks are told that this rank is done.
-    if (operation_.reads_failed_memory(peers())) return Outcome::waits;
+    if (operation_.reads_failed_memory(peers())) return SliceOutcome::waits;
     if (operation_.host.logs_moves()) {
       const Lowering how = staged_ != nullptr ? Lowering::staged_slice : Lowering::slice;
       const auto index = static_cast<uint32_t>(&slice - operation_.program().moves.data());
@@ -118,7 +118,7 @@ SliceExecution::Outcome SliceExecution::advance() {
     progress_ = 0;
   }
   say_completed();
-  return Outcome::done;
+  return SliceOutcome::done;
 }
 
 void SliceExecution::say_completed() {
@@ -130,12 +130,12 @@ void SliceExecution::say_completed() {
   }
 }
 
-SliceExecution::Outcome SliceExecution::pass_barrier() {
+SliceOutcome SliceExecution::pass_barrier() {
   for (; !is_past_barrier(); ++barrier_) {
-    if (!agreement_.has_heard(static_cast<uint8_t>(kCompletion + barrier_))) return Outcome::waits;
+    if (!agreement_.has_heard(static_cast<uint8_t>(kCompletion + barrier_))) return SliceOutcome::waits;
   }
   if (staged_ != nullptr) copy_but_slice(operation_.spec.bases[1], staged_);
-  return Outcome::done;
+  return SliceOutcome::done;
 }
 
 }  // namespace multiring

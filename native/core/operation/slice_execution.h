@@ -12,6 +12,8 @@
 
 namespace multiring {
 
+enum class SliceOutcome : uint8_t { waits, moved, done };
+
 class SliceExecution {
  public:
   SliceExecution(OperationRecord& operation, Agreement& agreement) : operation_(operation), agreement_(agreement) {}
@@ -24,9 +26,9 @@ class SliceExecution {
 
   bool choose();  // true if all ranks run slices; every rank decides from the same notes, so the answers are equal
   bool is_offered() const;  // true if this rank's notes permit other ranks to write into its buffer
-  enum class Outcome : uint8_t { waits, moved, done };
-  Outcome advance();       // combines slices, for a bounded number of bytes; done once this rank's slices are complete
-  Outcome pass_barrier();  // done once no rank uses this rank's buffer any more
+  // Combines slices, for a bounded number of bytes; done once the slices of this rank are complete.
+  SliceOutcome advance();
+  SliceOutcome pass_barrier();  // done once no rank uses this rank's buffer any more
   int awaited() const { return (*operation_.spec.rounds)[barrier_].from; }  // the rank that the barrier waits for
   bool is_past_barrier() const { return barrier_ == operation_.spec.rounds->size(); }
   const std::vector<int>& peers() const { return slices_.front()->peers; }  // the same ranks for all slices

@@ -64,8 +64,8 @@ class Context final : public OperationHost {
   // arrive within a few microseconds, the call is done on return. Otherwise the result holds the operation to `wait`
   // for. If it is neither done nor holds an operation, nothing was started: another thread holds the mutex, or the
   // operation cannot run in the slots.
-  using Attempt = OperationStarter::Attempt;
-  Attempt meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data) {
+  using MeetResult = OperationStarter::MeetResult;
+  MeetResult meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data) {
     return starter_.meet(model, sequence, data);
   }
   using Waited = ProgressLoop::Waited;

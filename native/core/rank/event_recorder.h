@@ -14,10 +14,11 @@
 
 namespace multiring {
 
+enum class EventKind : uint32_t { operation, wait, rail, reduce };
+
 // One row of a timeline. Python reads an array of these rows; trace/part.py must declare the same fields.
 struct Event {
-  enum class Kind : uint32_t { operation, wait, rail, reduce };
-  Kind kind;
+  EventKind kind;
   uint32_t name;     // operation: the number of its name; rail: the index of the lost rail
   OperationKey key;  // operation: its key; rail: `sequence` is the peer
   uint64_t bytes;

@@ -64,7 +64,7 @@ uint16_t Listeners::listen(const std::string& host, uint16_t first_port, uint16_
   throw Fault(FaultKind::argument, "the port range is empty: want first_port <= last_port");
 }
 
-void Listeners::watch(const Listener& listener) {
+void Listeners::watch(const ListeningSocket& listener) {
   state_.poller.add(listener.socket.get(), EPOLLIN, [this, &listener](uint32_t) { on_caller(listener.socket); });
 }
 

@@ -43,11 +43,11 @@ class Listeners {
   void close() { listeners_.clear(); }
 
  private:
-  struct Listener {
+  struct ListeningSocket {
     std::string host;
     Descriptor socket;
   };
-  void watch(const Listener& listener);
+  void watch(const ListeningSocket& listener);
   void on_caller(const Descriptor& listener);
   bool make_room_for_caller();
   void on_handshake(int fd);
@@ -57,7 +57,7 @@ class Listeners {
 
   RankState& state_;
   const std::function<void(Handshake&)> on_proven_;
-  std::vector<Listener> listeners_;  // by rail
+  std::vector<ListeningSocket> listeners_;  // by rail
   std::optional<Clock::time_point> listens_again_;  // end of a pause; callers wait in the kernel's queue until then
   std::map<int, std::unique_ptr<Handshake>> pending_handshakes_;
 };

@@ -99,7 +99,7 @@ bool OperationFailures::settle_losses(size_t count) {
 void OperationFailures::take_losses(size_t count) {
   for (const auto& [lost, loss, found, is_passed_on] : detector_.take(count)) {
     if (!peers_.lose(lost, loss)) continue;
-    control_.tell({ControlMessage::Kind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
+    control_.tell({ControlMessageKind::loss, lost, 0, static_cast<uint64_t>(loss.kind), loss.why, {}});
     if (state_.closing || !is_passed_on) continue;
     const Frame news{.kind = FrameKind::lost, .slot = static_cast<uint32_t>(loss.kind),
                      .offset = static_cast<uint64_t>(lost)};

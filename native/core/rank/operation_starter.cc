@@ -46,7 +46,7 @@ bool OperationStarter::may_meet(const OperationSpec& spec, const OperationKey& k
   return table_.oldest_of(key.group) == nullptr;
 }
 
-OperationStarter::Attempt OperationStarter::meet(const OperationSpec& model, const CallSequence& sequence,
+OperationStarter::MeetResult OperationStarter::meet(const OperationSpec& model, const CallSequence& sequence,
                                                  std::byte* data) {
   state_.refuse_inherited();
   const RankState::Lock lock(state_.mutex, std::try_to_lock);

@@ -34,11 +34,11 @@ class OperationStarter {
   std::shared_ptr<Operation> post(OperationSpec spec, bool caller_waits);
 
   // See Context::meet.
-  struct Attempt {
+  struct MeetResult {
     bool is_done = false;
     std::shared_ptr<Operation> operation;
   };
-  Attempt meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data);
+  MeetResult meet(const OperationSpec& model, const CallSequence& sequence, std::byte* data);
 
  private:
   bool may_meet(const OperationSpec& spec, const OperationKey& key) const;

@@ -40,15 +40,15 @@ void OperationTable::end(const std::shared_ptr<Operation>& operation) {
   causes_.erase(spec.key);
   over(spec.key) = spec.key;
   ++ended_;
-  recorder_.record({Event::Kind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
+  recorder_.record({EventKind::operation, spec.name, spec.key, spec.user_bytes, nanoseconds(operation->posted),
                     nanoseconds(operation->agreed()), nanoseconds(operation->finished), first_bytes(spec.digest), 0, 0,
                     operation->fault()});
   if (spec.tells_mismatch && operation->fault() == FaultKind::mismatch) {
-    control_.tell({ControlMessage::Kind::mismatch, state_.config.rank, spec.key.group, spec.key.sequence, {},
+    control_.tell({ControlMessageKind::mismatch, state_.config.rank, spec.key.group, spec.key.sequence, {},
                  operation->descriptions()});
   }
   for (const auto& [start, end, busy] : operation->reductions()) {
-    recorder_.keep({Event::Kind::reduce, spec.name, spec.key, 0, nanoseconds(start), 0, nanoseconds(end), 0,
+    recorder_.keep({EventKind::reduce, spec.name, spec.key, 0, nanoseconds(start), 0, nanoseconds(end), 0,
                     std::chrono::duration_cast<std::chrono::nanoseconds>(busy).count()});
   }
   state_.changed.notify_all();
@@ -57,9 +57,9 @@ void OperationTable::end(const std::shared_ptr<Operation>& operation) {
 void OperationTable::note_ended_at_once(const OperationSpec& model, const OperationKey& key, int64_t start_ns,
                                         int64_t end_ns) {
   over(key) = key;
-  recorder_.record({Event::Kind::operation, model.name, key, model.user_bytes, start_ns, end_ns, end_ns,
+  recorder_.record({EventKind::operation, model.name, key, model.user_bytes, start_ns, end_ns, end_ns,
                     first_bytes(model.digest)});
-  recorder_.record({Event::Kind::wait, model.name, key, 0, start_ns, 0, end_ns, 0, 0, recorder_.this_thread()});
+  recorder_.record({EventKind::wait, model.name, key, 0, start_ns, 0, end_ns, 0, 0, recorder_.this_thread()});
 }
 
 void OperationTable::drop_unexpected(uint64_t group) {

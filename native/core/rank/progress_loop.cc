@@ -115,7 +115,7 @@ ProgressLoop::Waited ProgressLoop::wait(const std::shared_ptr<Operation>& operat
     state_.changed.notify_all();
     break;
   }
-  recorder_.record({Event::Kind::wait, operation->spec().name, operation->spec().key, 0, nanoseconds(start), 0,
+  recorder_.record({EventKind::wait, operation->spec().name, operation->spec().key, 0, nanoseconds(start), 0,
                     nanoseconds(Clock::now()), 0, 0, recorder_.this_thread()});
   return operation->ended() ? Waited::ended : result;
 }

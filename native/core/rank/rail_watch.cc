@@ -19,7 +19,7 @@ void RailWatch::watch_rails() {
     link->watch_rails();
     if (state_.closing || peers_.is_lost(peer)) continue;
     for (RailLoss& loss : link->take_losses()) {
-      recorder_.record({Event::Kind::rail, loss.rail, {0, static_cast<uint64_t>(peer)}, 0, nanoseconds(loss.when), 0,
+      recorder_.record({EventKind::rail, loss.rail, {0, static_cast<uint64_t>(peer)}, 0, nanoseconds(loss.when), 0,
                         nanoseconds(now)});
       losses_.push_back(std::move(loss));
     }
