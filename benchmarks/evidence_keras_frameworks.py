@@ -151,7 +151,7 @@ def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
     scale = float(random.uniform(0.2, 1.0))
 
     def step(w: Any) -> Any:
-        return jnp.tanh(mj.all_reduce(jnp.sin(w * (mj.rank() + 1.0)), op) * w * scale)
+        return jnp.tanh(mj.allreduce(jnp.sin(w * (mj.rank() + 1.0)), op) * w * scale)
 
     around: dict[str, Callable[[Any], Any]] = {
         "checkpoint": library.checkpoint,
@@ -195,7 +195,7 @@ def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
     def run(number: int) -> None:
         for call in range(calls):
             own = library.numpy.float32(mj.rank() + 2 * number + call)
-            found[number, call] = float(mj.all_reduce(own, "sum", name=f"{mark} {number} {call}"))
+            found[number, call] = float(mj.allreduce(own, "sum", name=f"{mark} {number} {call}"))
 
     started = [threading.Thread(target=run, args=(int(number),), daemon=True) for number in orders[mj.rank()]]
     for each in started:
@@ -257,11 +257,11 @@ def tensorflow_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
 def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
     """Make ranks wait for different names in JAX, eagerly or compiled."""
     library, mj = jax()
-    mj.all_reduce(library.numpy.ones(2), name=f"together {random.integers(1 << 30)}").block_until_ready()
+    mj.allreduce(library.numpy.ones(2), name=f"together {random.integers(1 << 30)}").block_until_ready()
     compiled = random.random() < 0.5
 
     def call(name: str) -> object:
-        run: Any = lambda x: mj.all_reduce(x, name=name)  # noqa: E731 -- avoids another named function
+        run: Any = lambda x: mj.allreduce(x, name=name)  # noqa: E731 -- avoids another named function
         return library.block_until_ready((library.jit(run) if compiled else run)(library.numpy.ones(2)))
 
     yield from apart(random, mj, call)

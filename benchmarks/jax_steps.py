@@ -30,7 +30,7 @@ def main() -> None:
 
     def step(is_shared: bool, tree: Any) -> Any:  # noqa: FBT001 -- of two programs
         gradients = [each * 0.5 for each in tree]
-        return [each * 2.0 for each in (mj.all_reduce(gradients) if is_shared else gradients)]
+        return [each * 2.0 for each in (mj.allreduce(gradients) if is_shared else gradients)]
 
     def run(program: Callable[..., Any]) -> None:
         for leaf in program(leaves):

@@ -65,7 +65,8 @@ def _by_tensorflow(mt: Any) -> Sum:
 
 def _by_jax(mt: Any) -> Sum:
     numpy = importlib.import_module("jax.numpy")
-    return lambda array: np.asarray(mt.all_reduce(numpy.array(array), mt.Sum))
+    allreduce = getattr(mt, "allreduce", None) or mt.all_reduce  # `all_reduce` in commits before 26 November 2026
+    return lambda array: np.asarray(allreduce(numpy.array(array), mt.Sum))
 
 
 def _by_keras(mt: Any) -> Sum:

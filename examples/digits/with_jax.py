@@ -26,7 +26,7 @@ def loss_of(weights: Any, images: Any, labels: Any) -> Any:
 def stepped(weights: Any, velocity: Any, images: Any, labels: Any) -> Any:
     """Return weights and velocity after a step with all ranks' gradients, and this rank's loss before the step."""
     loss, own = jax.value_and_grad(loss_of)(weights, images, labels)
-    shared = mj.all_reduce(own)  # all gradients at once
+    shared = mj.allreduce(own)  # all gradients at once
     velocity = jax.tree.map(lambda v, gradient: MOMENTUM * v + gradient, velocity, shared)
     return jax.tree.map(lambda weight, v: weight - RATE * v, weights, velocity), velocity, loss
 

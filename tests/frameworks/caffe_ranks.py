@@ -206,7 +206,7 @@ def mistakes(caffe: Any, mc: Any, own: Path) -> None:
     path = solver_file(own, "wrong", SHARED.format(width=3 + mc.rank()))
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: mc.distribute(object()), ArgumentError, "takes a solver of pycaffe"),
-        (lambda: mc.distribute(caffe.get_solver(str(path)), wire="int4"), ArgumentError, "wire='int4'"),
+        (lambda: mc.distribute(caffe.get_solver(str(path)), compression="int4"), ArgumentError, "compression='int4'"),
         (lambda: mc.distribute(caffe.get_solver(str(path))), MismatchError, "the ranks differ"),
         (lambda: mc.train(str(own / "nowhere")), ArgumentError, "there is no file"),
         (lambda: mc.train(str(path), snapshot="a", weights=["b"]), ArgumentError, "not both"),

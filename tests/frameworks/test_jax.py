@@ -43,25 +43,26 @@ def values(here: Here, dtypes: tuple[str, ...]) -> None:
             shapes = [(3, 4), (), (0, 2), (1000,)] if dtype in COMPILED else [(3, 4)]  # every rank compiles each shape
             mine = [filled(shape, own + 1, dtype) for shape in shapes]
             if dtype != "bool":
-                summed = wrapped(lambda tree: mj.all_reduce(tree, mj.Sum))(mine)
+                summed = wrapped(lambda tree: mj.allreduce(tree, mj.Sum))(mine)
                 assert all(str(each.dtype) == dtype for each in summed)
                 assert all((np.asarray(each) == sum(range(1, ranks + 1))).all() for each in summed)
-                average = wrapped(mj.all_reduce)({"a": mine[0]})["a"]
+                average = wrapped(mj.allreduce)({"a": mine[0]})["a"]
                 wanted = np.asarray((ranks + 1) / 2).astype(average.dtype)
                 assert (np.asarray(average) == wanted).all(), (dtype, average)
             sent = wrapped(lambda tree: mj.broadcast(tree, 1))(
                 [filled(shape, own * (own + 1), dtype) for shape in shapes]
             )
             assert all((np.asarray(each) == np.full((), 2).astype(each.dtype)).all() for each in sent)
-            rows = wrapped(mj.all_gather)(filled((2, 3), own, dtype))
+            rows = wrapped(mj.allgather)(filled((2, 3), own, dtype))
             assert np.asarray(rows[:, 0]).tolist() == np.repeat(np.arange(ranks), 2).astype(rows.dtype).tolist()
-            swapped = wrapped(mj.all_to_all)(jnp.asarray((np.arange(2 * ranks) + 10 * own).astype(jnp.dtype(dtype))))
+            swapped = wrapped(mj.alltoall)(jnp.asarray((np.arange(2 * ranks) + 10 * own).astype(jnp.dtype(dtype))))
             found = np.concatenate([(np.arange(2) + 2 * own + 10 * rank) for rank in range(ranks)])
             assert np.asarray(swapped).tolist() == found.astype(swapped.dtype).tolist()
     whole = jnp.arange(2.0 * ranks)
-    assert mj.reduce_scatter(whole).tolist() == [ranks * 2.0 * own, ranks * (2.0 * own + 1)]
-    assert mj.all_reduce(jnp.array([own, -own]), "max").tolist() == [ranks - 1, 0]
-    batched = jax.vmap(lambda each: mj.all_reduce(each, "sum"))(jnp.ones((5, 2)) * own)
+    assert mj.reducescatter(whole, mj.Sum).tolist() == [ranks * 2.0 * own, ranks * (2.0 * own + 1)]
+    assert mj.reducescatter(whole).tolist() == [2.0 * own, 2.0 * own + 1]
+    assert mj.allreduce(jnp.array([own, -own]), "max").tolist() == [ranks - 1, 0]
+    batched = jax.vmap(lambda each: mj.allreduce(each, "sum"))(jnp.ones((5, 2)) * own)
     assert (batched == sum(range(ranks))).all()
     assert batched.shape == (5, 2)
 
@@ -81,16 +82,18 @@ def differentiate(here: Here) -> None:
         return found
 
     total = [ranks * k + sum(range(ranks)) for k in range(4)]
-    assert gradient_of(lambda each: mj.all_reduce(each, "sum"), jnp.ones(4)) == total
-    assert gradient_of(mj.all_reduce, jnp.ones(4)) == [each / ranks for each in total]
-    assert gradient_of(lambda each: mj.broadcast(each, 0), jnp.ones(4)) == (total if own == 0 else [0] * 4)
-    assert gradient_of(mj.all_gather, jnp.ones(4 // ranks)) == total[4 // ranks * own :][: 4 // ranks]
-    assert gradient_of(mj.reduce_scatter, jnp.ones(4 * ranks)) == [
-        float(k + rank) for rank in range(ranks) for k in range(4)
+    assert gradient_of(lambda each: mj.allreduce(each, "sum"), jnp.ones(4)) == total
+    assert gradient_of(mj.allreduce, jnp.ones(4)) == [each / ranks for each in total]
+    assert gradient_of(lambda each: mj.broadcast(each, 0), jnp.ones(4)) == (
+        [each / ranks for each in total] if own == 0 else [0] * 4
+    )
+    assert gradient_of(mj.allgather, jnp.ones(4 // ranks)) == total[4 // ranks * own :][: 4 // ranks]
+    assert gradient_of(mj.reducescatter, jnp.ones(4 * ranks)) == [
+        (k + rank) / ranks for rank in range(ranks) for k in range(4)
     ]
     # A gradient of a gradient: the second derivative of y^3 is 12 at y = 2, and the sum over the ranks multiplies it by
     # their number.
-    second = jax.grad(jax.grad(lambda y: mj.all_reduce(y**3, "sum")))(2.0)
+    second = jax.grad(jax.grad(lambda y: mj.allreduce(y**3, "sum")))(2.0)
     assert second == pytest.approx(12.0 * ranks)
 
 
@@ -120,7 +123,7 @@ def curve(here: Here, steps: int) -> list[float]:
     def step(parameters: Any, state: Any, x: Any, y: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(parameters, x, y)
         updates, state = optimizer.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, mj.all_reduce(loss)
+        return optax.apply_updates(parameters, updates), state, mj.allreduce(loss)
 
     losses = []
     stepped = jax.jit(step)
@@ -145,13 +148,13 @@ def disagree(here: Here) -> None:
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"FAILED_PRECONDITION.*Mismatched ALLREDUCE tensor shapes"
     ) as told:
-        jax.block_until_ready(jax.jit(mj.all_reduce)(jnp.ones(3 + here.rank)))
+        jax.block_until_ready(jax.jit(mj.allreduce)(jnp.ones(3 + here.rank)))
     assert isinstance(mj.error_of(told.value), mj.HorovodInternalError)
-    assert mj.all_reduce(jnp.ones(2), "sum").tolist() == [here.size] * 2  # the next operation works
+    assert mj.allreduce(jnp.ones(2), "sum").tolist() == [here.size] * 2  # the next operation works
     with pytest.raises(ValueError, match="want a first dimension"):
-        mj.reduce_scatter(jnp.ones(here.size + 1))
+        mj.reducescatter(jnp.ones(here.size + 1))
     with pytest.raises(ValueError, match="want Average, Sum"):
-        mj.all_reduce(jnp.ones(2), "adasum")
+        mj.allreduce(jnp.ones(2), "adasum")
 
 
 def test_ranks_that_disagree_are_told() -> None:
@@ -160,7 +163,7 @@ def test_ranks_that_disagree_are_told() -> None:
 
 def train_until_it_fails(here: Here) -> float:
     enter(here)
-    reduce = jax.jit(mj.all_reduce)
+    reduce = jax.jit(mj.allreduce)
     began = time.monotonic()
     try:
         # JAX reports a failed input of a program as INTERNAL, so no program starts before its input is ready.
@@ -191,13 +194,13 @@ def use_a_set(here: Here) -> None:
     enter(here)
     chosen = mj.add_process_set(mj.ProcessSet([0, 2]))
     if here.rank != 1:
-        assert jax.jit(lambda x: mj.all_reduce(x, "sum", process_set=chosen))(jnp.ones(2) * here.rank).tolist() == [
+        assert jax.jit(lambda x: mj.allreduce(x, "sum", process_set=chosen))(jnp.ones(2) * here.rank).tolist() == [
             2,
             2,
         ]
     else:
         with pytest.raises(ValueError, match="rank 1 is not in"):
-            mj.all_reduce(jnp.ones(2), process_set=chosen)
+            mj.allreduce(jnp.ones(2), process_set=chosen)
 
 
 def test_process_sets() -> None:
@@ -221,18 +224,18 @@ def use_groups(here: Here) -> None:
     assert len(mine) == 2
 
     def program(x: Any) -> Any:
-        return mj.all_reduce(x, "sum"), [mj.all_reduce(x, "sum", process_set=pair) for pair, _ in mine]
+        return mj.allreduce(x, "sum"), [mj.allreduce(x, "sum", process_set=pair) for pair, _ in mine]
 
     whole, parts = jax.jit(program)(jnp.ones(2) * own)
     assert whole.tolist() == [3.0, 3.0]
     assert [part.tolist() for part in parts] == [[float(wanted)] * 2 for _, wanted in mine]
     for pair, wanted in mine:
         assert mj.broadcast(jnp.float32(own), pair.ranks[1], process_set=pair) == pair.ranks[1]
-        gradient = jax.jit(jax.grad(lambda x, pair=pair: (own + 1) * mj.all_reduce(x, process_set=pair)))(1.0)
+        gradient = jax.jit(jax.grad(lambda x, pair=pair: (own + 1) * mj.allreduce(x, process_set=pair)))(1.0)
         assert float(gradient) == (wanted + 2) / 2
         plain = mj.distribute(Plain(lambda _: (), lambda gradients, state, _: (gradients, state)), process_set=pair)
         assert float(plain.update(jnp.float32(own), ())[0]) == wanted / 2
-    assert mj.all_reduce(jnp.ones(1), "sum", process_set=world).tolist() == [3.0]
+    assert mj.allreduce(jnp.ones(1), "sum", process_set=world).tolist() == [3.0]
 
 
 def test_a_rank_in_several_groups() -> None:

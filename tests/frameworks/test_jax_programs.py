@@ -34,15 +34,13 @@ def in_order(here: Here) -> None:
     own, ranks = here.rank, here.size
 
     def two(x: Any, y: Any) -> Any:
-        first = mj.all_reduce(x + slow(own == 0), "sum")
-        return first, mj.all_reduce(y + slow(own == 1), "sum", name="another")
+        first = mj.allreduce(x + slow(own == 0), "sum")
+        return first, mj.allreduce(y + slow(own == 1), "sum", name="another")
 
     both = jax.jit(two)
-    one, other = (
-        jax.jit(lambda x, number=number: mj.all_reduce(x + slow(own == number), "sum")) for number in range(2)
-    )
+    one, other = (jax.jit(lambda x, number=number: mj.allreduce(x + slow(own == number), "sum")) for number in range(2))
     for _ in range(10):
-        found = [*both(1.0, 10.0), one(100.0), other(1000.0), mj.all_reduce(1e4, "sum"), mj.all_reduce(1e5, "sum")]
+        found = [*both(1.0, 10.0), one(100.0), other(1000.0), mj.allreduce(1e4, "sum"), mj.allreduce(1e5, "sum")]
         assert [float(each) for each in reversed(found)] == [ranks * 10.0**power for power in (5, 4, 3, 2, 1, 0)]
 
 
@@ -56,11 +54,11 @@ def unused(here: Here) -> None:
     is_first = here.rank == 0
 
     def program(x: Any) -> Any:
-        plain = mj.all_reduce(x, "sum")
-        inner = jax.jit(lambda y: mj.all_reduce(y, "sum"))(x)
+        plain = mj.allreduce(x, "sum")
+        inner = jax.jit(lambda y: mj.allreduce(y, "sum"))(x)
 
         def body(carried: Any, _: Any) -> Any:
-            found = mj.all_reduce(carried, "sum")
+            found = mj.allreduce(carried, "sum")
             return (found if is_first else carried), None
 
         looped = jax.lax.scan(body, x, None, length=3)[0]
@@ -82,32 +80,32 @@ def derived(here: Here) -> None:
     mj.init()
     own, ranks = here.rank, here.size
     total = sum(range(1, ranks + 1))
-    value, moved = jax.jvp(lambda x: mj.all_reduce(x, "sum", name="pushed"), (1.0,), (own + 1.0,))
+    value, moved = jax.jvp(lambda x: mj.allreduce(x, "sum", name="pushed"), (1.0,), (own + 1.0,))
     assert (float(value), float(moved)) == (ranks, total)
     mixed = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.int32)}  # integers have no gradients
 
     def loss(tree: Any) -> Any:
-        found = mj.all_reduce(tree, "sum")
+        found = mj.allreduce(tree, "sum")
         return (own + 1) * (found["a"].sum() + found["b"].sum())
 
     found = jax.jit(jax.grad(loss, allow_int=True))(mixed)
     assert found["a"].tolist() == [total] * 2
 
     def looped(x: Any) -> Any:
-        return (own + 1) * jax.lax.scan(lambda c, _: (mj.all_reduce(2 * c), None), x, None, length=3)[0]
+        return (own + 1) * jax.lax.scan(lambda c, _: (mj.allreduce(2 * c), None), x, None, length=3)[0]
 
     assert float(jax.jit(jax.grad(looped))(1.0)) == 8 * total / ranks
     rows = jnp.arange(3.0 * 2 * ranks).reshape(3, 2 * ranks)
-    gathered = jax.vmap(mj.all_gather)(rows + own)
+    gathered = jax.vmap(mj.allgather)(rows + own)
     assert gathered.shape == (3, 2 * ranks * ranks)
     assert gathered[:, :: 2 * ranks].tolist() == [
         [float(2 * ranks * k + rank) for rank in range(ranks)] for k in range(3)
     ]
-    scattered = jax.vmap(mj.reduce_scatter)(rows)
+    scattered = jax.vmap(lambda each: mj.reducescatter(each, "sum"))(rows)
     assert scattered.tolist() == (ranks * rows)[:, 2 * own : 2 * own + 2].tolist()
     with pytest.raises(UnsupportedError, match=r"want Average or Sum, or jax\.lax\.stop_gradient"):
-        jax.grad(lambda x: mj.all_reduce(x, "max"))(1.0)
-    step = jax.jit(lambda x, y: (mj.all_reduce(x, "sum"), y + 1), donate_argnums=0)
+        jax.grad(lambda x: mj.allreduce(x, "max"))(1.0)
+    step = jax.jit(lambda x, y: (mj.allreduce(x, "sum"), y + 1), donate_argnums=0)
     given = jnp.ones(1000)
     assert step(given, 1.0)[0].tolist() == [ranks] * 1000
     assert given.is_deleted()
@@ -120,17 +118,17 @@ def test_derivatives_and_vmap() -> None:
 def misused(_here: Here) -> None:
     mj.init()
     leaked: list[Any] = []
-    jax.jit(lambda x: leaked.append(mj.all_reduce(x)))(1.0)
+    jax.jit(lambda x: leaked.append(mj.allreduce(x)))(1.0)
     with pytest.raises(ArgumentError, match="return the array from that function"):
-        mj.all_reduce(leaked[0])
+        mj.allreduce(leaked[0])
     mesh = jax.sharding.Mesh(jax.devices(), "x")
     rows = jax.sharding.PartitionSpec("x")
     many = len(jax.devices())
-    sharded = jax.shard_map(mj.all_reduce, mesh=mesh, in_specs=rows, out_specs=rows)
-    for function in (sharded, jax.jit(sharded), jax.pmap(mj.all_reduce)):
+    sharded = jax.shard_map(mj.allreduce, mesh=mesh, in_specs=rows, out_specs=rows)
+    for function in (sharded, jax.jit(sharded), jax.pmap(mj.allreduce)):
         with pytest.raises(UnsupportedError, match="each rank has one device"):
             function(jnp.ones(many))
-    assert float(mj.all_reduce(jnp.float32(1), "sum")) == 2  # the next operation works
+    assert float(mj.allreduce(jnp.float32(1), "sum")) == 2  # the next operation works
 
 
 def test_misuse_is_told() -> None:
@@ -141,7 +139,7 @@ def failing(here: Here) -> tuple[int, list[float], int]:
     mj.init()
     state = mj.elastic.JaxState(parameters={"a": jnp.zeros(1), "key": jax.random.key(here.rank)}, step=0)
     failures = 0
-    add = jax.jit(lambda x, n: x + mj.all_reduce(jnp.ones(n))[0], static_argnums=1, donate_argnums=0)
+    add = jax.jit(lambda x, n: x + mj.allreduce(jnp.ones(n))[0], static_argnums=1, donate_argnums=0)
 
     def train(state: Any) -> None:
         nonlocal failures
@@ -170,7 +168,7 @@ def waiting_alone(here: Here, over: str) -> float:
         while not Path(over).exists() and time.monotonic() < until:
             time.sleep(0.05)
         return 0.0
-    program = jax.jit(mj.all_reduce).lower(jnp.ones(2)).compile()
+    program = jax.jit(mj.allreduce).lower(jnp.ones(2)).compile()
     here.reach("waiting")
     started = time.monotonic()
     try:
@@ -195,7 +193,7 @@ def step(x):
     square = jnp.full((400, 400), 1e-3)
     for _ in range(30 if mj.rank() else 1):
         square = jnp.sin(square @ square)
-    return mj.all_reduce(x + 0 * square[0, 0])
+    return mj.allreduce(x + 0 * square[0, 0])
 jax.jit(step)(1.0)
 """
 

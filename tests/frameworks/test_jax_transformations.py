@@ -24,10 +24,10 @@ def transform(here: Here) -> list[str]:  # noqa: C901 -- a table of cases
     mj.init()
 
     def step(w: Any) -> Any:
-        return jnp.tanh(mj.all_reduce(jnp.sin(w * (here.rank + 1.0)), "average") * w)
+        return jnp.tanh(mj.allreduce(jnp.sin(w * (here.rank + 1.0)), "average") * w)
 
     def doubled(w: Any) -> Any:
-        return mj.all_reduce(w, "average") * 2
+        return mj.allreduce(w, "average") * 2
 
     by_vjp, by_jvp = jax.custom_vjp(doubled), jax.custom_jvp(doubled)
     by_vjp.defvjp(lambda w: (doubled(w), None), lambda _, gradient: (doubled(gradient),))
@@ -105,11 +105,11 @@ def test_named_calls_of_many_threads() -> None:
 
 def call_in_threads(here: Here, count: int) -> bool:
     mj.init()
-    mj.all_reduce(jnp.float32(0), name="first").block_until_ready()
+    mj.allreduce(jnp.float32(0), name="first").block_until_ready()
     found: dict[int, float] = {}
 
     def call(number: int) -> None:
-        found[number] = float(mj.all_reduce(jnp.float32(number + here.rank), "sum", name=f"call {number}"))
+        found[number] = float(mj.allreduce(jnp.float32(number + here.rank), "sum", name=f"call {number}"))
 
     order = list(range(count))[:: 1 if here.rank else -1]
     threads = [threading.Thread(target=call, args=(number,)) for number in order]
@@ -129,8 +129,8 @@ def test_ranks_that_wait_for_each_other_are_told_in_time() -> None:
 
 def wait_apart(here: Here) -> tuple[str, float]:
     mj.init()
-    mj.all_reduce(jnp.ones(3)).block_until_ready()
+    mj.allreduce(jnp.ones(3)).block_until_ready()
     began_s = time.monotonic()
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
-        jax.block_until_ready(jax.jit(lambda x: mj.all_reduce(x, name=f"mine{here.rank}"))(jnp.ones(3)))
+        jax.block_until_ready(jax.jit(lambda x: mj.allreduce(x, name=f"mine{here.rank}"))(jnp.ones(3)))
     return str(raised.value), time.monotonic() - began_s

@@ -24,6 +24,7 @@ from multiring.caffe.training import train as train
 from multiring.frontend.array_collectives import allgather as allgather
 from multiring.frontend.array_collectives import allreduce as allreduce
 from multiring.frontend.array_collectives import broadcast as broadcast
+from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import on_first_rank as on_first_rank
@@ -43,6 +44,7 @@ from multiring.frontend.process_sets import global_process_set as global_process
 from multiring.frontend.process_sets import remove_process_set as remove_process_set
 
 __all__ = [
+    "Compression",
     "HorovodInternalError",
     "ProcessSet",
     "SolverGradients",

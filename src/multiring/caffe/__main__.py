@@ -19,5 +19,5 @@ train(
     snapshot=options.snapshot,
     weights=[each for each in options.weights.split(",") if each],
     iterations=options.iterations,
-    wire=options.wire,
+    compression=options.wire,
 )

@@ -8,8 +8,10 @@ import caffe
 
 from multiring.errors import ArgumentError
 from multiring.frontend import array_collectives
+from multiring.frontend.compression_names import Compression, wire_of
 from multiring.frontend.consistency_check import require_alike
 from multiring.frontend.errors import internal_errors
+from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
@@ -20,7 +22,10 @@ _log = logging.getLogger("multiring")
 _MARK = "_multiring_gradients"
 
 
-def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+@former_arguments(wire="compression")
+def distribute(
+    solver: Any, *, compression: Any = Compression.none, process_set: ProcessSet = global_process_set
+) -> Any:
     """Make `solver` update with the average of all ranks' gradients, and return it.
 
     All ranks must call this.
@@ -36,11 +41,11 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
 
     Args:
         solver: a solver of pycaffe on the CPU, made after `multiring.caffe.init`.
-        wire: the type of gradients between hosts: "fp16", "bf16" or "int8".
+        compression: the type of gradients between hosts: a member of `Compression`, or its name.
         process_set: by default, all ranks. See `shard`.
 
     Raises:
-        ArgumentError: `solver` is not a solver of pycaffe or is distributed already; the wire type is unknown; or
+        ArgumentError: `solver` is not a solver of pycaffe or is distributed already; `compression` is unknown; or
             Caffe's number of solvers on this thread is not the number of ranks.
         MismatchError: on every rank: the ranks' nets differ.
     """
@@ -55,7 +60,7 @@ def distribute(solver: Any, *, wire: str | None = None, process_set: ProcessSet 
             f"distribute: Caffe counts {told} solvers on this thread, but there are {members.size} ranks, so all ranks "
             "would train on the same records. Call multiring.caffe.shard() on this thread, then make the solver"
         )
-    shared_gradients = SolverGradients(solver, wire, process_set)
+    shared_gradients = SolverGradients(solver, wire_of(compression), process_set)
     shared_gradients.broadcast()
     solver.add_callback(shared_gradients.on_start, shared_gradients.on_gradients_ready)
     setattr(solver, _MARK, shared_gradients)  # keeps the owner of the callbacks alive, because Caffe holds no reference

@@ -2,22 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import caffe
 
 from multiring.caffe.joining import init
 from multiring.caffe.solver_gradients import distribute
 from multiring.errors import ArgumentError
+from multiring.frontend.compression_names import Compression
+from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.lifecycle import shutdown
 
 
+@former_arguments(wire="compression")
 def train(
     solver_file: str,
     *,
     snapshot: str | None = None,
     weights: Sequence[str] = (),
     iterations: int | None = None,
-    wire: str | None = None,
+    compression: Any = Compression.none,
 ) -> None:
     """Train with the solver of a file on all ranks.
 
@@ -28,7 +32,7 @@ def train(
         snapshot: a .solverstate to resume from; every rank must be able to read it.
         weights: .caffemodel files with initial weights. They cannot be combined with `snapshot`.
         iterations: the number of iterations, default: max_iter of the file.
-        wire: the type of gradients between hosts; see `distribute`.
+        compression: the type of gradients between hosts; see `distribute`.
 
     Raises:
         ArgumentError: a file does not exist, or both `snapshot` and `weights` are given.
@@ -47,7 +51,7 @@ def train(
         solver.restore(snapshot)
     for name in weights:
         solver.net.copy_from(name)
-    distribute(solver, wire=wire)
+    distribute(solver, compression=compression)
     if iterations is not None:
         solver.step(iterations)
     else:

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
+from multiring.frontend.compression_names import Compression, wire_of
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
+from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.handles import Pending, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
@@ -23,12 +25,13 @@ from multiring.runtime import Group, Handle
 Array = NDArray[Any]
 
 
+@former_arguments(wire="compression")
 def allreduce(
     array: Any,
     op: int | str = Average,
     *,
     name: str | None = None,
-    wire: str | None = None,
+    compression: Any = Compression.none,
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Array:
@@ -38,15 +41,18 @@ def allreduce(
         array: an array, or any value that `numpy.asarray` accepts; the same shape and type on all ranks.
         op: Average, Sum, Min, Max or Product, or its name.
         name: the ranks match calls by this name. By default they match unnamed calls in the order of the calls.
-        wire: "fp16", "bf16" or "int8": how float32 travels between hosts.
+        compression: the type in which float32 travels between hosts: a member of `Compression`, or its name.
         process_set: the ranks that take part; by default all ranks.
         scales: factors of the input and of the result. An average of integers is truncated after the second factor.
 
     Raises:
-        ArgumentError: `op` is unknown, or undefined for the type of `array`; or this rank is not in the set.
+        ArgumentError: `op` is unknown, or undefined for the type of `array`; `compression` is unknown; or
+            this rank is not in the set.
         HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
-    found: Array = start_allreduce(array, op, name=name, wire=wire, process_set=process_set, scales=scales).wait()
+    found: Array = start_allreduce(
+        array, op, name=name, compression=compression, process_set=process_set, scales=scales
+    ).wait()
     return found
 
 
@@ -55,7 +61,7 @@ def start_allreduce(
     op: int | str = Average,
     *,
     name: str | None = None,
-    wire: str | None = None,
+    compression: Any = Compression.none,
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Pending:
@@ -66,6 +72,7 @@ def start_allreduce(
     members, number, given = members_of(process_set), chosen_op(op), _native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
         raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want factors of 1, or an array of numbers")
+    wire = wire_of(compression)
     conversion = dtype_conversion(given.dtype.name, number, scales[1], members.size)
     out = np.array(converted(given, conversion, scales[0]), order="C")  # a row-major copy that is not shared
 
@@ -79,23 +86,24 @@ def start_allreduce(
     return submit(members, name, signature, start, finish)
 
 
+@former_arguments(root="root_rank")
 def broadcast(
-    array: Any, root: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
+    array: Any, root_rank: int = 0, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set
 ) -> Array:
-    """Return the array of rank `root`, a rank of the whole job.
+    """Return the array of rank `root_rank`, a rank of the whole job.
 
     The other arguments and the errors are as in `allreduce`.
     """
     members = members_of(process_set)
-    own_root, out = world_rank_in(members, root), np.array(_native(array), order="C")
+    root, out = world_rank_in(members, root_rank), np.array(_native(array), order="C")
 
     def start(group: Group, label: str) -> Handle:
-        return group.broadcast_async(out, own_root, label=label)
+        return group.broadcast_async(out, root, label=label)
 
     def finish(_: Any) -> Array:
         return out
 
-    signature = plain_signature(BROADCAST, out.dtype.name, out.shape, ((ROOT, str(root)),))
+    signature = plain_signature(BROADCAST, out.dtype.name, out.shape, ((ROOT, str(root_rank)),))
     found: Array = submit(members, name, signature, start, finish).wait()
     return found
 

@@ -14,6 +14,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("jax", "JAX")
 
+from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import on_first_rank as on_first_rank
@@ -39,17 +40,18 @@ from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
 from multiring.frontend.requests import error_of as error_of
 from multiring.jax import elastic as elastic
-from multiring.jax.collectives import all_gather as all_gather
-from multiring.jax.collectives import all_reduce as all_reduce
-from multiring.jax.collectives import all_to_all as all_to_all
+from multiring.jax.collectives import allgather as allgather
+from multiring.jax.collectives import allreduce as allreduce
+from multiring.jax.collectives import alltoall as alltoall
 from multiring.jax.collectives import broadcast as broadcast
-from multiring.jax.collectives import reduce_scatter as reduce_scatter
+from multiring.jax.collectives import reducescatter as reducescatter
 from multiring.jax.feeding import DataLoader as DataLoader
 from multiring.jax.joining import init as init
 from multiring.jax.optimizer import distribute as distribute
 
 __all__ = [
     "Average",
+    "Compression",
     "DataLoader",
     "HorovodInternalError",
     "Max",
@@ -58,10 +60,10 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
+    "allgather",
     "allgather_object",
+    "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_object",
@@ -78,7 +80,7 @@ __all__ = [
     "print_once",
     "progress",
     "rank",
-    "reduce_scatter",
+    "reducescatter",
     "remove_process_set",
     "shutdown",
     "size",

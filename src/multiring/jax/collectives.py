@@ -12,7 +12,9 @@ import jax
 import numpy as np
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.frontend.compression_names import Compression, wire_of
 from multiring.frontend.dtype_conversion import dtype_conversion
+from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.process_sets import (
     Members,
     global_process_set,
@@ -21,7 +23,7 @@ from multiring.frontend.process_sets import (
     number_of_group,
     world_rank_in,
 )
-from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, Sum, chosen_op, name_of
+from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, chosen_op, name_of
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.jax.call import Call, Ranks, sets
 from multiring.jax.primitive import bind
@@ -30,11 +32,12 @@ from multiring.runtime import Group
 # ---- the public functions ----
 
 
-def all_reduce(
+@former_arguments(wire="compression")
+def allreduce(
     tree: Any,
     op: int | str = Average,
     *,
-    wire: str | None = None,
+    compression: Any = Compression.none,
     name: str | None = None,
     process_set: Ranks = global_process_set,
 ) -> Any:
@@ -46,16 +49,17 @@ def all_reduce(
     Args:
         tree: an array or a pytree of arrays, with the same shapes and types on all ranks.
         op: Average, Sum, Min, Max or Product, or its name.
-        wire: the type of float32 values between hosts: "fp16", "bf16" or "int8".
+        compression: the type of float32 values between hosts: a member of `Compression`, or its name.
         name: a name by which ranks match the call. By default they match it by the order of calls.
         process_set: a process set, or a group from `multiring.world().subgroup`. By default, all ranks.
 
     Raises:
-        ArgumentError: `op` is unknown or not defined for a type, or this rank is not in the set.
+        ArgumentError: `op` is unknown or not defined for a type, `compression` is unknown, or this rank is not in the
+            set.
         JaxRuntimeError: on every rank: the ranks disagree, or a rank is lost. `error_of` returns multiring's error.
     """
     leaves, shape = jax.tree.flatten(tree)
-    call = reduction_call(leaves, op, wire=wire, name=name, process_set=process_set)
+    call = reduction_call(leaves, op, wire=wire_of(compression), name=name, process_set=process_set)
     return jax.tree.unflatten(shape, bind(call, leaves)) if leaves else tree
 
 
@@ -69,7 +73,7 @@ def reduction_call(
 ) -> Call:
     """Return the Call that combines the arrays `leaves`.
 
-    See `all_reduce` for the arguments and errors.
+    `wire` is a wire type, or None. See `allreduce` for the other arguments and the errors.
     """
     number = chosen_op(op)
     if number not in {*LINEAR, Min, Max, Product}:
@@ -80,51 +84,54 @@ def reduction_call(
     return known.named(name_of(number), wire=wire)
 
 
-def broadcast(tree: Any, root: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
-    """Return the `tree` of rank `root` on all ranks.
+@former_arguments(root="root_rank")
+def broadcast(
+    tree: Any, root_rank: int = 0, *, name: str | None = None, process_set: Ranks = global_process_set
+) -> Any:
+    """Return the `tree` of rank `root_rank` on all ranks.
 
-    `root` is a rank's number in the whole job.
+    `root_rank` is a rank's number in the whole job.
 
-    The gradient is the sum of all ranks' gradients on the root, and zero on other ranks. See `all_reduce` for the other
-    arguments and the errors.
+    The gradient is the average of all ranks' gradients on the root, and zero on other ranks, as in Horovod. See
+    `allreduce` for the other arguments and the errors.
     """
     leaves, shape = jax.tree.flatten(tree)
     known = _known(BROADCAST, name, process_set)
-    world_rank_in(known.members, root)  # fails before the call starts if the root is not in the set
-    return jax.tree.unflatten(shape, bind(known.named("", root=root), leaves)) if leaves else tree
+    world_rank_in(known.members, root_rank)  # fails before the call starts if the root is not in the set
+    return jax.tree.unflatten(shape, bind(known.named("", root=root_rank), leaves)) if leaves else tree
 
 
-def all_gather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
+def allgather(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
     """Return the rows of all ranks.
 
     An array of shape (n, ...) becomes an array of shape (ranks * n, ...).
 
-    See `all_reduce` for the arguments and the errors.
+    See `allreduce` for the arguments and the errors.
     """
     return _by_rows(ALL_GATHER, tree, name, process_set)
 
 
-def reduce_scatter(
-    tree: Any, op: int | str = Sum, *, name: str | None = None, process_set: Ranks = global_process_set
+def reducescatter(
+    tree: Any, op: int | str = Average, *, name: str | None = None, process_set: Ranks = global_process_set
 ) -> Any:
-    """Return this rank's rows of the sum or average over the ranks.
+    """Return this rank's rows of the average or sum over the ranks.
 
     An array of shape (ranks * n, ...) becomes an array of shape (n, ...).
 
-    `op` is Sum or Average. See `all_reduce` for the other arguments and the errors.
+    `op` is Average or Sum. See `allreduce` for the other arguments and the errors.
     """
     number = chosen_op(op)
     if number not in LINEAR:
-        raise ArgumentError(f"op={op!r}: want Sum or Average")
+        raise ArgumentError(f"op={op!r}: want Average or Sum")
     return _by_rows(REDUCE_SCATTER, tree, name, process_set, name_of(number))
 
 
-def all_to_all(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
+def alltoall(tree: Any, *, name: str | None = None, process_set: Ranks = global_process_set) -> Any:
     """Send rows to each rank, and return the received rows.
 
     Each rank gets n rows of an array of shape (ranks * n, ...).
 
-    See `all_reduce` for the arguments and the errors.
+    See `allreduce` for the arguments and the errors.
     """
     return _by_rows(ALL_TO_ALL, tree, name, process_set)
 
@@ -132,11 +139,11 @@ def all_to_all(tree: Any, *, name: str | None = None, process_set: Ranks = globa
 # ---- while a program is traced ----
 
 _NAMES = {
-    ALL_REDUCE: "all_reduce",
+    ALL_REDUCE: "allreduce",
     BROADCAST: "broadcast",
-    ALL_GATHER: "all_gather",
-    ALL_TO_ALL: "all_to_all",
-    REDUCE_SCATTER: "reduce_scatter",
+    ALL_GATHER: "allgather",
+    ALL_TO_ALL: "alltoall",
+    REDUCE_SCATTER: "reducescatter",
 }
 
 

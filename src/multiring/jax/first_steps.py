@@ -48,15 +48,15 @@ def reduced(
     wire: str | None,
     process_set: Ranks,
 ) -> list[Any]:
-    """Combine gradients like `all_reduce`, and compare ranks in the first steps.
+    """Combine gradients like `allreduce`, and compare ranks in the first steps.
 
     Args:
         gradients: the gradient arrays.
         parameters: the parameters in the same order, or None if they are unknown.
         watching: the subject of the comparison.
-        op: see `all_reduce`.
-        wire: see `all_reduce`.
-        process_set: see `all_reduce`.
+        op: see `allreduce`.
+        wire: see `allreduce`.
+        process_set: see `allreduce`.
     """
     if not gradients:
         return list(gradients)

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from multiring.frontend.compression_names import Compression, wire_of
+from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.process_sets import global_process_set
 from multiring.frontend.reduce_ops import Average
 from multiring.jax.call import Ranks
@@ -18,11 +20,12 @@ class Transformation(NamedTuple):
     update: Any
 
 
+@former_arguments(wire="compression")
 def distribute(
     transformation: Any,
     *,
     op: int | str = Average,
-    wire: str | None = None,
+    compression: Any = Compression.none,
     process_set: Ranks = global_process_set,
 ) -> Transformation:
     """Return an optimizer that combines all ranks' gradients.
@@ -37,10 +40,13 @@ def distribute(
     Args:
         transformation: has `init(parameters)` and `update(gradients, state, parameters=None, **more)`, as in optax.
         op: Average or Sum.
-        wire: the type of float32 values between hosts: "fp16", "bf16" or "int8".
+        compression: the type of float32 values between hosts: a member of `Compression`, or its name.
         process_set: a process set, or a group from `multiring.world().subgroup`. By default, all ranks.
+
+    Raises:
+        ArgumentError: `compression` is unknown.
     """
-    owner = object()
+    owner, wire = object(), wire_of(compression)
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> Any:
         named, shape = jax.tree_util.tree_flatten_with_path(gradients)

@@ -172,7 +172,7 @@ def _again(call: Call, ending: str, **changes: Any) -> Call:
 def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, keeps: bool) -> Any:
     if call.collective in {ALL_REDUCE, REDUCE_SCATTER} and call.op not in SMOOTH:
         raise UnsupportedError(
-            f"an all_reduce by {call.op} has no derivative: want Average or Sum, or jax.lax.stop_gradient of the array"
+            f"an allreduce by {call.op} has no derivative: want Average or Sum, or jax.lax.stop_gradient of the array"
         )
     found = collective.bind(*primals, call=call, keeps=keeps)
     smooth = [number for number, each in enumerate(primals) if jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)]
@@ -198,9 +198,9 @@ def _pull_back(cotangents: Sequence[Any], *_: Any, call: Call, keeps: bool) -> A
         return collective.bind(*gradients, call=_again(call, _GRADIENT, **changes), keeps=keeps)
 
     if call.collective == BROADCAST:
-        summed = of(collective=ALL_REDUCE, op="sum")
+        average = of(collective=ALL_REDUCE, op="average")  # Horovod's meaning of a broadcast's gradient
         is_root = members.group.ranks[members.rank] == call.root
-        return summed if is_root else [jax.numpy.zeros_like(each) for each in summed]
+        return average if is_root else [jax.numpy.zeros_like(each) for each in average]
     if call.collective == ALL_GATHER:
         return of(collective=REDUCE_SCATTER, op="sum")
     if call.collective == REDUCE_SCATTER:

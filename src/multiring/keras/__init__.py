@@ -17,6 +17,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("keras", "Keras")
 
+from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import log_by_rank as log_by_rank
@@ -61,7 +62,6 @@ from multiring.frontend.timeline import start_timeline as start_timeline
 from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.keras import callbacks as callbacks
 from multiring.keras import elastic as elastic
-from multiring.keras.backends import Compression as Compression
 from multiring.keras.distributing import distribute as distribute
 from multiring.keras.joining import init as init
 from multiring.keras.optimizer import DistributedOptimizer as DistributedOptimizer

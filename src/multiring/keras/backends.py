@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from multiring.errors import UnsupportedError
+from multiring.frontend.compression_names import wire_of
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.gradient_reduction import GradientReduction
 from multiring.frontend.keras_steps import current_step
@@ -16,35 +17,6 @@ from multiring.frontend.process_sets import Members, ProcessSet, global_process_
 from multiring.frontend.requests.first_steps import comparison_of, watched_variables
 
 REMEDY = "callbacks.BroadcastGlobalVariablesCallback(0) or keras.distribute do"
-_WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "int8", "none": None}
-
-
-class Compression:
-    """The values of `compression=` on any backend: the types in which float32 travels between hosts."""
-
-    none = None
-    fp16 = "fp16"
-    bf16 = "bf16"
-    int8 = "int8"
-
-
-def wire_of(compression: Any) -> str | None:
-    """Return the wire type for a value of `compression=`; None for float32 itself.
-
-    Args:
-        compression: a value of Compression, its name, or a compressor of an adapter.
-
-    Raises:
-        UnsupportedError: `compression` is a custom compressor.
-    """
-    if compression is None or (isinstance(compression, str) and compression in _WIRES):
-        return None if compression is None else _WIRES[compression]
-    wire = getattr(compression, "wire", "")
-    if wire or compression.__name__ == "NoneCompressor":
-        return wire or None
-    raise UnsupportedError(
-        f"compression={compression!r} is not supported by Keras: use none, fp16, bf16 or int8 of Compression"
-    )
 
 
 def reduction(**options: Any) -> GradientReduction:

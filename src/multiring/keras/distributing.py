@@ -40,7 +40,7 @@ def distribute(model: Any, *, compression: Any = None) -> Any:
 
     Args:
         model: a model of Keras 3, compiled or not.
-        compression: the type in which float32 gradients travel between hosts: a value of Compression.
+        compression: the type in which float32 gradients travel between hosts: a member of `Compression`, or its name.
 
     Raises:
         ArgumentError: `model` is not a model of Keras 3, or is distributed already.

@@ -4,11 +4,12 @@ from typing import Any
 
 import keras
 
+from multiring.frontend.compression_names import Compression
 from multiring.frontend.gradient_reduction import groups_of, layers_of
 from multiring.frontend.keras_optimizers import distributed
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Average
-from multiring.keras.backends import Compression, reduction
+from multiring.keras.backends import reduction
 from multiring.keras.values import raise_failed_steps
 
 
@@ -38,7 +39,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         name: the name of the operations; by default it is made from the optimizer's class.
         device_dense: not used: gradients are combined on their own device.
         device_sparse: not used.
-        compression: the type in which float32 travels between hosts: a value of Compression.
+        compression: the type in which float32 travels between hosts: a member of `Compression`, or its name.
         sparse_as_dense: whether to convert TensorFlow's IndexedSlices to dense tensors first.
         gradient_predivide_factor: for an average: gradients are divided by it before they are summed.
         op: Average, Sum or Adasum.

@@ -90,7 +90,7 @@ def summed(values: list[Any], process_set: ProcessSet) -> Sequence[Any]:
     elif keras.backend.backend() == "jax":
         from multiring.jax import collectives as by_jax  # noqa: PLC0415 -- as above
 
-        found = by_jax.all_reduce(values, Sum, process_set=process_set)
+        found = by_jax.allreduce(values, Sum, process_set=process_set)
     elif any(value.device.type == "meta" for value in values):
         found = values  # Keras on torch only computes shapes
     else:

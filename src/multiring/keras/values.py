@@ -10,12 +10,12 @@ from keras.src.utils import python_utils
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend import array_collectives
+from multiring.frontend.compression_names import Compression, wire_of
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
 from multiring.frontend.requests.interrupts import has_cancelled
-from multiring.keras.backends import Compression, wire_of
 
 
 def allreduce(
@@ -37,7 +37,7 @@ def allreduce(
         prescale_factor: multiplies the value first.
         postscale_factor: multiplies the result.
         op: Average (the default), Sum, Min, Max or Product.
-        compression: the type in which float32 travels between hosts: a value of Compression.
+        compression: the type in which float32 travels between hosts: a member of `Compression`, or its name.
         process_set: the ranks that take part; by default all ranks.
 
     Raises:
@@ -51,7 +51,7 @@ def allreduce(
         array,
         how.op,
         name=name,
-        wire=wire,
+        compression=wire,
         process_set=process_set,
         scales=(how.prescale, how.postscale),
     )

@@ -25,7 +25,7 @@ from multiring.frontend.requests.text import (
     call_text,
 )
 from multiring.tensorflow.asking import now, ranks_now
-from multiring.tensorflow.compression import Compression
+from multiring.tensorflow.compression import Compression, compressor_of
 from multiring.tensorflow.library import operations
 from multiring.tensorflow.naming import Naming, named
 
@@ -55,7 +55,7 @@ def allreduce(
         average: DEPRECATED, use op.
         device_dense: the argument of tf.device for dense tensors.
         device_sparse: the argument of tf.device for IndexedSlices.
-        compression: a member of `Compression`, or a `Compressor`.
+        compression: a member of `Compression`, its name, or a `Compressor`.
         op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
         prescale_factor: a factor for the tensor before the reduction. It is applied to integers in float64 and to
             16-bit floats in float32.
@@ -335,6 +335,7 @@ def _reduced(
     number_of: NumberOf | None = None,
 ) -> list[Any]:
     members_of(process_set)
+    compression = compressor_of(compression)
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     direct = _direct(how, compression, values)
     if direct is None:
@@ -433,6 +434,7 @@ def _scattered(
     tensors: Sequence[Any], how: Combination, compression: Any, naming: Naming, process_set: ProcessSet
 ) -> list[Any]:
     members_of(process_set)
+    compression = compressor_of(compression)
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from multiring.frontend.compression_names import known_name
+
 
 class Compressor:
     """Compresses a tensor before a reduction and decompresses the result.
@@ -92,3 +94,12 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
     int8 = Int8Compressor
+
+
+def compressor_of(compression: Any) -> Any:
+    """Return the compressor for a value of `compression=`: a name becomes the member of Compression.
+
+    Raises:
+        ArgumentError: there is no member of this name.
+    """
+    return getattr(Compression, known_name(compression)) if isinstance(compression, str) else compression

@@ -79,7 +79,7 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
         gradtape: a tf.GradientTape that has recorded operations.
         device_dense: the argument of tf.device for dense gradients.
         device_sparse: the argument of tf.device for IndexedSlices.
-        compression: a member of `Compression`, or a `Compressor`.
+        compression: a member of `Compression`, its name, or a `Compressor`.
         sparse_as_dense: whether to convert IndexedSlices to dense tensors first.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: for Average: gradients are divided by this factor before the sum, and the sum is

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from multiring.frontend.compression_names import known_name
 from multiring.runtime import round_trip
 
 
@@ -94,7 +95,7 @@ class Int8Compressor(Compressor):
 
 
 class Compression:
-    """The compressors by name, for `compression=`."""
+    """The compressors by name, for `compression=`. A call also takes a name, such as "bf16"."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -102,6 +103,16 @@ class Compression:
     int8 = Int8Compressor
 
 
+def compressor_of(compression: Any) -> Any:
+    """Return the compressor for a value of `compression=`: a name becomes the member of Compression.
+
+    Raises:
+        ArgumentError: there is no member of this name.
+    """
+    return getattr(Compression, known_name(compression)) if isinstance(compression, str) else compression
+
+
 def option_of(compression: Any) -> Any:
     """Return `compression` in the form for `Options`: None for Compression.none."""
+    compression = compressor_of(compression)
     return None if compression is Compression.none else compression

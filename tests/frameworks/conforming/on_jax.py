@@ -24,11 +24,11 @@ def init(**options: Any) -> None:
 
 
 def all_reduce(array: Any, op: str, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    return mj.all_reduce(array, op, name=name, process_set=process_set)
+    return mj.allreduce(array, op, name=name, process_set=process_set)
 
 
 def gradient(at: Any, weights: Any, op: str) -> Any:
-    return np.asarray(jax.jit(jax.grad(lambda x: (mj.all_reduce(x, op) * weights).sum()))(at))
+    return np.asarray(jax.jit(jax.grad(lambda x: (mj.allreduce(x, op) * weights).sum()))(at))
 
 
 def _loss(parameters: Any, slopes: Any) -> Any:

@@ -19,7 +19,7 @@ from multiring.runtime import Group, Handle
 from multiring.runtime.named.named import Start
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.collectives.sparse import submit_sparse
-from multiring.torch.compression import Compression
+from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.interop import (
     array_of,
     buffer_from,
@@ -53,7 +53,8 @@ def allreduce(
             numbers (sum and average only). A sparse tensor gives a sparse sum or average.
         average: DEPRECATED, use op.
         name: the name by which the ranks match this operation. Unnamed operations are matched by their order.
-        compression: the form in which the tensor travels, a member of `Compression` or the program's own compressor.
+        compression: the form in which the tensor travels, a member of `Compression`, its name, or the
+            program's own compressor.
         op: Average (the default), Sum, Adasum, Min, Max, Product, or their names.
         prescale_factor: multiplies the tensor first: integers in float64, 16-bit floats in float32.
         postscale_factor: multiplies the result in the same way.
@@ -66,7 +67,7 @@ def allreduce(
             it.
         UnsupportedError: the tensor is not in host memory.
     """
-    how = combination(op, average, prescale_factor, postscale_factor)
+    how, compression = combination(op, average, prescale_factor, postscale_factor), compressor_of(compression)
     direct = without_compressor(how, compression, [tensor])
     if direct is not None:
         return _reduced(tensor, name, direct, process_set)

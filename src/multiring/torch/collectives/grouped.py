@@ -26,7 +26,7 @@ from multiring.frontend.signatures import (
 )
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
-from multiring.torch.compression import Compression
+from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.fusion_buffer import Layout, Packing, Span, layout_of, new_buffer
 from multiring.torch.interop import (
     dtype_name,
@@ -53,7 +53,7 @@ def grouped_allreduce(
     One collective combines all tensors of one type. Every rank must pass the same number of tensors, of the same shapes
     and types in the same order. The arguments and errors are those of `allreduce`.
     """
-    how = combination(op, average, prescale_factor, postscale_factor)
+    how, compression = combination(op, average, prescale_factor, postscale_factor), compressor_of(compression)
     direct = without_compressor(how, compression, tensors)
     if direct is not None:
         return list(_reduced(tensors, name, direct, process_set))

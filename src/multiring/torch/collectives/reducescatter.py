@@ -17,7 +17,7 @@ from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.collectives.varying_rows import submit_refusal
-from multiring.torch.compression import Compression
+from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.interop import (
     buffer_from,
     dtype_name,
@@ -46,7 +46,8 @@ def reducescatter(
     Args:
         tensor: a tensor of the same shape and type on all ranks, with at least one dimension.
         name: as for `allreduce`.
-        compression: the form in which the tensor travels, a member of `Compression` or the program's own compressor.
+        compression: the form in which the tensor travels, a member of `Compression`, its name, or the
+            program's own compressor.
         op: Average or Sum, or their names.
         process_set: the ranks that take part; by default all ranks.
         prescale_factor: as for `allreduce`.
@@ -59,6 +60,7 @@ def reducescatter(
             a rank has failed. Every rank raises it.
         UnsupportedError: the tensor is not a dense tensor in host memory.
     """
+    compression = compressor_of(compression)
     require_compressor(compression)
     compressed, context = compression.compress(tensor)
     require_plain(compressed)
@@ -101,6 +103,7 @@ def grouped_reducescatter(
 
     Every rank must pass the same number of tensors.
     """
+    compression = compressor_of(compression)
     require_compressor(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
