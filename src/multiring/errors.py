@@ -39,11 +39,24 @@ class UnsupportedError(MultiringError, NotImplementedError):
     """The request is valid, but this version, system or device does not support it."""
 
 
-class MismatchError(MultiringError, ValueError):
+class CollectiveError(MultiringError, RuntimeError):
+    """An operation of several ranks failed, on every rank that took part and is alive.
+
+    It is the base class of all such errors. Its subclasses say why: the ranks' calls differ, a rank is lost, or a rank
+    is silent. An adapter's operation also raises one for a call that all ranks made at the wrong time, or that is not
+    supported. Horovod's name for this class is CollectiveError.
+    """
+
+    group_usable = False
+
+
+class MismatchError(CollectiveError, ValueError):
     """Ranks called an operation with different arguments.
 
     Every rank of the group raises. `titles` gives, by rank of the group, each rank's description of the operation.
     """
+
+    group_usable = True
 
     def __init__(self, text: str, titles: Mapping[int, str] | None = None) -> None:
         super().__init__(text)
@@ -82,22 +95,19 @@ class RendezvousError(MultiringError, RuntimeError):
     group_usable = False
 
 
-class PeerLostError(MultiringError, ConnectionError):
+# OSError's subclasses come first, because OSError creates its own objects.
+class PeerLostError(ConnectionError, CollectiveError):
     """A rank of the group died, left, or broke its connection.
 
     Buffers in flight are undefined.
     """
 
-    group_usable = False
 
-
-class StallError(MultiringError, TimeoutError):
+class StallError(TimeoutError, CollectiveError):
     """A rank did not take part within the time allowed.
 
     Buffers in flight are undefined.
     """
-
-    group_usable = False
 
 
 class LaunchError(MultiringError, RuntimeError):

@@ -1,9 +1,12 @@
 """Every error class states whether the Group is still usable, and has the fitting Python base class."""
 
+import pickle
+
 import pytest
 
 from multiring import errors
-from multiring.errors import MultiringError
+from multiring.errors import CollectiveError, MultiringError
+from multiring.frontend.errors import _KINDS, HorovodInternalError, internal
 
 KINDS = {
     "ArgumentError": (ValueError, True),
@@ -11,6 +14,7 @@ KINDS = {
     "ScheduleError": (ValueError, True),
     "SourceTimeoutError": (TimeoutError, True),
     "UnsupportedError": (NotImplementedError, True),
+    "CollectiveError": (RuntimeError, False),
     "MismatchError": (ValueError, True),
     "DisagreementError": (ValueError, True),
     "StateError": (RuntimeError, True),
@@ -35,3 +39,21 @@ def test_a_kind_is_caught_as_python_calls_it_and_says_what_is_left(name: str) ->
     assert kind.group_usable is group_usable
     assert kind.__doc__
     assert str(kind("rank 3 left")) == "rank 3 left"
+
+
+@pytest.mark.parametrize("name", ["MismatchError", "DisagreementError", "PeerLostError", "StallError"])
+def test_an_operation_that_failed_is_a_collective_error(name: str) -> None:
+    assert issubclass(getattr(errors, name), CollectiveError)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_an_adapter_raises_both(kind: type[MultiringError]) -> None:
+    found = internal(kind("rank 3 left"), "allreduce")
+    assert isinstance(found, CollectiveError)
+    assert isinstance(found, kind)
+    assert found.group_usable is kind.group_usable
+    assert pickle.loads(pickle.dumps(found)).args == found.args  # noqa: S301 -- the test's own bytes
+
+
+def test_horovods_name_is_an_alias() -> None:
+    assert HorovodInternalError is CollectiveError

@@ -151,7 +151,7 @@ class SolverGradients:
         Caffe calls this before it updates parameters.
 
         Raises:
-            HorovodInternalError: on every rank: the ranks disagree, or a rank is lost.
+            CollectiveError: on every rank: the ranks disagree, or a rank is lost.
         """
         parameters = parameters_of(self._net)
         if not self._has_compared:

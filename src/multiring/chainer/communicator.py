@@ -28,7 +28,7 @@ class Communicator(CommunicatorBase):  # type: ignore[misc] # Chainer has no typ
 
     Ranks are numbered within the set.
 
-    Arrays are NumPy arrays of any type that multiring can reduce. A failed operation raises HorovodInternalError on
+    Arrays are NumPy arrays of any type that multiring can reduce. A failed operation raises CollectiveError on
     every rank. The error is also a MismatchError if the ranks disagree, or a PeerLostError if a rank is lost.
     """
 

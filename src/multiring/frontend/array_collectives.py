@@ -48,7 +48,7 @@ def allreduce(
     Raises:
         ArgumentError: `op` is unknown, or undefined for the type of `array`; `compression` is unknown; or
             this rank is not in the set.
-        HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
+        CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     found: Array = start_allreduce(
         array, op, name=name, compression=compression, process_set=process_set, scales=scales

@@ -1,8 +1,8 @@
-"""Errors of failed operations: each is both Horovod's error and multiring's own.
+"""Errors of an adapter's failed operations.
 
-A program written for Horovod catches `HorovodInternalError`. A program written for multiring catches `MismatchError`,
-`PeerLostError` and so on. Every error here has both as base classes. Its message has Horovod's wording in addition to
-multiring's if the program imported `horovod`.
+A program written for Horovod catches `HorovodInternalError`, which is `CollectiveError`. A program written for
+multiring catches `MismatchError`, `PeerLostError` and so on. Every error here has both as base classes. Its message has
+Horovod's wording in addition to multiring's if the program imported `horovod`.
 """
 
 import re
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from multiring.errors import (
+    CollectiveError,
     DisagreementError,
     MismatchError,
     MultiringError,
@@ -29,8 +30,11 @@ _SHUT_DOWN = (
 )
 
 
-class HorovodInternalError(RuntimeError):
-    """A collective failed on every rank that took part; `elastic.run` restores the state and resumes."""
+HorovodInternalError = CollectiveError  # Horovod's name for it
+
+
+class OperationError(CollectiveError):
+    """An operation of an adapter failed; `elastic.run` restores the state and resumes."""
 
 
 class _NamedForProgram:
@@ -43,32 +47,35 @@ class _NamedForProgram:
             return super().__new__(_named_for_program(cls), *arguments)
 
 
-class MismatchInternalError(_NamedForProgram, MismatchError, HorovodInternalError):
+class MismatchInternalError(_NamedForProgram, MismatchError, OperationError):
     """The ranks submitted an operation with different arguments; its inputs are unchanged."""
 
 
-class RefusedInternalError(_NamedForProgram, UnsupportedError, HorovodInternalError):
+class RefusedInternalError(_NamedForProgram, UnsupportedError, OperationError):
     """All ranks asked for an unsupported operation, such as an allgather after a rank has joined."""
 
+    group_usable = True
     is_argument = False  # whether native code reports an invalid argument
 
 
-class PeerLostInternalError(_NamedForProgram, PeerLostError, HorovodInternalError):
+class PeerLostInternalError(_NamedForProgram, PeerLostError, OperationError):
     """A rank died or left."""
 
 
-class StallInternalError(_NamedForProgram, StallError, HorovodInternalError):
+class StallInternalError(_NamedForProgram, StallError, OperationError):
     """A rank did not take part in time."""
 
 
-class StateInternalError(_NamedForProgram, StateError, HorovodInternalError):
+class StateInternalError(_NamedForProgram, StateError, OperationError):
     """The operation is not possible now, for example after `shutdown`."""
+
+    group_usable = True
 
 
 class NotInitializedError(StateInternalError, ValueError):
     """A call came before `init` or after `shutdown`.
 
-    In this case Horovod's queries raise ValueError, and its operations raise HorovodInternalError. This error is both.
+    In this case Horovod's queries raise ValueError, and its operations raise CollectiveError. This error is both.
     """
 
 
@@ -110,7 +117,7 @@ def not_initialized(error: StateError, *, was_before: bool) -> NotInitializedErr
 
 @contextmanager
 def internal_errors(what: str = "") -> Iterator[None]:
-    """Turn multiring's errors in the block into the matching HorovodInternalError.
+    """Turn multiring's errors in the block into the matching OperationError.
 
     ArgumentError, for wrong arguments of this rank, passes unchanged.
 
@@ -119,18 +126,18 @@ def internal_errors(what: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except HorovodInternalError:
+    except OperationError:
         raise
     except tuple(_KINDS) as error:
         raise internal(error, what) from error
 
 
-def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
-    """Return `error` as a HorovodInternalError.
+def internal(error: MultiringError, what: str = "") -> CollectiveError:
+    """Return `error` as the error of an adapter's operation.
 
     Its message has Horovod's phrase for the difference between the ranks.
     """
-    kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), HorovodInternalError)
+    kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), CollectiveError)
     text = str(error)
     unnamed = _UNNAMED.search(text) if isinstance(error, StallError) else None
     if unnamed:
@@ -139,7 +146,7 @@ def internal(error: MultiringError, what: str = "") -> HorovodInternalError:
     return kind(": ".join(word for word in words if word))
 
 
-_KINDS: dict[type[MultiringError], type[HorovodInternalError]] = {
+_KINDS: dict[type[MultiringError], type[OperationError]] = {
     MismatchError: MismatchInternalError,
     PeerLostError: PeerLostInternalError,
     StallError: StallInternalError,

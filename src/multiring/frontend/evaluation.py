@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
 from multiring.frontend.consistency_check import require_alike, told_to_others
-from multiring.frontend.errors import HorovodInternalError, internal_errors
+from multiring.frontend.errors import OperationError, internal_errors
 from multiring.frontend.handles import submit
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
@@ -40,13 +40,13 @@ def mean(
         ArgumentError: `weight` is below 0 or not a number, or a metric is not a number or an array of numbers. On every
             rank: no rank has any samples.
         MismatchError: on the other ranks: the weight or a metric of one rank is invalid.
-        HorovodInternalError: on every rank: the names or shapes differ, or a rank is gone.
+        CollectiveError: on every rank: the names or shapes differ, or a rank is gone.
     """
     members = members_of(process_set)
     try:
         values = checked(metrics, weight)
     except ArgumentError as error:
-        with suppress(HorovodInternalError):  # the other ranks raise this error; this rank raises a more precise one
+        with suppress(OperationError):  # the other ranks raise this error; this rank raises a more precise one
             _all_reduce(members, np.full(1, math.nan), f"failed with {error}")
         raise
     scaled = [value * weight if weight else np.zeros_like(value) for value in values]
@@ -79,7 +79,7 @@ def gathered(outputs: Any, is_array: Callable[[Any], bool], rows: Callable[[Any]
 
     Raises:
         ArgumentError: `outputs` contains a value of another type.
-        HorovodInternalError: on every rank: outputs differ in names or kinds, or a rank is gone.
+        CollectiveError: on every rank: outputs differ in names or kinds, or a rank is gone.
     """
     group = members_of(process_set).group
     with internal_errors("gather"):

@@ -54,7 +54,7 @@ class Pending:
         """Wait for the operation, and return its result.
 
         Raises:
-            HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
+            CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
         """
         try:
             found = self._handle.wait()
@@ -218,7 +218,7 @@ def synchronize(handle: int) -> Any:
     The result is None if the handle is not known.
 
     Raises:
-        HorovodInternalError: on every rank: the ranks' arguments differ (inputs are unchanged), or a rank is gone.
+        CollectiveError: on every rank: the ranks' arguments differ (inputs are unchanged), or a rank is gone.
     """
     pending = _handles.pending.pop(handle, None)
     return None if pending is None else pending.wait()

@@ -26,7 +26,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multi
         The rank that joined last.
 
     Raises:
-        HorovodInternalError: on every rank: another rank called an operation that a joined rank cannot take part in,
+        CollectiveError: on every rank: another rank called an operation that a joined rank cannot take part in,
             such as allgather, alltoall, broadcast, reducescatter, Adasum or one with sparse tensors; or a rank is gone.
     """
     members = members_of(global_process_set)
@@ -52,7 +52,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
     Raises:
         ArgumentError: this rank is not in the set.
-        HorovodInternalError: on every rank: a rank called another operation instead, or is gone.
+        CollectiveError: on every rank: a rank called another operation instead, or is gone.
     """
 
     def start(group: Group, label: str) -> Handle:

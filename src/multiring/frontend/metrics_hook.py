@@ -41,7 +41,7 @@ class MetricsHook:
 
         Raises:
             ArgumentError: the names differ from those of the step before; or as in `mean`.
-            MismatchError, HorovodInternalError: as in `mean`.
+            MismatchError, CollectiveError: as in `mean`.
         """
         if self._sums and list(metrics) != list(self._sums):
             raise ArgumentError(

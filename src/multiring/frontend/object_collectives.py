@@ -37,7 +37,7 @@ def broadcast_object(
 
     Raises:
         ArgumentError: the root or this rank is not in the set.
-        HorovodInternalError: on every other rank: the root could not pickle its object. On every rank: a rank is gone.
+        CollectiveError: on every other rank: the root could not pickle its object. On every rank: a rank is gone.
     """
     members = members_of(process_set)
     is_root = members.rank == world_rank_in(members, root_rank)
@@ -64,7 +64,7 @@ def allgather_object(
     The arguments are as in `broadcast_object`.
 
     Raises:
-        HorovodInternalError: on every other rank: a rank could not pickle its object. On every rank: a rank is gone.
+        CollectiveError: on every other rank: a rank could not pickle its object. On every rank: a rank is gone.
     """
     members = members_of(process_set)
     name = name or "allgather_object"

@@ -316,7 +316,7 @@ def add_process_set(process_set: Any) -> ProcessSet:
     Raises:
         ArgumentError: the set exists already, a rank is not in the job, or sets were not made dynamic by
             `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1.
-        HorovodInternalError: on every rank: the ranks asked for different sets.
+        CollectiveError: on every rank: the ranks asked for different sets.
     """
     found = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _dynamic("add").add(found)
@@ -330,7 +330,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         ArgumentError: sets were not made dynamic.
-        HorovodInternalError: on every rank: the ranks asked for different sets.
+        CollectiveError: on every rank: the ranks asked for different sets.
     """
     if not process_set.process_set_id:
         return False

@@ -131,7 +131,7 @@ class GradientReducer:
         Raises:
             StateError: `bring` was already called with this gradient in this step.
             ArgumentError: its shape or type differs from its spec.
-            HorovodInternalError: the ranks disagree, or a rank is lost.
+            CollectiveError: the ranks disagree, or a rank is lost.
         """
         if index in self._came:
             raise StateError(f"gradient {self._names[index]} came twice; call finish() between two steps")
@@ -161,7 +161,7 @@ class GradientReducer:
         this rank.
 
         Raises:
-            HorovodInternalError: the ranks disagree, or a rank is lost.
+            CollectiveError: the ranks disagree, or a rank is lost.
         """
         for index in range(len(self._specs)):
             if index not in self._came:

@@ -42,7 +42,7 @@ def allreduce(
 
     Raises:
         ArgumentError: `op` is unknown, or this rank is not in the set.
-        HorovodInternalError: on every rank: the ranks' arguments differ, or a rank is gone.
+        CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     array = np.array(_plain(value))

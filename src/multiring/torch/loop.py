@@ -19,7 +19,7 @@ def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
 
     Raises:
         ArgumentError: an output is not a tensor, list, dict or tuple.
-        HorovodInternalError: outputs differ in keys or kinds, tensors differ in more than the number of their rows, or
+        CollectiveError: outputs differ in keys or kinds, tensors differ in more than the number of their rows, or
             a rank has failed. Every rank raises it.
     """
 

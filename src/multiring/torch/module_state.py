@@ -45,7 +45,7 @@ def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = 
     """Broadcast the unsaved buffers and the extra state of `module` from rank `root_rank` to all ranks.
 
     Raises:
-        HorovodInternalError: a rank has failed; or another rank's state cannot be read or pickled.
+        CollectiveError: a rank has failed; or another rank's state cannot be read or pickled.
     """
     members = members_of(process_set)
     with internal_errors("broadcast_parameters"), told_to_others(members.group, "broadcast_parameters"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.errors import HorovodInternalError
+from multiring.frontend.errors import OperationError
 from multiring.frontend.object_collectives import allgather_object
 
 NAME = "checkpoint"
@@ -25,7 +25,7 @@ def agreed(what: str) -> Iterator[None]:
     failure: Exception | None = None
     try:
         yield
-    except HorovodInternalError:  # the other ranks raise it as well, or cannot be reached any more
+    except OperationError:  # the other ranks raise it as well, or cannot be reached any more
         raise
     except Exception as error:  # noqa: BLE001 -- it is raised below
         failure = error

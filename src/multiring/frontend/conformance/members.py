@@ -4,12 +4,11 @@ import threading
 
 import numpy as np
 
-from multiring.errors import ArgumentError, MismatchError, StateError
+from multiring.errors import ArgumentError, CollectiveError, MismatchError, StateError
 from multiring.frontend import lifecycle
 from multiring.frontend.conformance.adapter import require, require_equal
 from multiring.frontend.conformance.rank import Rank
 from multiring.frontend.conformance.training import parameters_of, slopes_of
-from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.process_sets import ProcessSet, add_process_set, remove_process_set
 
 
@@ -43,7 +42,7 @@ def _disagree(here: Rank, array: np.ndarray, op: str, what: str) -> None:
     error = here.raises(
         MismatchError, lambda: here.adapter.back(here.adapter.all_reduce(made, op, name=f"differing {what}")), what
     )
-    require(isinstance(error, HorovodInternalError), f"{what}: {type(error).__name__} is not a HorovodInternalError")
+    require(isinstance(error, CollectiveError), f"{what}: {type(error).__name__} is not a CollectiveError")
     require("rank" in str(error), f"{what}: the error does not name a rank: {error}")
     require_equal(here.adapter.back(made), before, f"the array after {what}")
     here.goes_on()

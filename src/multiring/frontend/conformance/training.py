@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from multiring.errors import CollectiveError
 from multiring.frontend.conformance.adapter import Array, require, require_equal
 from multiring.frontend.conformance.rank import Rank
 from multiring.frontend.elastic.running import run
-from multiring.frontend.errors import HorovodInternalError
 from multiring.frontend.object_collectives import allgather_object
 
 _SHAPES: dict[str, tuple[int, ...]] = {"matrix": (17, 5), "bias": (5,), "scale": (), "spare": (3,)}
@@ -124,7 +124,7 @@ def training_goes_on(here: Rank) -> None:
             trainer.step(slopes_of(here.rank, state.done))
             if state.done == 2 and not failed:  # in the middle of a step, which `restore` must roll back
                 failed.append(state.done)
-                raise HorovodInternalError("as if a rank had gone")
+                raise CollectiveError("as if a rank had gone")
             state.done += 1
             if state.done % 2 == 0:
                 state.commit()

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from multiring.errors import MultiringError
 from multiring.frontend.elastic.state import run_fn
-from multiring.frontend.errors import HorovodInternalError
+from multiring.frontend.errors import OperationError
 from multiring.frontend.lifecycle import init, is_initialized, shutdown
 from multiring.frontend.process_sets import keep_sets, sets_to_keep
 from multiring.frontend.requests.failures import error_of
@@ -18,15 +18,15 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Make `func` resume after a failure (a decorator).
 
     The first argument of `func` is a State. The state is synchronised before each call of `func`, so all collectives of
-    the ranks must be inside `func`. If a collective fails (HorovodInternalError), the ranks shut down and join the job
+    the ranks must be inside `func`. If a collective fails (CollectiveError), the ranks shut down and join the job
     again, each rank restores its last commit, and `func` is called again. If the hosts changed (HostsUpdatedInterrupt),
     the same happens, but nothing is rolled back.
 
     Raises:
-        HorovodInternalError: the returned function raises it after ten failures in a row without a commit.
+        CollectiveError: the returned function raises it after ten failures in a row without a commit.
         RendezvousError: the returned function raises it if a rank does not return within MULTIRING_INIT_TIMEOUT_S.
     """
-    return run_fn(_in_our_words(func), _meet_anew, (HorovodInternalError,))
+    return run_fn(_in_our_words(func), _meet_anew, (OperationError,))
 
 
 def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:

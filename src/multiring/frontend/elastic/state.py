@@ -14,7 +14,7 @@ from enum import IntFlag
 from typing import Any, TypeVar
 
 from multiring.errors import MultiringError
-from multiring.frontend.errors import HorovodInternalError
+from multiring.frontend.errors import OperationError
 
 Result = TypeVar("Result")
 Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
@@ -206,7 +206,7 @@ class ObjectState(State):
 def run_fn(
     func: Callable[..., Result],
     reset: Callable[[], object],
-    failures: tuple[type[Exception], ...] = (HorovodInternalError,),
+    failures: tuple[type[Exception], ...] = (OperationError,),
 ) -> Callable[..., Result]:
     """Return a function that calls `func`, resumes after failures, and returns its result.
 

@@ -55,7 +55,7 @@ class Execution:
         """Start the request's operation; return a function that waits for it and stores the results.
 
         Raises:
-            ArgumentError, HorovodInternalError: this rank alone could not start the operation.
+            ArgumentError, CollectiveError: this rank alone could not start the operation.
         """
         known = self._known.get(request.signature)
         if known is None:

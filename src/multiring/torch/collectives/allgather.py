@@ -27,7 +27,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
     Raises:
         ArgumentError: this rank is not in the set, or another operation in progress has this name.
-        HorovodInternalError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
+        CollectiveError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
             raises it.
         UnsupportedError: the tensor is not a dense tensor in host memory.
     """

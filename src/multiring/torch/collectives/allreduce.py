@@ -63,7 +63,7 @@ def allreduce(
     Raises:
         ArgumentError: the type does not support `op`, this rank is not in the set, or another operation in progress
             has this name.
-        HorovodInternalError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
+        CollectiveError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
             it.
         UnsupportedError: the tensor is not in host memory.
     """

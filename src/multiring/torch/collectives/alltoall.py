@@ -37,7 +37,7 @@ def alltoall(
     Raises:
         ArgumentError: `splits` does not fit, this rank is not in the set, or another operation in progress has this
             name.
-        HorovodInternalError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
+        CollectiveError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
             raises it.
         UnsupportedError: the tensor is not a dense tensor in host memory.
     """

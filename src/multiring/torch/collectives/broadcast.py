@@ -31,7 +31,7 @@ def broadcast(
 
     Raises:
         ArgumentError: the root or this rank is not in the set, or another operation in progress has this name.
-        HorovodInternalError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
+        CollectiveError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
             it.
         UnsupportedError: the tensor is not a dense tensor in host memory.
     """

@@ -56,7 +56,7 @@ def reducescatter(
     Raises:
         ArgumentError: the type does not support `op`, this rank is not in the set, or another operation in progress
             has this name.
-        HorovodInternalError: `op` is neither Average nor Sum, the ranks' calls differ, a tensor has no dimension, or
+        CollectiveError: `op` is neither Average nor Sum, the ranks' calls differ, a tensor has no dimension, or
             a rank has failed. Every rank raises it.
         UnsupportedError: the tensor is not a dense tensor in host memory.
     """

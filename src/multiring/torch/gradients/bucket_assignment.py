@@ -94,7 +94,7 @@ class BucketAssignment:
         """Compare the ranks' first steps, if any rank asked for this.
 
         Raises:
-            HorovodInternalError: the ranks' parameters differ, or a rank has failed. Every rank raises it.
+            CollectiveError: the ranks' parameters differ, or a rank has failed. Every rank raises it.
         """
         told, self._told = self._told, []
         with suppress(StateError):  # this process has left the job of these ranks

@@ -37,7 +37,7 @@ def broadcast_parameters(
         ArgumentError: `params` is of another kind, such as a generator; `params` has an element that is not a tensor;
             `params` is a state_dict with extra state, which is only a copy; `root_rank` is not in the set; or
             `parallelize` has divided the model among the ranks.
-        HorovodInternalError: the ranks differ in names, shapes or types, or a rank has failed. Every rank raises it.
+        CollectiveError: the ranks differ in names, shapes or types, or a rank has failed. Every rank raises it.
         UnsupportedError: a tensor is not in host memory, or not dense.
     """
     members = members_of(process_set)

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from multiring.errors import MultiringError
-from multiring.frontend.errors import HorovodInternalError, internal_errors
+from multiring.frontend.errors import internal_errors
 from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import Reduction
@@ -62,7 +62,7 @@ class Round:
         """Wait until the gradients are reduced; later calls return at once.
 
         Raises:
-            HorovodInternalError: the ranks' operations differ, or a rank has failed. Each later call raises it again.
+            CollectiveError: the ranks' operations differ, or a rank has failed. Each later call raises it again.
         """
         if self._wait is None:
             return
@@ -78,7 +78,7 @@ class Round:
         """Wait as `settle` does. After a failure, treat all gradients as missing."""
         try:
             self.settle()
-        except (MultiringError, HorovodInternalError):
+        except MultiringError:
             self._is_lost, self._wait = True, None
 
     def gradients(self) -> dict[int, Tensor]:
@@ -205,7 +205,7 @@ class Rounds:
             for each in (self._taken, self._current):
                 if each is not None:
                     each.settle()
-        except (MultiringError, HorovodInternalError):
+        except MultiringError:
             return False
         return True
 

@@ -40,7 +40,7 @@ def broadcast_optimizer_state(
     Raises:
         ArgumentError: `root_rank` is not in the set, the optimizer is LBFGS, or `parallelize` has divided the model
             among the ranks.
-        HorovodInternalError: the optimizers differ in class or parameters, or a rank has failed. Every rank raises it.
+        CollectiveError: the optimizers differ in class or parameters, or a rank has failed. Every rank raises it.
         UnsupportedError: the state holds objects other than tensors, numbers, texts, lists, tuples and dicts.
     """
     members = members_of(process_set)

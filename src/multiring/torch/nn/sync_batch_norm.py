@@ -50,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
     Raises:
         ArgumentError: from forward: the input's shape is wrong, or a channel has only one value on all ranks together.
         UnsupportedError: from forward: the input is not in host memory.
-        HorovodInternalError: from forward and backward: the ranks run different layers, or a rank is lost. Every rank
+        CollectiveError: from forward and backward: the ranks run different layers, or a rank is lost. Every rank
             raises it.
     """
 

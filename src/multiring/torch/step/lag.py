@@ -26,7 +26,7 @@ class _Waiting:
         """Wait for the reduced gradients, and return them by the number of their parameter.
 
         Raises:
-            HorovodInternalError: the ranks' operations differ, or a rank has failed.
+            CollectiveError: the ranks' operations differ, or a rank has failed.
         """
         if isinstance(self._gradients, dict):
             return self._gradients
