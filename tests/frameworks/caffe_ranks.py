@@ -146,7 +146,7 @@ def _diff(solver: Any) -> list[Any]:
 def tests_and_writes_on_the_first_rank(caffe: Any, mc: Any, folder: Path, own: Path) -> None:
     net = NET.format(data=folder / "records.npz")
     lines = ("test_interval: 2", "test_iter: 2", "snapshot: 2", f'snapshot_prefix: "{own / "kept"}"')
-    solver = mc.distribute(caffe.get_solver(str(solver_file(own, "testing", net, *lines))), wire="bf16")
+    solver = mc.distribute(caffe.get_solver(str(solver_file(own, "testing", net, *lines))), compression="bf16")
     solver.step(4)
     kept = sorted(each.name for each in own.glob("kept_*"))
     wanted = [f"kept_iter_{step}.{kind}" for step in (2, 4) for kind in ("caffemodel", "solverstate")]

@@ -99,9 +99,9 @@ def _() -> object:
 # ---- in a job ----
 
 
-@made_by(together, "`multiring.init()` a second time")
+@made_by(together, "`multiring.init(stall_timeout_s=5)` in a job with another value")
 def _() -> object:
-    return multiring.init()
+    return multiring.init(stall_timeout_s=5)
 
 
 @made_by(together, "`mt.distribute(model, loader, optimizer)`, in the wrong order")

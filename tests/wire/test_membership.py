@@ -78,8 +78,10 @@ def wrong_moments(here: Here) -> list[str]:
     for call in (multiring.rank, multiring.size, multiring.local_rank, multiring.local_size, multiring.world):
         note(call)
     multiring.shutdown()  # has no effect before init
-    group = here.join()
-    note(multiring.init)
+    group = here.join(stall_timeout_s=20)
+    assert multiring.init() is group  # a second call without arguments, or with equal ones
+    assert multiring.init(stall_timeout_s=20) is group
+    note(lambda: multiring.init(stall_timeout_s=21, log_moves=True, secret="open"))  # noqa: S106 -- not a secret
     group.barrier()  # the first membership still works
     handle = group.all_reduce_async(np.ones(3))
     handle.wait()
@@ -97,7 +99,9 @@ def wrong_moments(here: Here) -> list[str]:
 def test_wrong_moments(engine: str) -> None:
     for told in run_ranks(wrong_moments, 2, engine=engine):
         assert set(told[:5]) == {"multiring is not initialised; call multiring.init() first"}
-        assert told[5].startswith("multiring.init() was called twice: this process is already in a job")
+        assert all(each in told[5] for each in ("stall_timeout_s=21", "stall_timeout_s=20", "log_moves=True"))
+        assert "already in a job" in told[5]
+        assert "open" not in told[5]
         assert told[6] == told[0]
         assert told[7:] == ["multiring was shut down"] * 3
 

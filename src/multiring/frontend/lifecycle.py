@@ -20,8 +20,8 @@ _changing = threading.RLock()
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job, and wait until every rank has called it.
 
-    If this process has joined already, the call only looks up `process_sets` in the job. The launcher determines
-    the rank. Settings come from the current environment variables MULTIRING_* and HOROVOD_*.
+    If this process has joined already, the call only checks that the job has these ranks and process sets. The launcher
+    determines the rank. Settings come from the current environment variables MULTIRING_* and HOROVOD_*.
 
     Args:
         comm: None, or all ranks of the job, or an mpi4py communicator of all ranks. For fewer ranks use process sets.
@@ -30,7 +30,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     Raises:
         ArgumentError: `comm` does not have exactly the job's ranks, two process sets are equal, or a setting is
-            invalid.
+            invalid. In a second call: the job was joined without one of `process_sets`.
         RendezvousError: the ranks did not find each other.
         LaunchError: the ranks cannot start as the launcher configured them; the message says what to change.
     """
@@ -46,7 +46,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             raise ArgumentError(f"process_sets={process_sets!r}: want ProcessSet objects, or {_DYNAMIC!r}")
         sets = [] if by_name or process_sets is None else list(process_sets)
         if is_rank():
-            know_sets(sets)
+            _require_all(comm)
+            know_sets(sets, is_dynamic=by_name)
             return
         settings = Settings.from_environment(horovod=True)
         runtime.init(settings)
@@ -55,12 +56,16 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         try:
             if by_mpi:
                 require_job_is_world(rank(), size())
-            if comm and sorted(comm) != list(range(size())):
-                raise ArgumentError(f"comm={comm}: want all {size()} ranks; for fewer ranks, make a ProcessSet")
+            _require_all(comm)
             open_sets(sets, is_dynamic=by_name or settings.dynamic_process_sets)
         except (MultiringError, RuntimeError):
             shutdown()
             raise
+
+
+def _require_all(comm: Any) -> None:
+    if comm and sorted(comm) != list(range(size())):
+        raise ArgumentError(f"comm={comm}: want all {size()} ranks; for fewer ranks, make a ProcessSet")
 
 
 def shutdown() -> None:

@@ -250,15 +250,20 @@ def open_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool) -> None:
         sets.add(each)
 
 
-def know_sets(process_sets: Iterable[ProcessSet]) -> None:
+def know_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool = False) -> None:
     """Set the numbers of `process_sets`. The job must already have sets of these ranks.
 
-    The call is local.
+    The call is local. `is_dynamic` says that the program wants to add sets later.
 
     Raises:
-        ArgumentError: the job has no set of these ranks.
+        ArgumentError: the job has no set of these ranks, or no sets can be added to it.
     """
     sets = _sets_now()
+    if is_dynamic and not sets.is_dynamic:
+        raise ArgumentError(
+            "process_sets='dynamic': this process has joined the job already, without dynamic process sets; call "
+            "shutdown before init, or pass process_sets='dynamic' to the first init"
+        )
     numbers = {ranks: number for number, ranks in sets.ranks.items()}
     for each in process_sets:
         number = numbers.get(tuple(each.ranks or ()))

@@ -9,6 +9,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, cast
 
 from multiring.errors import StateError
@@ -63,32 +64,31 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     a launcher the job has one rank. The call blocks until every rank has called it.
 
     In a multiprocessing worker of a rank the call does nothing: `rank` and `size` return the values of the rank, and
-    collectives raise StateError.
+    collectives raise StateError. In a process that has joined the job already, the call returns the same group; it
+    takes no arguments then, or those that the job has.
 
     Args:
         settings: the settings; by default they are read from the environment.
         changes: single settings by name, such as `stall_timeout_s=20`. They override `settings`.
 
     Raises:
-        StateError: `init` was called twice without `shutdown` in between; or in a fork of a rank; or in another process
-            with the launcher's variables of a rank that is still running.
+        StateError: this process is in a job with other settings; or it is a fork of a rank; or another process than the
+            rank has the launcher's variables of a rank that is still running.
         RendezvousError: the ranks did not find each other. Every reachable rank raises the same text.
         ArgumentError: a setting or a launcher's variable has an invalid value, or the timeline cannot be written.
         LaunchError: the ranks cannot meet with the launcher's variables; the text says what to set or install.
         UnsupportedError: the system is not Linux on x86-64 or aarch64.
     """
     refuse_other_systems(platform.system(), platform.machine())
-    chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
     with _current.lock:
         _current.worker = _worker_now()
         if _current.worker is not None:
             return cast("Group", WorkerGroup(_current.worker))
         _refuse_fork(_current.world)
         if _current.world is not None:
-            raise StateError(
-                "multiring.init() was called twice: this process is already in a job. Call init once; to leave this "
-                "job and join another, call multiring.shutdown() first, on every rank"
-            )
+            _require_same(_current.world.settings, settings, changes)
+            return _current.world.group
+        chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
         attempt = Attempt(chosen)
         _current.worker = attempt.become_rank()
         if _current.worker is not None:
@@ -102,6 +102,28 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         group = _current.world.group
     _current.tell()
     return group
+
+
+def _require_same(joined: Settings, settings: Settings | None, changes: dict[str, Any]) -> None:
+    """Raise StateError if the arguments of `init` ask for other settings than this process's job has.
+
+    Args:
+        joined: the settings of the job.
+        settings: see `init`.
+        changes: see `init`.
+    """
+    wanted = (joined if settings is None else settings).changed(**changes)
+    names = [each.name for each in fields(Settings) if getattr(wanted, each.name) != getattr(joined, each.name)]
+    if names:
+        asked, has = (", ".join(_shown(each, name) for name in names) for each in (wanted, joined))
+        raise StateError(
+            f"multiring.init({asked}): this process is already in a job, which has {has}. Call init once, or with the "
+            "same settings; to leave this job and join another, call multiring.shutdown() first, on every rank"
+        )
+
+
+def _shown(settings: Settings, name: str) -> str:
+    return f"{name}=..." if name == "secret" else f"{name}={getattr(settings, name)!r}"
 
 
 def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
