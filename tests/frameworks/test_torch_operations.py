@@ -163,8 +163,12 @@ def compress(here: Here) -> None:
         "bf16",
         "int8",
     ]
-    with pytest.raises(ArgumentError, match=r"compression='fp16': want Compression\.none"):
-        mt.allreduce(torch.ones(1), compression="fp16")
+    assert mt.allreduce(torch.ones(1) / 3, compression="fp16", op=mt.Sum) == mt.allreduce(
+        torch.ones(1) / 3, compression=mt.Compression.fp16, op=mt.Sum
+    )
+    for call in (mt.allreduce, mt.reducescatter, lambda tensor, **more: mt.grouped_allreduce([tensor], **more)):
+        with pytest.raises(ArgumentError, match="compression='fp8': want one of none, fp16, bf16, int8"):
+            call(torch.ones(1), compression="fp8")
 
 
 def test_sparse() -> None:

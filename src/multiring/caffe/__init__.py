@@ -24,15 +24,29 @@ from multiring.caffe.training import train as train
 from multiring.frontend.array_collectives import allgather as allgather
 from multiring.frontend.array_collectives import allreduce as allreduce
 from multiring.frontend.array_collectives import broadcast as broadcast
+from multiring.frontend.array_rows import alltoall as alltoall
+from multiring.frontend.array_rows import broadcast_ as broadcast_
+from multiring.frontend.array_rows import gather as gather
+from multiring.frontend.array_rows import grouped_allgather as grouped_allgather
+from multiring.frontend.array_rows import grouped_allreduce as grouped_allreduce
+from multiring.frontend.array_rows import grouped_reducescatter as grouped_reducescatter
+from multiring.frontend.array_rows import reducescatter as reducescatter
 from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
+from multiring.frontend.first_rank import log_by_rank as log_by_rank
 from multiring.frontend.first_rank import on_first_rank as on_first_rank
 from multiring.frontend.first_rank import print_once as print_once
+from multiring.frontend.first_rank import progress as progress
 from multiring.frontend.joining import barrier as barrier
+from multiring.frontend.joining import join as join
+from multiring.frontend.lifecycle import cross_rank as cross_rank
+from multiring.frontend.lifecycle import cross_size as cross_size
+from multiring.frontend.lifecycle import is_homogeneous as is_homogeneous
 from multiring.frontend.lifecycle import is_initialized as is_initialized
 from multiring.frontend.lifecycle import local_rank as local_rank
 from multiring.frontend.lifecycle import local_size as local_size
+from multiring.frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
 from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
@@ -42,33 +56,63 @@ from multiring.frontend.process_sets import ProcessSet as ProcessSet
 from multiring.frontend.process_sets import add_process_set as add_process_set
 from multiring.frontend.process_sets import global_process_set as global_process_set
 from multiring.frontend.process_sets import remove_process_set as remove_process_set
+from multiring.frontend.reduce_ops import Average as Average
+from multiring.frontend.reduce_ops import Max as Max
+from multiring.frontend.reduce_ops import Min as Min
+from multiring.frontend.reduce_ops import Product as Product
+from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.frontend.requests import error_of as error_of
+from multiring.frontend.timeline import start_timeline as start_timeline
+from multiring.frontend.timeline import stop_timeline as stop_timeline
 
 __all__ = [
+    "Average",
     "Compression",
     "HorovodInternalError",
+    "Max",
+    "Min",
     "ProcessSet",
+    "Product",
     "SolverGradients",
+    "Sum",
     "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_",
     "broadcast_object",
+    "cross_rank",
+    "cross_size",
     "distribute",
     "elastic",
+    "error_of",
+    "gather",
     "global_process_set",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "log_by_rank",
     "mean",
+    "mpi_threads_supported",
     "on_first_rank",
     "print_once",
+    "progress",
     "rank",
+    "reducescatter",
     "remove_process_set",
     "shard",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "train",
 ]

@@ -9,7 +9,7 @@ from multiring.errors import ArgumentError
 from multiring.frontend.compression_names import Compression, wire_of
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.former_arguments import former_arguments
-from multiring.frontend.handles import Pending, submit
+from multiring.frontend.handles import Name, Pending, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.frontend.signatures import (
@@ -60,7 +60,7 @@ def start_allreduce(
     array: Any,
     op: int | str = Average,
     *,
-    name: str | None = None,
+    name: Name = None,
     compression: Any = Compression.none,
     process_set: ProcessSet | Members = global_process_set,
     scales: tuple[float, float] = (1.0, 1.0),
@@ -69,7 +69,7 @@ def start_allreduce(
 
     The caller may reuse `array` at once.
     """
-    members, number, given = members_of(process_set), chosen_op(op), _native(array)
+    members, number, given = members_of(process_set), chosen_op(op), native(array)
     if given.dtype == np.bool_ and scales != (1.0, 1.0):
         raise ArgumentError(f"factors {scales[0]} and {scales[1]} for bool: want factors of 1, or an array of numbers")
     wire = wire_of(compression)
@@ -95,7 +95,7 @@ def broadcast(
     The other arguments and the errors are as in `allreduce`.
     """
     members = members_of(process_set)
-    root, out = world_rank_in(members, root_rank), np.array(_native(array), order="C")
+    root, out = world_rank_in(members, root_rank), np.array(native(array), order="C")
 
     def start(group: Group, label: str) -> Handle:
         return group.broadcast_async(out, root, label=label)
@@ -108,7 +108,7 @@ def broadcast(
     return found
 
 
-def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | Members = global_process_set) -> Array:
+def allgather(array: Any, *, name: Name = None, process_set: ProcessSet | Members = global_process_set) -> Array:
     """Return all ranks' arrays, concatenated along the first dimension.
 
     The errors are as in `allreduce`.
@@ -118,7 +118,7 @@ def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | 
         name: as for `allreduce`.
         process_set: as for `allreduce`.
     """
-    rows = np.ascontiguousarray(_native(array))
+    rows = np.ascontiguousarray(native(array))
 
     def start(group: Group, label: str) -> Handle:
         return group.all_gather_async(rows, label=label, waits=True)
@@ -131,7 +131,7 @@ def allgather(array: Any, *, name: str | None = None, process_set: ProcessSet | 
     return found
 
 
-def _native(array: Any) -> Array:
+def native(array: Any) -> Array:
     """Return `array` as a NumPy array in the machine's byte order."""
     found = np.asarray(array)
     return found.astype(found.dtype.newbyteorder("="), copy=False)

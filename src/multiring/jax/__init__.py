@@ -17,13 +17,19 @@ require_framework("jax", "JAX")
 from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
+from multiring.frontend.first_rank import log_by_rank as log_by_rank
 from multiring.frontend.first_rank import on_first_rank as on_first_rank
 from multiring.frontend.first_rank import print_once as print_once
 from multiring.frontend.first_rank import progress as progress
 from multiring.frontend.joining import barrier as barrier
+from multiring.frontend.joining import join as join
+from multiring.frontend.lifecycle import cross_rank as cross_rank
+from multiring.frontend.lifecycle import cross_size as cross_size
+from multiring.frontend.lifecycle import is_homogeneous as is_homogeneous
 from multiring.frontend.lifecycle import is_initialized as is_initialized
 from multiring.frontend.lifecycle import local_rank as local_rank
 from multiring.frontend.lifecycle import local_size as local_size
+from multiring.frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
 from multiring.frontend.lifecycle import rank as rank
 from multiring.frontend.lifecycle import shutdown as shutdown
 from multiring.frontend.lifecycle import size as size
@@ -39,12 +45,17 @@ from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
 from multiring.frontend.requests import error_of as error_of
+from multiring.frontend.timeline import start_timeline as start_timeline
+from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.jax import elastic as elastic
+from multiring.jax.checkpoint import load as load
+from multiring.jax.checkpoint import save as save
 from multiring.jax.collectives import allgather as allgather
 from multiring.jax.collectives import allreduce as allreduce
 from multiring.jax.collectives import alltoall as alltoall
 from multiring.jax.collectives import broadcast as broadcast
 from multiring.jax.collectives import reducescatter as reducescatter
+from multiring.jax.evaluation import gather as gather
 from multiring.jax.feeding import DataLoader as DataLoader
 from multiring.jax.joining import init as init
 from multiring.jax.optimizer import distribute as distribute
@@ -67,23 +78,34 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "cross_rank",
+    "cross_size",
     "distribute",
     "elastic",
     "error_of",
+    "gather",
     "global_process_set",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
+    "load",
     "local_rank",
     "local_size",
+    "log_by_rank",
     "mean",
+    "mpi_threads_supported",
     "on_first_rank",
     "print_once",
     "progress",
     "rank",
     "reducescatter",
     "remove_process_set",
+    "save",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.process_sets import members_of
-from multiring.frontend.requests import error_of
+from multiring.frontend.requests.failures import noted_error
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.jax.call import SMOOTH, Call, result_shape, sets
 from multiring.jax.library import ATTRIBUTE, TARGET, target
@@ -78,7 +78,7 @@ def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
         try:
             return _compiled(called)(*arrays)
         except ValueError as error:  # JAX raises the failure of a small program as a ValueError
-            if error_of(error) is None:
+            if noted_error(error) is None:
                 raise
             raise jax.errors.JaxRuntimeError(str(error)) from None
 

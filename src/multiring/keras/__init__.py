@@ -70,9 +70,14 @@ from multiring.keras.optimizer import load_model as load_model
 from multiring.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from multiring.keras.values import allgather as allgather
 from multiring.keras.values import allreduce as allreduce
+from multiring.keras.values import alltoall as alltoall
 from multiring.keras.values import broadcast as broadcast
 from multiring.keras.values import broadcast_global_variables as broadcast_global_variables
 from multiring.keras.values import broadcast_variables as broadcast_variables
+from multiring.keras.values import gather as gather
+from multiring.keras.values import grouped_allgather as grouped_allgather
+from multiring.keras.values import grouped_allreduce as grouped_allreduce
+from multiring.keras.values import grouped_reducescatter as grouped_reducescatter
 from multiring.keras.values import reducescatter as reducescatter
 
 __all__ = [
@@ -92,23 +97,23 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
     "cross_rank",
     "cross_size",
-    "cuda_built",
-    "ddl_built",
     "distribute",
     "elastic",
     "error_of",
+    "gather",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -118,17 +123,13 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
-    "mpi_built",
-    "mpi_enabled",
     "mpi_threads_supported",
-    "nccl_built",
     "on_first_rank",
     "print_once",
     "progress",
     "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
     "size",
     "start_timeline",

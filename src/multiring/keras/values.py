@@ -9,12 +9,12 @@ import numpy as np
 from keras.src.utils import python_utils
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend import array_collectives
+from multiring.frontend import array_collectives, array_rows
 from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
+from multiring.frontend.evaluation import gathered
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, combination
+from multiring.frontend.reduce_ops import LINEAR, Average, combination
 from multiring.frontend.requests.interrupts import has_cancelled
 
 
@@ -57,29 +57,88 @@ def allreduce(
     )
 
 
-def allgather(value: Any, name: str | None = None) -> Any:
+def grouped_allreduce(
+    values: Sequence[Any],
+    name: str | None = None,
+    op: int | str = Average,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the `allreduce` of each of `values`; every rank passes the same number of values."""
+    arrays = [np.array(_plain(value)) for value in values]
+    return list(array_rows.grouped_allreduce(arrays, op, compression=compression, name=name, process_set=process_set))
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenate all ranks' arrays along the first dimension, and return the result.
 
     The first dimension may differ between ranks.
     """
-    return np.concatenate(allgather_object(np.atleast_1d(np.array(_plain(value))), name))
+    return np.concatenate(allgather_object(np.atleast_1d(np.array(_plain(value))), name, process_set))
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+def grouped_allgather(
+    values: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the `allgather` of each of `values`; every rank passes the same number of values."""
+    arrays = [np.array(_plain(value)) for value in values]
+    return list(array_rows.grouped_allgather(arrays, name=name, process_set=process_set))
+
+
+def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the outputs of all ranks in rank order, with NumPy arrays in place of tensors.
+
+    The rows of tensors and the elements of lists are concatenated. The values of dicts and tuples are gathered one by
+    one; values of dicts are matched by key. Every rank calls this function. A rank without samples passes tensors
+    without rows.
+
+    Raises:
+        ArgumentError: an output is not a tensor, array, list, dict or tuple.
+        CollectiveError: on every rank: outputs differ in keys or kinds, tensors differ in more than the number of their
+            rows, or a rank is gone.
+    """
+
+    def rows(value: Any) -> Any:
+        return array_collectives.allgather(_plain(value), process_set=process_set)
+
+    return gathered(outputs, _is_array, rows, process_set)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | keras.Variable) or keras.ops.is_tensor(value)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the `value` of rank `root_rank`, as a NumPy array."""
-    return broadcast_object(np.array(_plain(value)), root_rank, name)
+    return broadcast_object(np.array(_plain(value)), root_rank, name, process_set)
 
 
-def reducescatter(value: Any, name: str | None = None, op: int | str = Average) -> Any:
+def reducescatter(
+    value: Any, name: str | None = None, op: int | str = Average, process_set: ProcessSet = global_process_set
+) -> Any:
     """Combine `value` over the ranks by Average or Sum, and return this rank's rows of the result."""
-    del name
-    number = chosen_op(op)
-    if number not in LINEAR:
-        raise UnsupportedError(f"reducescatter by op={op!r}: want Average or Sum")
-    array, members = np.ascontiguousarray(_plain(value)), members_of(global_process_set)
-    conversion = dtype_conversion(array.dtype.name, number, 1.0, members.size)
-    found = members.group.reduce_scatter(np.ascontiguousarray(converted(array, conversion)), op=conversion.op)
-    return converted_back(np.asarray(found), conversion, array.dtype)
+    return array_rows.reducescatter(_plain(value), op, name=name, process_set=process_set)
+
+
+def grouped_reducescatter(
+    values: Sequence[Any],
+    name: str | None = None,
+    op: int | str = Average,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the `reducescatter` of each of `values`; every rank passes the same number of values."""
+    arrays = [np.array(_plain(value)) for value in values]
+    return list(array_rows.grouped_reducescatter(arrays, op, name=name, process_set=process_set))
+
+
+def alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send rows of `value` to each rank, and return the received rows as a NumPy array.
+
+    See `multiring.frontend.array_rows.alltoall` for `splits`, the result and the errors.
+    """
+    return array_rows.alltoall(_plain(value), splits, name=name, process_set=process_set)
 
 
 def broadcast_variables(

@@ -72,6 +72,8 @@ from multiring.tensorflow.collectives import grouped_allreduce as grouped_allred
 from multiring.tensorflow.collectives import grouped_reducescatter as grouped_reducescatter
 from multiring.tensorflow.collectives import reducescatter as reducescatter
 from multiring.tensorflow.compression import Compression as Compression
+from multiring.tensorflow.distributing import distribute as distribute
+from multiring.tensorflow.distributing import gather as gather
 from multiring.tensorflow.feeding import DataLoader as DataLoader
 from multiring.tensorflow.functions import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
 from multiring.tensorflow.functions import allgather_object as allgather_object
@@ -119,16 +121,13 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
     "cross_rank",
     "cross_size",
-    "cuda_built",
-    "ddl_built",
+    "distribute",
     "elastic",
     "error_of",
+    "gather",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -142,10 +141,7 @@ __all__ = [
     "local_size_op",
     "log_by_rank",
     "mean",
-    "mpi_built",
-    "mpi_enabled",
     "mpi_threads_supported",
-    "nccl_built",
     "on_first_rank",
     "operations",
     "print_once",
@@ -155,7 +151,6 @@ __all__ = [
     "rank_op",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
     "size",
     "size_op",

@@ -64,6 +64,7 @@ from multiring.frontend.reduce_ops import Max as Max
 from multiring.frontend.reduce_ops import Min as Min
 from multiring.frontend.reduce_ops import Product as Product
 from multiring.frontend.reduce_ops import Sum as Sum
+from multiring.frontend.requests import error_of as error_of
 from multiring.frontend.timeline import start_timeline as start_timeline
 from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.gradients.options import PowerSGD as PowerSGD
@@ -177,19 +178,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
     "clip_gradients",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
-    "cuda_built",
-    "ddl_built",
     "distribute",
     "elastic",
+    "error_of",
     "gather",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gradient_bytes",
     "gradient_lag",
     "grouped_allgather",
@@ -215,10 +212,7 @@ __all__ = [
     "mixed_precision",
     "monitored_barrier",
     "moving_average",
-    "mpi_built",
-    "mpi_enabled",
     "mpi_threads_supported",
-    "nccl_built",
     "noise_scale",
     "on_first_rank",
     "parallelize",
@@ -230,7 +224,6 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
-    "rocm_built",
     "save",
     "schedule",
     "seed_everything",

@@ -9,7 +9,7 @@ from multiring.frontend.elastic.state import run_fn
 from multiring.frontend.errors import OperationError
 from multiring.frontend.lifecycle import init, is_initialized, shutdown
 from multiring.frontend.process_sets import keep_sets, sets_to_keep
-from multiring.frontend.requests.failures import error_of
+from multiring.frontend.requests.failures import noted_error
 
 Result = TypeVar("Result")
 
@@ -39,7 +39,7 @@ def _in_our_words(func: Callable[..., Result]) -> Callable[..., Result]:
         except MultiringError:
             raise
         except Exception as error:
-            found = error_of(error)
+            found = noted_error(error)
             if found is None:
                 raise
             raise found from error

@@ -56,14 +56,22 @@ def noted(error: BaseException) -> tuple[int, str]:
 
 
 def error_of(exception: BaseException) -> Exception | None:
-    """Return multiring's error that caused a framework's exception.
+    """Return multiring's error: `exception` itself, or the error that caused a framework's exception.
 
     The result is None if there is no such error, or if many errors have occurred since.
     """
+    if isinstance(exception, MultiringError):
+        return exception
+    found, cause = noted_error(exception), exception.__cause__
+    return cause if found is None and isinstance(cause, MultiringError) else found  # torch.distributed sets the cause
+
+
+def noted_error(exception: BaseException) -> Exception | None:
+    """Return the error of a request that a framework's exception quotes, or None."""
     text = str(exception)
     with _failures.lock:
         found = next((error for number, error in _failures.kept if number in text), None)
     if found is None and type(exception).__name__ == _TRACING:
         cause = exception.__cause__ or exception.__context__
-        return cause if isinstance(cause, MultiringError) else None if cause is None else error_of(cause)
+        return cause if isinstance(cause, MultiringError) else None if cause is None else noted_error(cause)
     return found

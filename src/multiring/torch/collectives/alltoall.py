@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError
+from multiring.frontend.array_rows import row_counts
 from multiring.frontend.handles import Several, handle_of
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.collectives.varying_rows import submit_exchange
@@ -78,23 +79,13 @@ def _submit(
 
 def _splits(splits: Splits, rows: int, ranks: int) -> list[int]:
     """Return the number of rows for each rank."""
-    if splits is None:
-        if rows % ranks:
-            raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple of {ranks}, or splits")
-        return [rows // ranks] * ranks
     if isinstance(splits, Tensor):
         if splits.dtype != torch.int32 or splits.dim() != 1:
             raise ArgumentError(
                 f"splits are {dtype_name(splits.dtype)} of shape {tuple(splits.shape)}; want int32 of one dimension"
             )
-        found = splits.tolist()
-    else:
-        found = list(splits)
-    if len(found) != ranks or not all(isinstance(each, int) and each >= 0 for each in found) or sum(found) > rows:
-        raise ArgumentError(
-            f"splits={found}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} rows"
-        )
-    return found
+        splits = splits.tolist()
+    return row_counts(splits, rows, ranks)
 
 
 class _Alltoall(torch.autograd.Function):
