@@ -41,10 +41,10 @@ def all_reduce(
     return from_numpy(found, tensor.device)
 
 
-def broadcast_parameters(parameters: list[Tensor], root: int = 0) -> None:
-    """Overwrite every rank's parameters with those of rank `root`."""
+def broadcast_parameters(parameters: list[Tensor], root_rank: int = 0) -> None:
+    """Overwrite every rank's parameters with those of rank `root_rank`."""
     for each in parameters:
-        each.assign(from_numpy(array_collectives.broadcast(to_numpy(each), root), each.device)).realize()
+        each.assign(from_numpy(array_collectives.broadcast(to_numpy(each), root_rank), each.device)).realize()
 
 
 def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> Any:

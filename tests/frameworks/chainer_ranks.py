@@ -46,6 +46,7 @@ def everything(_here: Here) -> dict[str, int]:
     objects(communicator)
     splits(communicator)
     models(communicator)
+    distributing(communicator)
     double_buffering(communicator)
     with_chainermns_own(communicator)
     batch_normalization(communicator)
@@ -189,6 +190,20 @@ def models(comm: Any) -> None:
     with chainer.using_config("debug", True):
         model.first.W.grad[...] = np.nan if comm.rank == 2 else 0
         told(ValueError, lambda: comm.multi_node_mean_grad(model), "not finite")
+
+
+def distributing(comm: Any) -> None:
+    for compression, buffered in (("none", False), (mc.Compression.fp16, True)):
+        model = chainer.links.Linear(1, 1, initialW=float(comm.rank), nobias=True)
+        optimizer = mc.distribute(chainer.optimizers.SGD(1.0), compression=compression, double_buffering=buffered)
+        optimizer.setup(model)
+        for _ in range(2 + buffered):
+            optimizer.update(lambda model=model: chainer.functions.sum(model.W * np.float32(comm.rank)))
+        assert model.W.array.tolist() == [[-1.0]]
+    told(UnsupportedError, lambda: mc.distribute(chainer.optimizers.SGD(1.0), compression="int8"), "want none or fp16")
+    told(ArgumentError, lambda: mc.distribute(chainer.optimizers.SGD(1.0), compression="int4"), "want one of none")
+    assert mc.allreduce(np.ones(2) * comm.rank).tolist() == [1.0, 1.0]
+    assert mc.gather([comm.rank]) == [0, 1, 2]
 
 
 def double_buffering(comm: Any) -> None:

@@ -65,7 +65,7 @@ _HEAD = """# Frameworks
 
 See what each framework's adapter does. `yes` means that the check passed. A number is the reason
 why the check was not run; the reasons are below the table. [adapters.md](adapters.md) explains each
-row.
+row. [interface.md](interface.md) lists the functions of each adapter.
 
 `python tests/frameworks/frameworks_page.py` made this page on {when}
 with {where}. Tests verify that the page has these rows and columns, and that each

@@ -170,9 +170,9 @@ def _() -> object:
     return mt.DistributedOptimizer(torch.optim.LBFGS(network().parameters()))
 
 
-@made_by(together, '`compression="int8"`')
+@made_by(together, '`compression="fp8"`')
 def _() -> object:
-    return shared(network(), compression="int8")
+    return shared(network(), compression="fp8")
 
 
 @made_by(together, '`op="mean"`')

@@ -3,6 +3,7 @@
 import importlib
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from tests.wire.faults import kill
 from tests.wire.ranks import Here, Process, report_of, run_ranks
 
 import multiring
+from multiring.errors import ArgumentError
 
 jax = pytest.importorskip("jax")
 mj = pytest.importorskip("multiring.jax")
@@ -95,6 +97,38 @@ def differentiate(here: Here) -> None:
     # their number.
     second = jax.grad(jax.grad(lambda y: mj.allreduce(y**3, "sum")))(2.0)
     assert second == pytest.approx(12.0 * ranks)
+
+    save_and_gather(own)
+
+
+def save_and_gather(own: int) -> None:
+    """Save a pytree with an optimizer's state; load it; gather rows; join."""
+    optax = importlib.import_module("optax")
+    here = {"w": jnp.arange(6.0).reshape(2, 3).astype(jnp.bfloat16), "b": [jnp.float32(3), jnp.zeros((0, 2), jnp.int8)]}
+    state = optax.adam(1e-3).init(here)
+    with tempfile.TemporaryDirectory() as made:
+        folder = mj.broadcast_object(f"{made}/last")
+        mj.save(folder, parameters=here, state=state, step=7, own=own)
+        blank = jax.tree.map(jnp.zeros_like, (here, state))
+        found = mj.load(folder, parameters=blank[0], state=blank[1])
+        for wrong in ({"w": here["w"]}, {**here, "w": here["w"].astype(jnp.float32)}):
+            with pytest.raises(ArgumentError, match="and the checkpoint has"):
+                mj.load(folder, parameters=wrong)
+        mj.barrier()
+    assert (found["step"], found["own"]) == (7, own)
+    assert jax.tree.structure(found["state"]) == jax.tree.structure(state)
+    loaded_leaves, saved_leaves = jax.tree.leaves([found["parameters"], found["state"]]), jax.tree.leaves([here, state])
+    for loaded, saved in zip(loaded_leaves, saved_leaves, strict=True):
+        assert loaded.dtype == saved.dtype
+        assert np.asarray(loaded).tobytes() == np.asarray(saved).tobytes()
+    rows = mj.gather({"x": jnp.ones((own, 2), jnp.bfloat16), "y": [own]})
+    assert (rows["x"].shape, rows["x"].dtype, rows["y"]) == ((1, 2), jnp.bfloat16, [0, 1])
+    if own == 0:
+        assert jax.jit(lambda x: mj.allreduce(x, "sum"))(jnp.ones(2)).tolist() == [1.0, 1.0]  # rank 1 has joined
+    assert mj.join() in {0, 1}
+    with pytest.raises(TypeError, match="'wire', which is called 'compression' now"):
+        mj.allreduce(jnp.ones(1), wire="bf16")
+    assert mj.allreduce(jnp.ones(1), "sum", compression="bf16").tolist() == [2.0]
 
 
 def test_gradients_flow() -> None:

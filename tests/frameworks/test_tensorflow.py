@@ -269,6 +269,22 @@ def options(here: Here) -> None:
         taped_with(groups=-1)
     with pytest.raises(ArgumentError, match="Keras 3"):
         mt.DistributedOptimizer(object())
+    in_short(own, ranks)
+
+
+def in_short(own: int, ranks: int) -> None:
+    """Use distribute and gather, and give a compression by its name."""
+    mean, weight = (ranks + 1) / 2, tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as plain:
+        loss = tf.reduce_sum(weight) * (own + 1.0)
+    assert mt.distribute(plain, compression="bf16").gradient(loss, weight).numpy().tolist() == [mean, mean]
+    optimizer, moved = mt.distribute(tf.keras.optimizers.SGD(1.0), op=mt.Sum), tf.Variable([0.0])
+    optimizer.apply([tf.constant([own + 1.0])], [moved])
+    assert moved.numpy().tolist() == [-mean * ranks]
+    whole = mt.gather({"a": tf.fill([own, 2], float(own)), "b": [own]})
+    assert (whole["a"].numpy()[:, 0].tolist(), whole["b"]) == ([1.0], [0, 1])
+    with pytest.raises(ArgumentError, match="compression='fp8': want one of none"):
+        mt.allreduce(tf.constant([1.0]), compression="fp8")
 
 
 def test_options_of_tapes() -> None:

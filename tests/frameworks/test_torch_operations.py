@@ -80,6 +80,10 @@ def use_autograd(here: Here) -> None:
             if here.rank or name != "broadcast_":
                 with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                     backward(product)
+    sent = torch.ones(2, requires_grad=True)
+    backward((mt.broadcast(sent, 1) * (here.rank + 1)).sum())
+    assert sent.grad is not None
+    assert sent.grad.tolist() == ([1.5, 1.5] if here.rank == 1 else [0.0, 0.0])  # the root gets the average
     parameter = nn.Parameter(torch.full((2,), float(here.rank)))
     mt.allreduce_(parameter)
     assert parameter.tolist() == [0.5, 0.5]

@@ -21,6 +21,7 @@ from multiring.caffe.joining import shard as shard
 from multiring.caffe.solver_gradients import SolverGradients as SolverGradients
 from multiring.caffe.solver_gradients import distribute as distribute
 from multiring.caffe.training import train as train
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.array_collectives import allgather as allgather
 from multiring.frontend.array_collectives import allreduce as allreduce
 from multiring.frontend.array_collectives import broadcast as broadcast
@@ -67,8 +68,8 @@ from multiring.frontend.timeline import stop_timeline as stop_timeline
 
 __all__ = [
     "Average",
+    "CollectiveError",
     "Compression",
-    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",

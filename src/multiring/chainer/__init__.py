@@ -36,6 +36,7 @@ from multiring.chainer.communicator import Communicator as Communicator
 from multiring.chainer.communicators import create_communicator as create_communicator
 from multiring.chainer.distributing import distribute as distribute
 from multiring.chainer.optimizers import create_multi_node_optimizer as create_multi_node_optimizer
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.array_collectives import allgather as allgather
 from multiring.frontend.array_collectives import allreduce as allreduce
 from multiring.frontend.array_collectives import broadcast as broadcast
@@ -83,11 +84,11 @@ from multiring.frontend.timeline import stop_timeline as stop_timeline
 
 __all__ = [
     "Average",
+    "CollectiveError",
     "Communicator",
     "CommunicatorBase",
     "Compression",
     "DataSizeError",
-    "HorovodInternalError",
     "Max",
     "Min",
     "MultiNodeChainList",

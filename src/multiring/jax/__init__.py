@@ -14,6 +14,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("jax", "JAX")
 
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
@@ -62,9 +63,9 @@ from multiring.jax.optimizer import distribute as distribute
 
 __all__ = [
     "Average",
+    "CollectiveError",
     "Compression",
     "DataLoader",
-    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",

@@ -17,6 +17,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("keras", "Keras")
 
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.compression_names import Compression as Compression
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
@@ -83,9 +84,9 @@ from multiring.keras.values import reducescatter as reducescatter
 __all__ = [
     "Adasum",
     "Average",
+    "CollectiveError",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "Max",
     "Min",
     "PartialDistributedOptimizer",

@@ -21,6 +21,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("tensorflow", "TensorFlow")
 
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
 from multiring.frontend.first_rank import log_by_rank as log_by_rank
@@ -97,11 +98,11 @@ __all__ = [
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
+    "CollectiveError",
     "Compression",
     "DataLoader",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "Max",
     "Min",
     "PartialDistributedGradientTape",

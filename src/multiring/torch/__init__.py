@@ -19,6 +19,7 @@ from multiring.frontend.requirements import require_framework
 
 require_framework("torch", "PyTorch")
 
+from multiring.errors import CollectiveError as CollectiveError
 from multiring.frontend.checkpoint.saving import is_saved as is_saved
 from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
 from multiring.frontend.evaluation import mean as mean
@@ -140,11 +141,11 @@ __all__ = [
     "Adasum",
     "Average",
     "BucketSharing",
+    "CollectiveError",
     "Compression",
     "DataLoader",
     "DistributedLoader",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "IterableDataset",
     "Max",
     "MetricsHook",
