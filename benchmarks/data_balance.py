@@ -40,7 +40,7 @@ from multiring.data.readers.storage import LocalStorage
 from multiring.settings import inherited_environment
 
 if TYPE_CHECKING:
-    from multiring.data.feeding.stages import StageClock
+    from multiring.data.stages import StageClock
 
 BATCH, SAMPLES = 8, 4096
 STAGES = ("source", "disk", "decode", "compute", "wire", "workers")

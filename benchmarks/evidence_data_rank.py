@@ -21,9 +21,9 @@ import numpy as np
 import multiring
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.peers.job import exchange_of, told_once
+from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.staging import Exchange
+from multiring.data.peers.sharing import exchange_of, told_once
 from multiring.data.readers.opening import tell
 from multiring.data.readers.storage import storage_of
 from multiring.runtime import Group

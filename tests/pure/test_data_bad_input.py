@@ -19,8 +19,8 @@ from tests.pure.data_sets import MAKERS, opened
 from multiring.cli import main
 from multiring.data import Dataset
 from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
-from multiring.data.packing.manifest import xxh3
 from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.readers.manifest import xxh3
 from multiring.data.readers.source import Record
 from multiring.data.readers.tfrecord import example_of, masked_crc
 from multiring.errors import ArgumentError, DataError, MultiringError, UnsupportedError

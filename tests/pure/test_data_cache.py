@@ -24,8 +24,8 @@ from multiring.data import Dataset, Loader, Shuffle, cached
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.filesystem import CachingFileSystem
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.packing.manifest import BLOCK_BYTES
 from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage, storage_of
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 

@@ -26,7 +26,7 @@ from multiring.data.caching import mapped
 from multiring.data.caching.filesystem import CachingFileSystem, FileChangedError, is_told_apart
 from multiring.data.caching.mapped import CachedSamples
 from multiring.data.caching.samples import packed, unpacked
-from multiring.data.packing.manifest import Field, Manifest, ShardEntry
+from multiring.data.readers.manifest import Field, Manifest, ShardEntry
 from multiring.data.readers.source import Shard, digest_of
 from multiring.errors import ArgumentError, DataError
 

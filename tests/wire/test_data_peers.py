@@ -18,14 +18,14 @@ import multiring
 from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.packing.manifest import BLOCK_BYTES
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.job import exchange_of
+from multiring.data.peers.block_server import BlockServer, Peer
+from multiring.data.peers.exchange import Exchange, Gate
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.serving import BlockServer, Peer
-from multiring.data.peers.staging import Exchange, Gate
+from multiring.data.peers.sharing import exchange_of
 from multiring.data.peers.words import Request, request_of
 from multiring.data.peers.yielding import Yielding
+from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime.bootstrap.addresses import TcpAddress

@@ -25,7 +25,7 @@ from multiring.data.feeding.rates import measured
 from multiring.data.orders import ExactOrder, Shuffle
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.job import exchange_of, told_once
+from multiring.data.peers.sharing import exchange_of, told_once
 from multiring.data.readers.opening import READERS, tell
 from multiring.data.readers.storage import storage_of
 from multiring.errors import ArgumentError, DataError

@@ -15,7 +15,6 @@ from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.decoding import decoded
 from multiring.data.eviction import Deal
-from multiring.data.feeding.stages import StageClock
 from multiring.data.orders import (
     ExactOrder,
     MixtureOrder,
@@ -26,12 +25,13 @@ from multiring.data.orders import (
     WindowedOrder,
     digest_of_order,
 )
-from multiring.data.peers.job import Sharing, told_once
+from multiring.data.peers.sharing import Sharing, told_once
 from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
+from multiring.data.stages import StageClock
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime import Group, is_initialized, world
 from multiring.settings import Settings

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiring.data.packing.manifest import xxh3
+from multiring.data.readers.manifest import xxh3
 from multiring.data.readers.opening import tell as tell_user
 from multiring.errors import ArgumentError, DataError
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from multiring.data.eviction import HORIZON, Deal, Numbers, Uses
 from multiring.data.orders import Order
-from multiring.data.packing.manifest import BLOCK_BYTES
+from multiring.data.readers.manifest import BLOCK_BYTES
 
 _EPOCHS = 4  # the most epochs that are computed ahead
 Spans = Callable[[Any], tuple[Any, Any, Any]]  # returns the shards, first bytes and last bytes of samples

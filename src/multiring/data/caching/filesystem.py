@@ -17,7 +17,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache
 from multiring.data.caching.mapped import cache_folder
-from multiring.data.packing.manifest import BLOCK_BYTES
+from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.opening import tell
 from multiring.data.readers.retrying import asked_again, redacted, secrets_of, without_secrets
 from multiring.errors import ArgumentError

@@ -11,7 +11,7 @@ from typing import Any
 
 from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache, remove_blocks
 from multiring.data.caching.samples import packed, unpacked
-from multiring.data.packing.manifest import xxh3
+from multiring.data.readers.manifest import xxh3
 from multiring.data.readers.opening import tell
 from multiring.errors import ArgumentError
 from multiring.settings import Settings

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses
-from multiring.data.packing.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Manifest, load_blocks, load_manifest
 from multiring.data.readers.limits import Limits
+from multiring.data.readers.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Manifest, load_blocks, load_manifest
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import ArgumentError, DataError
 from multiring.settings import Settings

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from multiring.data.dataset import Dataset
-from multiring.data.packing.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
 from multiring.data.readers.limits import library
+from multiring.data.readers.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
 from multiring.data.readers.packed import PackedSource
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
-from multiring.data.packing.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Field, Manifest, ShardEntry, xxh3
 from multiring.data.readers.arrays import require_storable
 from multiring.data.readers.limits import library
+from multiring.data.readers.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Field, Manifest, ShardEntry, xxh3
 from multiring.data.readers.source import Image, Record, Source
 from multiring.errors import ArgumentError, DataError
 

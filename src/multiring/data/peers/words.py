@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from multiring.data.packing.manifest import BLOCK_BYTES
+from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.runtime.bootstrap.handshake import FrameError, Message
 
 REQUEST_BYTES = 4096

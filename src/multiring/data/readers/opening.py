@@ -4,12 +4,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from multiring.data.packing.manifest import MANIFEST
 from multiring.data.readers.arrays import NpyFilesSource, NpySource
 from multiring.data.readers.columns import ParquetSource
 from multiring.data.readers.folder import ENDINGS, FolderSource
 from multiring.data.readers.hdf5 import Hdf5Source
 from multiring.data.readers.limits import Limits
+from multiring.data.readers.manifest import MANIFEST
 from multiring.data.readers.mds import INDEX, MdsSource
 from multiring.data.readers.packed import PackedSource
 from multiring.data.readers.source import Opening

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from multiring.data.packing.blocks import Blocks
-from multiring.data.packing.manifest import Field, load_index, load_manifest
 from multiring.data.permutation import Numbers
 from multiring.data.readers.arrays import array_of, bytes_in
 from multiring.data.readers.limits import damage_told, require_size
+from multiring.data.readers.manifest import Field, load_index, load_manifest
 from multiring.data.readers.source import Image, Numbering, Opening, Record
 from multiring.data.readers.storage import Tails, read
+from multiring.data.readers.verified_blocks import Blocks
 
 _CLOSE = 4096  # the most bytes behind an array that are read together with it
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from multiring.data.packing.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
 from multiring.data.readers.limits import Limits
+from multiring.data.readers.manifest import BLOCK_BYTES, Manifest, load_blocks, xxh3
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
 

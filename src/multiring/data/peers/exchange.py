@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.packing.manifest import xxh3
+from multiring.data.peers.block_server import CONNECTIONS, Peer, Tell
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.serving import CONNECTIONS, Peer, Tell
 from multiring.data.peers.words import Request
+from multiring.data.readers.manifest import xxh3
 from multiring.errors import DataError
 
 Progress = Callable[[int, int], None]  # called with the bytes that this host has, and their total

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import numpy as np
 
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.packing.manifest import BLOCKS, INDEX, MANIFEST
+from multiring.data.peers.block_server import BlockServer, Peer, Tell
+from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.serving import BlockServer, Peer, Tell
-from multiring.data.peers.staging import Exchange
 from multiring.data.peers.words import Request
 from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.limits import Limits, require_size
+from multiring.data.readers.manifest import BLOCKS, INDEX, MANIFEST
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
 from multiring.runtime import Group, local_rank, world
