@@ -34,9 +34,9 @@ from benchmarks.evidence import commit, machine
 
 import multiring
 from multiring.data import Dataset, Loader
-from multiring.data.balance.decision import DISK, SOURCE
 from multiring.data.balance.watching import BalanceWatch
 from multiring.data.readers.storage import LocalStorage
+from multiring.data.stages import DISK, SOURCE
 from multiring.settings import inherited_environment
 
 if TYPE_CHECKING:

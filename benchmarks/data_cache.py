@@ -33,9 +33,10 @@ from multiring.data.eviction import Deal, LeastRecent, NextUse, Policy, Uses
 from multiring.data.eviction_search import LOOK
 from multiring.data.orders import ExactOrder, WeightedOrder
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.block_server import BlockServer, Peer
+from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
+from multiring.data.peers.peer import Peer
 from multiring.data.readers.storage import LocalStorage
 
 UNITS, LEAST_SHARE, SLACK, LEAST_HOSTS = 10, 0.95, 0.02, 0.01

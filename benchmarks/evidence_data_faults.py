@@ -37,9 +37,10 @@ from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.block_server import BlockServer, Peer
+from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
+from multiring.data.peers.peer import Peer
 from multiring.data.peers.words import Request
 from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage, storage_of

@@ -32,6 +32,21 @@ LAYERS = (
     "setting_values | replacing",
     "errors | version",
 )
+# The parts of a room that has many, in the same way.
+PARTS = {
+    "data": (
+        "balance | packing",
+        "feeding",
+        "dataset",
+        "peers | stages",
+        "caching | decoding",
+        "readers",
+        "elastic_order | progress",
+        "eviction",
+        "eviction_search | orders",
+        "augment | forecast | permutation | shares",
+    ),
+}
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # A worker of the bench is a program of its own; no module imports it.
 WORKERS = "multiring.bench.workers.*"
@@ -75,6 +90,13 @@ def contracts() -> str:
         # package instead.
         _lines("ignore_imports", ["multiring._native -> multiring"]),
     ]
+    for room, parts in PARTS.items():
+        text += [
+            _contract(f"parts-of-{room}", f"Each part of {room} calls only the parts below it", "layers"),
+            _lines("containers", [f"multiring.{room}"]),
+            "exhaustive = True",
+            _lines("layers", list(parts)),
+        ]
     for framework in frameworks:
         others = sorted(rooms() - {framework, BUILDS_ON_OTHERS})
         text += [

@@ -15,7 +15,8 @@ from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses
 from multiring.data.forecast import RackOfHosts, Site, each_for_itself, read_once
-from multiring.data.peers.block_server import BlockServer, Peer
+from multiring.data.peers.block_server import BlockServer
+from multiring.data.peers.peer import Peer
 from multiring.data.peers.words import Request
 from multiring.errors import ArgumentError
 

@@ -19,9 +19,10 @@ from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.peers.block_server import BlockServer, Peer
+from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange, Gate
 from multiring.data.peers.owners import Owners
+from multiring.data.peers.peer import Peer
 from multiring.data.peers.sharing import exchange_of
 from multiring.data.peers.words import Request, request_of
 from multiring.data.peers.yielding import Yielding

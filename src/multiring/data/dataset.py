@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from multiring.data.balance.decision import NETWORK, SOURCE
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
@@ -31,7 +30,7 @@ from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, storage_of
-from multiring.data.stages import StageClock
+from multiring.data.stages import NETWORK, SOURCE, StageClock
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime import Group, is_initialized, world
 from multiring.settings import Settings

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from multiring.data.balance.decision import DISK, REQUESTED, SOURCE
 from multiring.data.readers.storage import LocalStorage, RemoteStorage, Storage
+
+SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
+REQUESTED = (SOURCE, DISK, NETWORK)  # stages in which workers wait for requests to a shared resource
 
 
 class StageClock:

@@ -10,11 +10,11 @@ model therefore uses a norm instead of the maximum.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-SOURCE, DISK, NETWORK, DECODE, COPY = ("source", "disk", "network", "decode", "copy")
+from multiring.data.stages import COPY, DECODE, DISK, NETWORK, REQUESTED, SOURCE
+
 WORKERS, COMPUTE, WIRE = "workers", "compute", "wire"
 STAGES = (SOURCE, DISK, NETWORK, DECODE, COPY, COMPUTE, WIRE, WORKERS)
 NAMES = {COPY: "host-to-arena", WORKERS: "number of workers"}
-REQUESTED = (SOURCE, DISK, NETWORK)  # stages in which workers wait for requests to a shared resource
 _NORM = 8
 # If concurrent requests take longer than single requests by this factor, the resource serves one request at a time. Two
 # workers at such a resource give a factor of 1.5.

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.data.balance.decision import COPY, DECODE, REQUESTED
 from multiring.data.dataset import Samples
 from multiring.data.feeding.widening import put_exactly, widened
 from multiring.data.orders import MixtureOrder, WeightedOrder
 from multiring.data.permutation import Numbers
 from multiring.data.progress import Step
+from multiring.data.stages import COPY, DECODE, REQUESTED
 from multiring.errors import DataError
 
 Array = NDArray[Any]

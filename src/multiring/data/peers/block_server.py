@@ -1,27 +1,25 @@
-"""A host's server of blocks, and the client of another host's server."""
+"""A host's server of blocks."""
 
 import contextlib
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from multiring.data.peers.connection import Line
+from multiring.data.peers.peer import Tell
 from multiring.data.peers.words import Request
 from multiring.errors import ArgumentError, MultiringError
 from multiring.runtime.bootstrap.addresses import TcpAddress, listen
 from multiring.runtime.bootstrap.handshake import FrameError
 
 Give = Callable[[Request], bytes]
-Tell = Callable[[str], None]
 
 CONNECTIONS = 256
 _PROOF_S = 10.0  # time-out of the handshake
 _PEER_S = 60.0  # time-out for receiving a request, and for sending a block
 _IDLE_S = 3600.0  # seconds to wait for the next request to begin
 _AGAIN_S = 0.05  # seconds before the server retries after a failed accept
-_SHUNNED_S = 30.0  # seconds for which a failed peer gets no requests
 
 
 class BlockServer:
@@ -114,65 +112,3 @@ class BlockServer:
         self._listener.close()
         for line in lines:
             line.end()
-
-
-class Peer:
-    """A client of another host's server. It opens connections as they are needed.
-
-    Args:
-        address: the server's address.
-        secret: the exchange's secret.
-        tell: called with a warning when the server fails.
-        timeout_s: the most seconds for a block.
-    """
-
-    def __init__(self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _PEER_S) -> None:
-        self.address = address
-        self._secret, self._tell, self._timeout_s = secret, tell, timeout_s
-        self._idle: deque[Line] = deque()
-        self._shunned_until = 0.0
-
-    def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float]:
-        return (self.address, self._secret, self._tell, self._timeout_s)
-
-    def __setstate__(self, state: tuple[TcpAddress, bytes, Tell, float]) -> None:
-        Peer.__init__(self, *state)
-
-    def block(self, request: Request) -> bytes | None:
-        """Return the bytes for a request; None if the peer fails, which is reported.
-
-        A peer that has failed gets no requests for 30 s; the result is then None, too.
-        """
-        if time.monotonic() < self._shunned_until:
-            return None
-        try:
-            line = self._idle.pop() if self._idle else self._connected()
-            try:
-                data = line.ask(request)
-            except BaseException:
-                line.close()
-                raise
-        except (OSError, FrameError) as error:
-            self._shunned_until = time.monotonic() + _SHUNNED_S
-            self._idle.clear()
-            why = str(error) or type(error).__name__
-            self._tell(f"data peer {self.address}: {why}; its blocks are read from the source for {_SHUNNED_S:g} s")
-            return None
-        self._idle.append(line)
-        return data
-
-    def _connected(self) -> Line:
-        sock = socket.create_connection((self.address.host, self.address.port), timeout=self._timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Line(sock, self._timeout_s)
-        try:
-            line.greet(self._secret)
-        except BaseException:
-            line.close()
-            raise
-        return line
-
-    def close(self) -> None:
-        """Close the connections that are not in use."""
-        while self._idle:
-            self._idle.pop().close()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.peers.block_server import CONNECTIONS, Peer, Tell
+from multiring.data.peers.block_server import CONNECTIONS
 from multiring.data.peers.owners import Owners
+from multiring.data.peers.peer import Peer, Tell
 from multiring.data.peers.words import Request
 from multiring.data.readers.manifest import xxh3
 from multiring.errors import DataError

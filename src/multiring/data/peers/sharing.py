@@ -7,9 +7,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from multiring.data.caching.storage import CachedStorage
-from multiring.data.peers.block_server import BlockServer, Peer, Tell
+from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
+from multiring.data.peers.peer import Peer, Tell
 from multiring.data.peers.words import Request
 from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.limits import Limits, require_size
