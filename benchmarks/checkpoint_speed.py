@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import machine
+from benchmarks.evidence_claims import machine
 
 import multiring.torch as mt
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' programs
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 from tests.frameworks.program_cases import CASES, apart, is_close, losses
 from tests.frameworks.program_ranks import ProgramError, losses_of
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 
 from multiring.data import Dataset, Loader, Shuffle
 from multiring.data.caching.blocks import BlockCache, stored_bytes

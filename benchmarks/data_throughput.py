@@ -34,7 +34,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 
 from multiring.data import Dataset
 from multiring.data.packing.writing import PackOptions, pack

@@ -30,7 +30,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 from benchmarks.data_throughput import made
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 from examples.training.resnet import LAYERS, ResNet
 from sklearn.datasets import load_digits
 

@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 
 from multiring.bench.machine import ping_pong_us
 from multiring.bench.statistics import Interval, median_interval

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 from benchmarks.evidence_job import ROOT
 
 from multiring.settings import inherited_environment

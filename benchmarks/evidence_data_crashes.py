@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import Claim, report
+from benchmarks.evidence_claims import Claim, report
 from benchmarks.evidence_data_faults import ACTS, QUOTA, Ground, ground_and_folder, loaded
 
 from multiring.data import Dataset

@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import Claim, report
+from benchmarks.evidence_claims import Claim, report
 
 from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.evidence import Claim, shown
+from benchmarks.evidence_claims import Claim, shown
 from benchmarks.evidence_job import LabJob, Word
 
 RANK = Path(__file__).with_name("evidence_hosts_rank.py")

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
 import numpy as np
-from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_claims import Claim, report, shown
 from benchmarks.evidence_headline_full import deeplab, resnets, tiramisu
 from benchmarks.evidence_headline_job import ProgramJob, losses_of, result_of, steps_done
 from benchmarks.evidence_job import ROOT

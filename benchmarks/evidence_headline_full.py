@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.evidence import Claim
+from benchmarks.evidence_claims import Claim
 from benchmarks.evidence_headline_job import ProgramJob, losses_of, result_of
 from examples.climate import generate as climate_generator
 from examples.imagenet import generate as image_generator

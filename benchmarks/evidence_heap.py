@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import th
 
 import torch
 import torch.distributed as dist
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 from tests.frameworks.heap_programs import Program
 
 from multiring.settings import Settings

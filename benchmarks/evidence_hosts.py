@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_claims import Claim, report, shown
 from benchmarks.evidence_failures import ENGINES, RANK, failures, slowed
 from benchmarks.evidence_job import LabJob, Word
 from benchmarks.evidence_planner import planner

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import Claim, report, shown
+from benchmarks.evidence_claims import Claim, report, shown
 from benchmarks.evidence_job import ROOT, LabJob
 
 RANK = Path(__file__).with_name("evidence_parallelize_rank.py")

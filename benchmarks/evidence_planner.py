@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence import Claim, shown
+from benchmarks.evidence_claims import Claim, shown
 from benchmarks.evidence_job import ROOT, LabJob
 
 RANK = Path(__file__).with_name("evidence_planner_rank.py")

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 from benchmarks.evidence_job import ROOT
 from tests.wire.mpi_ranks import mpi_start
 

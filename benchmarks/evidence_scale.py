@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import evidence.py's report
 
-from benchmarks.evidence import Claim, report
+from benchmarks.evidence_claims import Claim, report
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError

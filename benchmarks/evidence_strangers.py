@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import the tests' strangers
 
-from benchmarks.evidence import Claim, report
+from benchmarks.evidence_claims import Claim, report
 from benchmarks.evidence_job import ROOT, Job
 from tests.wire.crowd import Crowd
 from tests.wire.strangers import visit

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from benchmarks.evidence import Claim, shown
+from benchmarks.evidence_claims import Claim, shown
 from benchmarks.evidence_job import ROOT
 
 LAB = "--hosts 2 --slots 2"

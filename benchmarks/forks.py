@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine
+from benchmarks.evidence_claims import commit, machine
 
 import multiring.torch as mt
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # lets this script import from the repository root
 
-from benchmarks.evidence import commit, machine  # noqa: E402
+from benchmarks.evidence_claims import commit, machine  # noqa: E402
 
 import multiring.torch as mt  # noqa: E402
 from multiring.settings import inherited_environment  # noqa: E402
