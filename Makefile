@@ -48,9 +48,9 @@ for name in $(2); do echo "multiring run -n 2 -- python benchmarks/$$name"; mult
 for name in $(1); do echo "python benchmarks/$$name"; python benchmarks/$$name || failed=1; done; \
 exit $$failed
 endef
-BY_TWO_RANKS = cycles.py grouped.py forks.py
-BENCHMARKS = data_throughput.py floors.py floors_hosts.py torch_backend.py ddp_exposed.py named_latency.py timeline.py
-EVIDENCE = evidence_site.py evidence_text.py evidence.py evidence_hangs.py evidence_horovod.py control_plane.py conformance_torch.py evidence_lab.py evidence_hosts.py evidence_parallelize.py evidence_heap.py evidence_scale.py evidence_programs.py evidence_strangers.py evidence_data.py evidence_data_faults.py evidence_data_crashes.py evidence_data_files.py evidence_checkpoints.py evidence_keras.py evidence_parallel.py evidence_launching.py evidence_torch.py
+BY_TWO_RANKS = promises/cycles.py promises/grouped.py promises/forks.py
+BENCHMARKS = promises/data_throughput.py promises/floors.py promises/floors_hosts.py promises/torch_backend.py promises/ddp_exposed.py promises/named_latency.py promises/timeline.py
+EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/torch/main.py
 
 .PHONY: bench
 bench: build  ## Check every time floor against the peers (hours; resumes after an interruption; labs need root)
@@ -70,7 +70,7 @@ pictures: build  ## Redraw the figures of the pages (as root, on an idle machine
 	multiring run -n 2 --timeline build/digits.json examples/digits_torch.py --steps 30 --batch 512
 	multiring trace draw build/digits.json docs/pictures/timeline.svg
 	multiring bench all_reduce --against gloo --pool-mib 0 --plot docs/pictures/bench.svg
-	python benchmarks/scaling_curve.py docs/pictures/scaling.svg
+	python benchmarks/promises/scaling_curve.py docs/pictures/scaling.svg
 
 # --- checks ---
 

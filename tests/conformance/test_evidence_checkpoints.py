@@ -9,8 +9,8 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # The first program also draws random kills, writers and readers; the second one enumerates those cases.
 RUNS = {
-    "evidence_checkpoints.py": "values,strangers,names,states,trainings",
-    "evidence_checkpoints_crashes.py": (
+    "evidence/checkpoints/main.py": "values,strangers,names,states,trainings",
+    "evidence/checkpoints/crashes.py": (
         "crash points,crash pairs,disk faults,second writers,stopped readers,power cuts"
     ),
 }

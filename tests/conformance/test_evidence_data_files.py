@@ -1,4 +1,4 @@
-"""Run benchmarks/evidence_data_files.py for 10 s: random data sets, compared with the libraries that wrote them."""
+"""Run benchmarks/evidence/data_files/main.py for 10 s: random data sets, compared with other readers of them."""
 
 import subprocess
 import sys
@@ -6,10 +6,10 @@ import time
 from itertools import count
 from pathlib import Path
 
-from benchmarks.evidence_cases import faults_of
-from benchmarks.evidence_data_files import TOPIC
-from benchmarks.evidence_data_files_running import RUNNING
-from benchmarks.evidence_job import ROOT
+from benchmarks.evidence.data_files.main import TOPIC
+from benchmarks.evidence.data_files.running import RUNNING
+from benchmarks.evidence.jobs.job import ROOT
+from benchmarks.evidence.support.cases import faults_of
 
 SECONDS = 10.0
 HERE = [each for each in TOPIC.families if not each.ranks and each not in RUNNING]
@@ -30,6 +30,14 @@ def test_random_data_sets_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_random_damages_on_two_ranks_leave_the_mean_over_the_rest() -> None:
-    program = [sys.executable, "benchmarks/evidence_data_files.py", "--only", "gradient", "--cases", "2", "--again"]
+    program = [
+        sys.executable,
+        "benchmarks/evidence/data_files/main.py",
+        "--only",
+        "gradient",
+        "--cases",
+        "2",
+        "--again",
+    ]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -1,11 +1,11 @@
-"""Run a few cases of benchmarks/evidence_keras.py: random Keras programs, compared with one bare process."""
+"""Run a few cases of benchmarks/evidence/keras/main.py: random Keras programs, compared with one bare process."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from benchmarks.evidence_cases import faults_of
-from benchmarks.evidence_keras import TOPIC, truth
+from benchmarks.evidence.keras.main import TOPIC, truth
+from benchmarks.evidence.support.cases import faults_of
 from tests.frameworks.test_keras import SAVES_BY
 from tests.wire.ranks import Here, Process, run_ranks
 
@@ -14,7 +14,7 @@ FAMILIES = ("training-torch-2", "callbacks-torch-2")
 # This nursery runs programs in float32, as these families need.
 LOADED = Process(
     nursery="keras-trust",
-    beforehand=(*SAVES_BY, "benchmarks.evidence_keras_truth", "tests.frameworks.keras_trust_programs"),
+    beforehand=(*SAVES_BY, "benchmarks.evidence.keras.truth", "tests.frameworks.keras_trust_programs"),
 )
 
 

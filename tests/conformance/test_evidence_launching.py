@@ -1,11 +1,11 @@
-"""Run benchmarks/evidence_launching.py for 20 s: random jobs, compared with the program run without multiring."""
+"""Run benchmarks/evidence/launching/main.py for 20 s: random jobs, compared with the program run without multiring."""
 
 import time
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.evidence_cases import faults_of
-from benchmarks.evidence_launching import TOPIC
+from benchmarks.evidence.launching.main import TOPIC
+from benchmarks.evidence.support.cases import faults_of
 
 SECONDS = 20.0
 SLOW_S = 8.0  # families with slower cases run by `make evidence` only

@@ -1,19 +1,19 @@
-"""Run benchmarks/evidence_parallel.py for 10 s: random parallel models and loops, compared with one process."""
+"""Run benchmarks/evidence/parallel/main.py for 10 s: random parallel models and loops, compared with one process."""
 
 import time
 from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
-from benchmarks.evidence_cases import faults_of
-from benchmarks.evidence_parallel import TOPIC
+from benchmarks.evidence.parallel.main import TOPIC
+from benchmarks.evidence.support.cases import faults_of
 from tests.wire.ranks import Here, Process, run_ranks
 
 from multiring.frontend.lifecycle import size
 from multiring.torch.collectives.allreduce import allreduce
 
 SECONDS = 10.0
-LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence_parallel_models", "tests.frameworks.plain"))
+LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence.parallel.models", "tests.frameworks.plain"))
 
 
 @pytest.mark.timeout(180)
@@ -27,13 +27,13 @@ def try_cases(here: Here, folder: str) -> dict[str, object]:
     """Run cases of all families, the same number on each rank."""
     import torch  # noqa: PLC0415 -- in ranks alone
     import torch.distributed as dist  # noqa: PLC0415 -- the same
-    from benchmarks import evidence_parallel_models  # noqa: PLC0415 -- the same
+    from benchmarks.evidence.parallel import models  # noqa: PLC0415 -- the same
     from tests.frameworks.plain import join  # noqa: PLC0415 -- the same
 
     torch.set_num_threads(1)
     join(here)
     dist.init_process_group("multiring", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
-    assert evidence_parallel_models.joined() == here.rank
+    assert models.joined() == here.rank
     until, tried, faults = time.monotonic() + SECONDS, 0, []
     for number, family in enumerate(islice(cycle(TOPIC.families), 1000)):
         is_over = allreduce(torch.tensor(float(time.monotonic() > until)), name="is_over") > 0

@@ -1,12 +1,12 @@
-"""Run a few cases of each family of benchmarks/evidence_torch.py: random programs, compared with one process."""
+"""Run a few cases of each family of benchmarks/evidence/torch/main.py: random programs, compared with one process."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.evidence_cases import faults_of
-from benchmarks.evidence_torch import TOPIC
-from benchmarks.evidence_torch_gradients import ready
+from benchmarks.evidence.support.cases import faults_of
+from benchmarks.evidence.torch.gradients import ready
+from benchmarks.evidence.torch.main import TOPIC
 from tests.wire.ranks import Here, run_ranks
 
 CASES, SEED = 2, 7_000

@@ -1,6 +1,6 @@
 """Random programs of collectives, on one host and between hosts: every rank's results equal NumPy's.
 
-benchmarks/evidence_programs.py runs other programs for an hour.
+benchmarks/evidence/jobs/programs.py runs other programs for an hour.
 """
 
 import os

@@ -55,7 +55,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("performance.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
     ("bench.md", "multiring bench --install mpich,openmpi,horovod"): Read("takes minutes; make bench runs it"),
     ("bench.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
-    ("bench.md", "sudo .venv/bin/python benchmarks/two_commits.py 6cd2d84"): Read(
+    ("bench.md", "sudo .venv/bin/python benchmarks/tools/two_commits/main.py 6cd2d84"): Read(
         "takes an hour; tests/pure/test_two_commits.py"
     ),
     ("bench_step.md", "multiring bench step"): Read(BENCH),

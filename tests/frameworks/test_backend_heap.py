@@ -16,7 +16,7 @@ COUNT = 300_001  # slightly more than 1 MiB of float32
 
 
 def test_a_random_program(tmp_path: Path) -> None:
-    run_ranks(play, 2, tmp_path, 4)  # benchmarks/evidence_heap.py runs other seeds
+    run_ranks(play, 2, tmp_path, 4)  # benchmarks/evidence/torch/heap.py runs other seeds
 
 
 def play(here: Here, folder: Path, seed: int) -> None:

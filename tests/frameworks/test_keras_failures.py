@@ -1,6 +1,6 @@
 """Failures in Keras' `fit` and in tf.function: all ranks get an error in time.
 
-benchmarks/evidence_fit.py measures the times.
+benchmarks/evidence/jobs/fit.py measures the times.
 """
 
 import importlib

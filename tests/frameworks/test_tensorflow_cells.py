@@ -1,4 +1,4 @@
-"""A random sample of TensorFlow's table of cells; benchmarks/evidence_horovod.py runs all."""
+"""A random sample of TensorFlow's table of cells; benchmarks/evidence/horovod/cells.py runs all."""
 
 import sys
 

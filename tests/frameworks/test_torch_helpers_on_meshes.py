@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.evidence_parallel_helpers import (
+from benchmarks.evidence.parallel.helpers import (
     AXES,
     LOSS,
     ROWS,
@@ -169,6 +169,6 @@ def try_cells(here: Here, folder: str) -> list[str]:
 def test_helpers_on_meshes(tmp_path: Path) -> None:
     """Try each helper in one kind of loop; the kinds take turns.
 
-    benchmarks/evidence_parallel.py tries all kinds, and four ranks.
+    benchmarks/evidence/parallel/main.py tries all kinds, and four ranks.
     """
     assert run_ranks(try_cells, 2, str(tmp_path), deadline_s=350.0) == [[], []]

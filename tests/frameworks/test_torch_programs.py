@@ -1,6 +1,6 @@
 """Unmodified torch.distributed programs: equal losses on Gloo and multiring.
 
-benchmarks/conformance_torch.py runs the other programs, which need libraries or take minutes.
+benchmarks/promises/conformance_torch.py runs the other programs, which need libraries or take minutes.
 """
 
 import json

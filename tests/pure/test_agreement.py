@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from benchmarks import control_plane
-from benchmarks.control_plane import count, levels
+from benchmarks.promises import control_plane
+from benchmarks.promises.control_plane import count, levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pure.agreement_net import Net, Program

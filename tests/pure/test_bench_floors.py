@@ -1,4 +1,4 @@
-"""benchmarks/floors.py: the records it accepts, and its verdicts on two commands' figures."""
+"""benchmarks/promises/floors.py: the records it accepts, and its verdicts on two commands' figures."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import floors
+from benchmarks.promises import floors
 
 
 @pytest.fixture

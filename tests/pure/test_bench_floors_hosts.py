@@ -1,12 +1,12 @@
-"""benchmarks/floors_hosts.py: its commands are valid for the bench, and its verdicts follow from records."""
+"""benchmarks/promises/floors_hosts.py: its commands are valid for the bench, and its verdicts follow from records."""
 
 import argparse
 import shlex
 from typing import Any
 
 import pytest
-from benchmarks import floors, floors_hosts
-from benchmarks.floors import KEPT, MIB, Line, Record, Verdict
+from benchmarks.promises import floors, floors_hosts
+from benchmarks.promises.floors import KEPT, MIB, Line, Record, Verdict
 
 from multiring.bench.peers import PEERS
 from multiring.bench.variants import VARIANTS

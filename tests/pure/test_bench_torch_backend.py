@@ -1,12 +1,12 @@
-"""benchmarks/torch_backend.py and ddp_exposed.py: valid commands for the bench, and verdicts from records."""
+"""benchmarks/promises/torch_backend.py and ddp_exposed.py: valid commands for the bench, and verdicts from records."""
 
 import argparse
 import shlex
 from typing import Any
 
 import pytest
-from benchmarks import ddp_exposed, floors, floors_hosts, torch_backend
-from benchmarks.floors import MIB, Record, Verdict
+from benchmarks.promises import ddp_exposed, floors, floors_hosts, torch_backend
+from benchmarks.promises.floors import MIB, Record, Verdict
 
 from multiring.bench.peers import PEERS
 from multiring.bench.step import OTHERS

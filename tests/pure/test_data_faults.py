@@ -1,10 +1,10 @@
-"""A short run of benchmarks/evidence_data_faults.py: killed and failing processes leave no wrong data."""
+"""A short run of benchmarks/evidence/data/faults.py: killed and failing processes leave no wrong data."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-EVIDENCE = Path(__file__).parents[2] / "benchmarks" / "evidence_data_faults.py"
+EVIDENCE = Path(__file__).parents[2] / "benchmarks" / "evidence" / "data" / "faults.py"
 
 
 def test_what_fails_or_is_killed_leaves_nothing_wrong() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import fsspec
 import pytest
-from benchmarks.evidence_data_files_server import serving
+from benchmarks.evidence.data_files.server import serving
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,11 +4,11 @@ import argparse
 from typing import Any
 
 import pytest
-from benchmarks import evidence_training
-from benchmarks.evidence_failures import Failure, assessed, judged
-from benchmarks.evidence_hosts import CLAIMS, pace, spans
-from benchmarks.evidence_planner import LABS, Configuration, Tried, together
-from benchmarks.evidence_planner import assessed as assessed_plan
+from benchmarks.evidence.hosts import training as evidence_training
+from benchmarks.evidence.hosts.failures import Failure, assessed, judged
+from benchmarks.evidence.hosts.main import CLAIMS, pace, spans
+from benchmarks.evidence.planner.main import LABS, Configuration, Tried, together
+from benchmarks.evidence.planner.main import assessed as assessed_plan
 
 from multiring.cli import lab
 

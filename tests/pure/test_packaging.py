@@ -53,8 +53,8 @@ def test_interpreters_that_are_not_there_are_told_as_untried(tmp_path: Path) -> 
     for name in (".ci/wheel-check", "constraints.txt", "examples/digits_torch.py", "examples/digits_horovod.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "evidence_user.py").write_text("")
+    (tmp_path / "benchmarks" / "evidence" / "wheel").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "evidence" / "wheel" / "ordinary_user.py").write_text("")
     (tmp_path / "wheelhouse").mkdir()
     (tmp_path / "wheelhouse" / "multiring-0-py3-none-any.whl").write_text("")
     command = ["bash", str(tmp_path / ".ci" / "wheel-check"), "python9.1", "python9.2"]

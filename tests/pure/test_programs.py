@@ -1,4 +1,4 @@
-"""The programs of benchmarks and examples start as their docstrings say: `python benchmarks/NAME.py`."""
+"""The programs of benchmarks and examples start as their docstrings say: `python benchmarks/PLACE/NAME.py`."""
 
 import ast
 from pathlib import Path
@@ -12,8 +12,13 @@ HERE = {"benchmarks", "tests"}  # packages that are not installed; a program mus
 def programs() -> list[Path]:
     """Return the programs that the Makefile or their own docstring runs directly. Ranks get the path from their job."""
     makefile = (ROOT / "Makefile").read_text()
-    files = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")])
-    return [path for path in files if path.name in makefile.split() or f"python {path.relative_to(ROOT)}" in head(path)]
+    files = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+    return [
+        path
+        for path in files
+        if str(path).removeprefix(f"{ROOT}/benchmarks/") in makefile.split()
+        or f"python {path.relative_to(ROOT)}" in head(path)
+    ]
 
 
 def head(path: Path) -> str:
@@ -26,9 +31,11 @@ def test_programs_set_the_path_before_they_import_from_it(program: Path) -> None
 
 
 def test_a_program_that_sets_no_path_is_found() -> None:
-    early = "import sys\nfrom benchmarks.evidence import main\nsys.path.insert(0, '..')\n"
-    assert imports_too_early(early) == {"benchmarks.evidence"}
-    assert not imports_too_early("import sys\nsys.path.insert(0, '..')\nfrom benchmarks.evidence import main\n")
+    early = "import sys\nfrom benchmarks.evidence.jobs.main import main\nsys.path.insert(0, '..')\n"
+    assert imports_too_early(early) == {"benchmarks.evidence.jobs.main"}
+    assert not imports_too_early(
+        "import sys\nsys.path.insert(0, '..')\nfrom benchmarks.evidence.jobs.main import main\n"
+    )
 
 
 def imports_too_early(text: str) -> set[str]:

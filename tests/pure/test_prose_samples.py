@@ -1,12 +1,12 @@
-"""benchmarks/prose_samples.py finds all prose, and counts only readers who notice the hard lines."""
+"""benchmarks/tools/prose_samples.py finds all prose, and counts only readers who notice the hard lines."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from benchmarks import prose_samples
-from benchmarks.prose_samples import Line
+from benchmarks.tools import prose_samples
+from benchmarks.tools.prose_samples import Line
 
 PYTHON = '''"""What the module is for."""
 

@@ -206,7 +206,7 @@ def _with(schedule: Schedule, phase: int, at: int, change: Callable[[list[Move]]
 def test_a_flat_line_of_a_thousand_ranks_takes_a_moment(collective: Collective, algorithm: str) -> None:
     started = perf_counter()
     check(build(algorithm, frame_on(collective, (1024,))))
-    # 2 s on one core are promised; benchmarks/evidence_scale.py measures it.
+    # 2 s on one core are promised; benchmarks/evidence/scale/main.py measures it.
     assert perf_counter() - started < 20
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/two_commits.py: its verdicts on ratios, its use of a time budget, and its stored results."""
+"""benchmarks/tools/two_commits/main.py: its verdicts on ratios, its use of a time budget, and its stored results."""
 
 import json
 import subprocess
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import two_commits
-from benchmarks.two_commits import Kept
-from benchmarks.two_commits_cells import (
+from benchmarks.tools.two_commits import main as two_commits
+from benchmarks.tools.two_commits.cells import (
     HOLDS,
     JOBS,
     LEAST_SHARE,
@@ -27,8 +26,9 @@ from benchmarks.two_commits_cells import (
     verdict,
     with_what_they_need,
 )
-from benchmarks.two_commits_tasks import TASKS
-from benchmarks.two_commits_tree import Tree, TreeError, commit_of, make_environment
+from benchmarks.tools.two_commits.main import Kept
+from benchmarks.tools.two_commits.tasks import TASKS
+from benchmarks.tools.two_commits.tree import Tree, TreeError, commit_of, make_environment
 
 from multiring.bench.job import JobError, Start
 from multiring.bench.machine import matrix_unit

@@ -1,6 +1,6 @@
 """Ten kinds of hang and disagreement in a stream of named operations: one rank's fault, and the errors of all ranks.
 
-test_named_hangs.py runs a few cases of each kind; benchmarks/evidence_hangs.py runs many.
+test_named_hangs.py runs a few cases of each kind; benchmarks/evidence/jobs/hangs.py runs many.
 """
 
 import os

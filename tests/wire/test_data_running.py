@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.evidence_data_files_loaders import loaders
+from benchmarks.evidence.data_files.loaders import loaders
 
 from multiring.data import Dataset, Loader, Workers
 from multiring.data.feeding.processes import ProcessWorkers

@@ -1,6 +1,6 @@
 """Ranks die in every situation: each survivor is told at once which rank died, and nothing is left behind.
 
-The long form, with hundreds of deaths under `multiring run`, is benchmarks/evidence.py.
+The long form, with hundreds of deaths under `multiring run`, is benchmarks/evidence/jobs/main.py.
 """
 
 import contextlib

@@ -145,7 +145,7 @@ def test_ranks_are_told_nothing_or_what_the_user_says(start: Callable[..., LabRu
 def test_eight_hosts_are_up_in_time() -> None:
     begin = time.monotonic()
     with Lab(Plan(hosts=8, rails=(1000 * MEGABIT, 250 * MEGABIT), racks=2, uplink=500 * MEGABIT)):
-        assert time.monotonic() - begin < 50  # ten times the floor; benchmarks/evidence_lab.py measures 0.3 s
+        assert time.monotonic() - begin < 50  # ten times the floor; benchmarks/evidence/lab/main.py measures 0.3 s
 
 
 def test_labs_do_not_know_each_other(start: Callable[..., LabRun]) -> None:

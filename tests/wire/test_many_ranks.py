@@ -1,6 +1,6 @@
 """Jobs with more ranks than cores join and sum. Their descriptors grow only with the neighbours on the grid.
 
-benchmarks/evidence.py runs 64 ranks as separate processes.
+benchmarks/evidence/jobs/main.py runs 64 ranks as separate processes.
 """
 
 import resource

@@ -1,6 +1,6 @@
 """The tcp port rejects every client without the secret, and the job is unharmed.
 
-The long form, with 10,000 frames, is benchmarks/evidence.py.
+The long form, with 10,000 frames, is benchmarks/evidence/jobs/main.py.
 """
 
 import socket

@@ -1,7 +1,7 @@
 """The rendezvous rejects all messages without the secret: rank 0 rejects clients, ranks reject an impostor.
 
 The input is structured: messages of the protocol with wrong fields, truncated frames, and noise. The long form is
-benchmarks/evidence_strangers.py. The readers between hosts are native; see native/tests/handshakes_test.cc.
+benchmarks/evidence/jobs/strangers.py. The readers between hosts are native; see native/tests/handshakes_test.cc.
 """
 
 import json

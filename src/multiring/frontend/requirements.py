@@ -3,7 +3,7 @@
 import importlib
 import re
 
-# The oldest versions that work, by module. benchmarks/tensorflow_versions.py tests TensorFlow's.
+# The oldest versions that work, by module. benchmarks/tools/tensorflow_versions.py tests TensorFlow's.
 OLDEST = {"tensorflow": "2.17", "keras": "3.5", "jax": "0.10", "torch": "2.4", "chainer": "7.8", "caffe": "1.0"}
 # How to install frameworks that no package index has.
 _ELSEWHERE = {"caffe": "its Python folder on PYTHONPATH (docs/caffe.md)"}

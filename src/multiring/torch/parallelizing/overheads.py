@@ -19,8 +19,8 @@ _SMALL, _MANY = 16, 8
 _LEAST = 1 << 14  # elements: in smaller tensors the time per tensor dominates, not the time per byte
 _TURNS = 5
 # Overheads in multiples of a divided layer's dispatch: the hooks around a group that fully_shard gathers and reduces,
-# and those around a microbatch. Neither can be timed without a collective; benchmarks/evidence_parallelize.py measured
-# them.
+# and those around a microbatch. Neither can be timed without a collective; benchmarks/evidence/parallelize/main.py
+# measured them.
 _SHARDED_UNIT, _MICROBATCH = 3.0, 3.0
 
 

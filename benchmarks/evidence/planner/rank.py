@@ -1,0 +1,129 @@
+"""Measure plans as one rank of a job.
+
+    python rank.py FOLDER plans SIZE,...
+
+For each size, rank 0 sends a report to FOLDER/words. It holds the chosen plan and the other candidates, each with its
+time in every turn.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from benchmarks.evidence.jobs.rank import tell
+
+import multiring
+from multiring.planner import Plan, Task, cheapest, ranked, repriced
+from multiring.probe import probe
+from multiring.schedule import Collective
+from multiring.topology import Topology, text_of
+
+TURNS = 3
+AGAIN_TURNS, RIVALS = 6, 8  # Plans that were faster than the chosen plan, or nearly as fast, get more turns.
+NEARLY = 1.02
+TIMED_S = 0.3  # the time to measure one plan in one turn, by its predicted time
+LEAST_CALLS, MOST_CALLS = 2, 200
+DRAIN_S = 1.0
+
+
+def main() -> None:
+    """Probe the topology, then measure the plans for each size."""
+    folder, _, sizes = sys.argv[1:]
+    group = multiring.init()
+    topology = probe(group).topology
+    for size in sizes.split(","):
+        task = Task(collective=Collective.ALL_REDUCE, size_bytes=int(size))
+        chosen = cheapest(task, topology)
+        plans = [chosen, *contenders(task, topology, chosen)]
+        seconds = measure(group, task, plans)
+        if group.rank == 0:
+            words = [word_of(*each) for each in zip(plans, seconds, strict=True)]
+            tell(Path(folder), size=int(size), topology=text_of(topology), plans=words)
+    group.barrier()
+
+
+def contenders(task: Task, topology: Topology, chosen: Plan) -> list[Plan]:
+    """Return the plans to compare with `chosen`: the best predicted one of each kind.
+
+    A kind is an algorithm, a grid and a set of shares. For the kind of `chosen`, return all segment lengths, even if
+    the planner does not cut the array.
+    """
+    there_are = ranked(task, replace(topology, takes_turns=False))
+    plans = [replace(plan, predicted_seconds=repriced(task, plan, topology)) for plan in there_are]
+    own = kind_of(chosen)
+    seen: set[tuple[object, ...]] = {own}
+    kept = []
+    for plan in sorted(plans, key=lambda plan: plan.predicted_seconds):
+        kind = kind_of(plan)
+        if kind not in seen or (kind == own and plan.segment_bytes != chosen.segment_bytes):
+            kept.append(plan)
+        seen.add(kind)
+    return kept
+
+
+def kind_of(plan: Plan) -> tuple[object, ...]:
+    """Return the properties that distinguish plans, apart from their segments."""
+    return plan.schedule.algorithm, plan.schedule.grid, plan.schedule.shares
+
+
+def measure(group: multiring.Group, task: Task, plans: list[Plan]) -> list[list[float]]:
+    """Return the seconds of a call of each plan on the slowest rank, for each turn.
+
+    Every other turn runs in reverse order. The fastest of many plans is partly the luckiest, so the chosen plan and its
+    rivals get additional turns.
+    """
+    array = group.allocate(task.size_bytes // 4, "float32")
+    array[...] = 0
+    run(group, task, plans[0], array, max(1, round(DRAIN_S / plans[0].predicted_seconds)))
+    seconds: list[list[float]] = [[] for _ in plans]
+    among = list(range(len(plans)))
+    for turn in range(TURNS + AGAIN_TURNS):
+        if turn == TURNS:
+            medians = [statistics.median(each) for each in seconds]
+            faster = [index for index in among[1:] if medians[index] < NEARLY * medians[0]]
+            among = [0, *sorted(faster, key=medians.__getitem__)[:RIVALS]]
+            if len(among) == 1:
+                break
+        for index in among if turn % 2 == 0 else reversed(among):
+            calls = min(max(round(TIMED_S / plans[index].predicted_seconds), LEAST_CALLS), MOST_CALLS)
+            seconds[index].append(run(group, task, plans[index], array, calls))
+    return seconds
+
+
+def run(
+    group: multiring.Group,
+    task: Task,
+    plan: Plan,
+    array: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]",
+    calls: int,
+) -> float:
+    """Return the seconds per call of `plan` over `calls` calls, after an untimed call."""
+    group.pin(task, plan)
+    group.all_reduce(array)
+    group.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        group.all_reduce(array)
+    taken = np.array([(time.perf_counter() - begin) / calls])
+    group.all_reduce(taken, "max")
+    return float(taken[0])
+
+
+def word_of(plan: Plan, seconds: list[float]) -> dict[str, object]:
+    """Return a plan and its times as a JSON object."""
+    schedule = plan.schedule
+    return {
+        "algorithm": schedule.algorithm,
+        "grid": schedule.grid,
+        "shares": schedule.shares,
+        "segment_bytes": plan.segment_bytes,
+        "predicted_s": plan.predicted_seconds,
+        "seconds": seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()
