@@ -158,12 +158,12 @@ def main() -> None:
     optimizer = optimizer_of(model, options)
 
     is_shown = mt.rank() == 0 and sys.stdout.isatty()
-    multiring.take_events()
+    multiring.drain_events()
     start = time.perf_counter()
     with Progress(*Progress.get_default_columns(), disable=not is_shown) as progress:
         seen = train(model, optimizer, data, options, progress)
     elapsed_s = time.perf_counter() - start
-    waited_s = sum(event.end_s - event.start_s for event in multiring.take_events() if event.kind == "wait")
+    waited_s = sum(event.end_s - event.start_s for event in multiring.drain_events() if event.kind == "wait")
 
     waiting = mt.allreduce(torch.tensor(waited_s / elapsed_s, dtype=torch.float64)).item()
     if mt.rank() == 0:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
-from multiring.convergence import Law, advise, fit_law
+from multiring.convergence import Law, fit_critical_batch_size, recommend_batch_size
 
 Row = tuple[int, float, float, list[float]]  # batch, rate, mean of the epochs, epochs
 
@@ -127,12 +127,12 @@ def main() -> None:
         reached = [each for each in epochs if math.isfinite(each)]
         if reached:
             rows.append((batch, rate, math.exp(statistics.mean(map(math.log, reached))), reached))
-    law = fit_law([row[0] for row in rows], [row[2] for row in rows])
+    law = fit_critical_batch_size([row[0] for row in rows], [row[2] for row in rows])
     print("   batch   rate  epochs  steps   fit")
     for batch, rate, mean, _ in rows:
         print(f"{batch:8} {rate:6.2f} {mean:7.2f} {mean * TRAINED / batch:6.0f} {law.needed(batch):5.2f}")
     print(f"fit: {law.least:.2f} epochs (1 + B / {law.critical:,.0f}); predicted {critical / law.critical:.2f} of that")
-    print(advise(critical=law.critical, batch=batches[0], learning_rate=rows[0][1], batches=batches))
+    print(recommend_batch_size(critical=law.critical, batch=batches[0], learning_rate=rows[0][1], batches=batches))
     if options.picture:
         draw(options.picture, rows, law, critical)
 

@@ -30,7 +30,7 @@ LAYERS = (
     "_native",
     "settings",
     "setting_values | replacing",
-    "errors | version",
+    "errors | former_names | version",
 )
 # The parts of a room that has many, in the same way.
 PARTS = {

@@ -77,7 +77,7 @@ def operate() -> None:
     assert all(mt.synchronize(handle).tolist() == [mean] * 16 for handle in handles)
     large = mt.allreduce_(torch.full((1 << 18,), rank + 1.0), op=mt.Sum)
     assert bool((large == total).all())
-    group = mt.arena_like([torch.empty(1000), torch.empty(50, 50)])
+    group = mt.shared_zeros_like([torch.empty(1000), torch.empty(50, 50)])
     for tensor in group:
         tensor.fill_(rank + 1.0)
     assert all(bool((tensor == mean).all()) for tensor in mt.grouped_allreduce_(group))

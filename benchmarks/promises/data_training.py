@@ -130,7 +130,7 @@ def main() -> int:
                 memory_s, memory_cpu_s = timed(partial(step, fixed), arguments.seconds)
                 making = batches(Loader(data, batch, workers=1, drop_last=True))
                 _, made_cpu_s = timed(partial(next, making), arguments.seconds / 3)
-                watch, fed = mt.balance(loader), batches(loader)
+                watch, fed = mt.measure_bottleneck(loader), batches(loader)
                 fed_s, _ = timed(partial(next_step, step, fed), arguments.seconds)
                 lines.append(f"{name}: {watch.finish()}")
                 rows.append((fed_s, memory_s, (memory_cpu_s + made_cpu_s) / cores))

@@ -8,7 +8,7 @@ five times side by side:
 
 - on each rank alone;
 - in DistributedDataParallel without communication (its hook returns the bucket unchanged);
-- in DistributedDataParallel over Gloo, over multiring, and over multiring with its hook `share_bucket`.
+- in DistributedDataParallel over Gloo, over multiring, and over multiring with its hook `allreduce_hook`.
 
 In every round, each of the five takes one step after a barrier, in a random order. A step takes as long as the slower
 rank. The placement of a network in memory changes a step by up to 30 ms for the whole job. So each job creates the five
@@ -40,7 +40,13 @@ from multiring.bench.statistics import Interval, median_interval
 RANKS = 2
 NETWORK, BATCH, IMAGE_SIZE = "resnet50", 4, 224
 FLOOR = 1 / 3
-ALONE, SILENT, GLOO, OURS, OURS_HOOK = "alone", "DDP, no communication", "gloo", "multiring", "multiring, share_bucket"
+ALONE, SILENT, GLOO, OURS, OURS_HOOK = (
+    "alone",
+    "DDP, no communication",
+    "gloo",
+    "multiring",
+    "multiring, allreduce_hook",
+)
 SHARED = (GLOO, OURS, OURS_HOOK)
 NAMES = (ALONE, SILENT, *SHARED)
 JOB_S = 600.0

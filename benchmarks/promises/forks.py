@@ -3,8 +3,8 @@
     multiring run -n 2 -- python benchmarks/promises/forks.py [--gib 1]
 
 Each rank has buckets of the given size, first in ordinary memory that the backend reduces, then in the arena
-(`arena_like`). For comparison, a program without multiring runs the same steps. The floors are 0.5 s for eight forks,
-and 1.1 times the memory that the program without multiring adds.
+(`shared_zeros_like`). For comparison, a program without multiring runs the same steps. The floors are 0.5 s for eight
+forks, and 1.1 times the memory that the program without multiring adds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> int:
     dist.init_process_group("multiring")
     ordinary = measured(torch.ones(count), dist.all_reduce)
     mt.init()
-    (bucket,) = mt.arena_like([torch.empty(count)])
+    (bucket,) = mt.shared_zeros_like([torch.empty(count)])
     arena = measured(bucket.fill_(1), dist.all_reduce)
     is_right = True
     if dist.get_rank() == 0:

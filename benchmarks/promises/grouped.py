@@ -74,7 +74,7 @@ def groups(rounds: int) -> tuple[float, float]:
 
     The second value is the raw collective's time. Both are in microseconds.
     """
-    gradients = mt.arena_like([torch.empty(shape) for shape in resnet50_shapes()])
+    gradients = mt.shared_zeros_like([torch.empty(shape) for shape in resnet50_shapes()])
     array = span_of(gradients)
     world = multiring.world()
     for gradient in gradients:
@@ -103,7 +103,7 @@ def first_groups(times: int) -> float:
     world = multiring.world()
     shapes = resnet50_shapes()
     for _ in range(times):
-        gradients = mt.arena_like([torch.empty(shape) for shape in shapes])
+        gradients = mt.shared_zeros_like([torch.empty(shape) for shape in shapes])
         array = span_of(gradients)
         raw = []
         for _ in range(3):

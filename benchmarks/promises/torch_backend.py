@@ -14,7 +14,7 @@ adapter's cost.
 * `lab-*`: not slower than Gloo. The interval of the ratio must reach 0.97, because the wire limits both backends and
   the medians vary around 1. The steps' computation is emulated; four hosts on few cores would compute four times as
   long and hide the wire. `ddp` and `ddp-multiring` differ only in the backend's name. `ddp-multiring-hook` has its
-  gradients in the arena, through `share_bucket`.
+  gradients in the arena, through `allreduce_hook`.
 
 ddp_exposed.py measures the exposed communication of DistributedDataParallel on one host.
 """

@@ -151,7 +151,7 @@ class Run:
             self._report = mt.training_report(
                 self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
             )
-        self._balance = mt.balance(self.loader)
+        self._balance = mt.measure_bottleneck(self.loader)
         self._began = time.monotonic() - self.progress.wall_s
         with self._listening():
             stopped = self._epochs(checkpoints)

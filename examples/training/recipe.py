@@ -115,5 +115,5 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
     noise = None
     if options.noise and not options.plain and mt.size() > 1 and options.batch % mt.size() == 0:
         noise = mt.noise_scale(optimizer, samples=options.batch // mt.size(), every=NOISE_EVERY)
-    mt.schedule(optimizer, schedule_of(options, steps))
+    mt.schedule_learning_rate(optimizer, schedule_of(options, steps))
     return Recipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=noise)

@@ -13,20 +13,21 @@ starts a function on two ranks, for example from a notebook.
 
 from typing import TYPE_CHECKING, Any
 
+from multiring.former_names import refuse
 from multiring.runtime import Event as Event
 from multiring.runtime import Group as Group
 from multiring.runtime import Handle as Handle
+from multiring.runtime import drain_events as drain_events
 from multiring.runtime import init as init
 from multiring.runtime import is_initialized as is_initialized
 from multiring.runtime import local_rank as local_rank
 from multiring.runtime import local_size as local_size
+from multiring.runtime import quantize_dequantize as quantize_dequantize
 from multiring.runtime import rank as rank
-from multiring.runtime import round_trip as round_trip
 from multiring.runtime import shutdown as shutdown
 from multiring.runtime import size as size
 from multiring.runtime import start_timeline as start_timeline
 from multiring.runtime import stop_timeline as stop_timeline
-from multiring.runtime import take_events as take_events
 from multiring.runtime import world as world
 from multiring.version import VERSION as __version__
 
@@ -39,19 +40,19 @@ __all__ = [
     "Group",
     "Handle",
     "__version__",
+    "drain_events",
     "error_of",
     "init",
     "is_initialized",
     "local_rank",
     "local_size",
+    "quantize_dequantize",
     "rank",
-    "round_trip",
     "run",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
-    "take_events",
     "world",
 ]
 
@@ -67,7 +68,7 @@ def __getattr__(name: str) -> Any:
     elif name == "error_of":
         from multiring.frontend.requests.failures import error_of as found  # noqa: PLC0415 -- imported on first use
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        refuse(__name__, name)
     globals()[name] = found
     return found
 

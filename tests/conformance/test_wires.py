@@ -169,30 +169,30 @@ def test_what_cannot_be_coded_is_refused_and_the_group_stays_usable(engine: str)
     run_ranks(refused, 2, engine=engine)
 
 
-# --- round_trip ---
+# --- quantize_dequantize ---
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_round_trip_is_what_arrives(wire: str) -> None:
     for shape in ((0,), (1,), (3, 1001), (20_000,)):
         array = operand("float32", "sum", shape, (5,))
-        got = multiring.round_trip(array, wire)
+        got = multiring.quantize_dequantize(array, wire)
         assert_same(got, decoded(wire_of(wire), array), wire)
         assert got is not array
-        assert_same(multiring.round_trip(got, wire), got, wire)
+        assert_same(multiring.quantize_dequantize(got, wire), got, wire)
     # Blocks follow the order in memory, as in an all_reduce.
     turned = operand("float32", "sum", (30, 700), (6,)).T
-    assert_same(multiring.round_trip(turned, wire).T, decoded(wire_of(wire), turned.T), wire)
+    assert_same(multiring.quantize_dequantize(turned, wire).T, decoded(wire_of(wire), turned.T), wire)
     strided = operand("float32", "sum", (1000,), (7,))[::3]
-    assert_same(multiring.round_trip(strided, wire), decoded(wire_of(wire), strided), wire)
+    assert_same(multiring.quantize_dequantize(strided, wire), decoded(wire_of(wire), strided), wire)
 
 
 def test_round_trip_refuses_what_is_not_float32() -> None:
     ones = np.ones(3, np.float32)
-    assert_same(multiring.round_trip(ones, None), ones, None)
-    with pytest.raises(ArgumentError, match="round_trip of float64: want a NumPy array of float32"):
-        multiring.round_trip(ones.astype(np.float64), "bf16")
-    with pytest.raises(ArgumentError, match="round_trip of list"):
-        multiring.round_trip([1.0], "bf16")
+    assert_same(multiring.quantize_dequantize(ones, None), ones, None)
+    with pytest.raises(ArgumentError, match="quantize_dequantize of float64: want a NumPy array of float32"):
+        multiring.quantize_dequantize(ones.astype(np.float64), "bf16")
+    with pytest.raises(ArgumentError, match="quantize_dequantize of list"):
+        multiring.quantize_dequantize([1.0], "bf16")
     with pytest.raises(ArgumentError, match="wire='half'"):
-        multiring.round_trip(ones, "half")
+        multiring.quantize_dequantize(ones, "half")

@@ -109,7 +109,7 @@ def _alone(caffe: Any, mc: Any, own: Path, net: str, options: tuple[str, ...]) -
         found = {"first": {layer: [blob.data.copy() for blob in blobs] for layer, blobs in solver.net.params.items()}}
         solver.step(3)
         found["last"] = {layer: [blob.data.copy() for blob in blobs] for layer, blobs in solver.net.params.items()}
-    mc.shard()
+    mc.set_solver_rank()
     shared: dict[str, Any] = mc.broadcast_object(found)
     return shared
 
@@ -176,7 +176,7 @@ def solves_and_knows_its_thread(caffe: Any, mc: Any, folder: Path, own: Path) ->
         ) as raised:
             mc.distribute(caffe.get_solver(path))
         refused.append(str(raised.value))
-        mc.shard()
+        mc.set_solver_rank()
         mc.distribute(caffe.get_solver(path)).step(1)
 
     thread = threading.Thread(target=make_elsewhere)
@@ -191,7 +191,7 @@ def warns_of_solvers_made_too_early(caffe: Any, mc: Any, folder: Path, own: Path
         caffe.set_solver_count(count)
         caffe.set_solver_rank(rank)
         solver = caffe.get_solver(str(solver_file(own, "early", net)))
-        mc.shard()
+        mc.set_solver_rank()
         logged: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record, logged=logged: logged.append(record.getMessage())  # type: ignore[method-assign, misc]

@@ -57,7 +57,7 @@ def _scale(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
 
 
 def _schedule(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
-    mt.schedule(optimizer, Warmup(5) * Cosine(30))
+    mt.schedule_learning_rate(optimizer, Warmup(5) * Cosine(30))
 
 
 def _average(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -155,7 +155,7 @@ save = lambda: done.append("saved")
     ),
     (
         "torch_optimizer.md",
-        "gradients = mt.arena_like(list(model.parameters()))  # adjacent, in memory that the host's ranks share",
+        "gradients = mt.shared_zeros_like(list(model.parameters()))  # adjacent, in memory that the host's ranks share",
     ): Snippet(
         before=JOINED,
         after="[each.fill_(mt.rank()) for each in gradients]\nmt.grouped_allreduce_(gradients)\n"
@@ -241,7 +241,10 @@ NOT_RUN = {
     ("adapters.md", "for result in conformance.run(ADAPTER):"): "takes minutes; tests/frameworks/test_conformance.py",
     ("caffe.md", "mc.init()  # before the solver is made"): "needs Caffe; tests/frameworks/test_caffe.py fakes it",
     ("chainer.md", "import multiring.chainer as chainermn"): "needs an older NumPy; tests/frameworks/test_chainer.py",
-    ("data.md", "watch = mt.balance(loader)"): "needs more steps than the loader has; tests/wire/test_data_balance.py",
+    (
+        "data.md",
+        "watch = mt.measure_bottleneck(loader)",
+    ): "needs more steps than the loader has; tests/wire/test_data_balance.py",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
     ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
 }

@@ -33,7 +33,7 @@ def small() -> nn.Module:
 def hooked(model: nn.Module, sharing: mt.BucketSharing, *, view: bool = True, **options: Any) -> Any:
     """Return `model` as DDP with the hook, in several buckets of a few hundred bytes."""
     made = DistributedDataParallel(model, gradient_as_bucket_view=view, bucket_cap_mb=3e-4, **options)
-    made.register_comm_hook(sharing, mt.share_bucket)
+    made.register_comm_hook(sharing, mt.allreduce_hook)
     return made
 
 
@@ -241,7 +241,7 @@ def differ(here: Here, store: Path) -> None:
         with pytest.raises(RuntimeError, match="the ranks do not agree"):
             step_of(here, model, 0)
         double = DistributedDataParallel(network(torch.float64))
-        double.register_comm_hook(mt.BucketSharing(mt.PowerSGD(1)), mt.share_bucket)
+        double.register_comm_hook(mt.BucketSharing(mt.PowerSGD(1)), mt.allreduce_hook)
         with pytest.raises(Exception, match="takes float32 gradients only"):
             step_of(here, double, 0)
 

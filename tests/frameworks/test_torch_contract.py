@@ -286,12 +286,12 @@ def differ_in_groups(here: Here) -> None:
     layers = [list(layer.parameters()) for layer in model]
     with pytest.raises(MismatchError, match=r"rank 0: groups=\[\[0, 1\], .*; rank 1: groups="):
         sgd(model, groups=layers[::-1] if here.rank else layers)
-    multiring.take_events()
+    multiring.drain_events()
     sgd(model, groups=[layers[0], layers[2] + layers[5]])
-    multiring.take_events()
+    multiring.drain_events()
     backward(loss_of(model, here.rank))
     expect(model, [0, 1])
-    assert sum(event.kind == "operation" for event in multiring.take_events()) == 3
+    assert sum(event.kind == "operation" for event in multiring.drain_events()) == 3
 
 
 def share_in_another_job(here: Here) -> None:

@@ -93,7 +93,7 @@ def test_groups_that_come_again() -> None:
 def come_again(here: Here) -> None:
     enter()
     shapes = [(3, 5), (7,), (), (1000,), (64, 64)]
-    own = mt.arena_like([torch.empty(shape) for shape in shapes])
+    own = mt.shared_zeros_like([torch.empty(shape) for shape in shapes])
 
     def reduce(turn: int, **options: object) -> None:
         for tensor in own:
@@ -132,7 +132,7 @@ def test_groups_that_come_again_otherwise() -> None:
 
 def come_again_otherwise(here: Here) -> None:
     enter()
-    own = mt.arena_like([torch.empty(3, 5), torch.empty(7), torch.empty(()), torch.empty(1000)])
+    own = mt.shared_zeros_like([torch.empty(3, 5), torch.empty(7), torch.empty(()), torch.empty(1000)])
     packing = members_of(mt.global_process_set).kept(Packing)
 
     def reduce(turn: int) -> None:
@@ -148,7 +148,9 @@ def come_again_otherwise(here: Here) -> None:
         mt.grouped_allreduce_(own[: 3 + here.rank], name="again", op=mt.Sum)
     reduce(2)
     order = ("again", "by another name")
-    handles = [mt.grouped_allreduce_async_(mt.arena_like(own), name=name) for name in order[:: 1 - 2 * here.rank]]
+    handles = [
+        mt.grouped_allreduce_async_(mt.shared_zeros_like(own), name=name) for name in order[:: 1 - 2 * here.rank]
+    ]
     for handle in handles:
         mt.synchronize(handle)
     for turn in range(3):  # from now on, each call negotiates

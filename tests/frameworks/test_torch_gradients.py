@@ -317,10 +317,10 @@ def note_times(here: Here) -> tuple[list[bool], list[bool]]:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     model = nn.Sequential(first, second)
     sgd(model, bucket_bytes=100)
-    multiring.take_events()
+    multiring.drain_events()
     times: list[float] = []
     backward(second(Stamp.apply(first(torch.ones(2, 4)), times)).sum())  # type: ignore[no-untyped-call]
-    operations = [each for each in multiring.take_events() if each.kind == "operation" and each.name == "all_reduce"]
+    operations = [each for each in multiring.drain_events() if each.kind == "operation" and each.name == "all_reduce"]
     operations.sort(key=lambda each: each.operation)
     assert len(operations) == 4
     # The second layer's bias and weight have been reduced before backward reaches the first layer.
@@ -335,14 +335,14 @@ def train_alone(here: Here) -> None:
     join(here)
     model = network()
     optimizer = sgd(model, op="sum")
-    multiring.take_events()
+    multiring.drain_events()
     backward(loss_of(model, 0))
     expect(model, [0])
     backward(loss_of(model, 1))
     expect(model, [0, 1], scale=2.0)
     optimizer.step()
     optimizer.zero_grad()
-    assert multiring.take_events() == []
+    assert multiring.drain_events() == []
     assert all(not each._post_accumulate_grad_hooks for each in model.parameters())
 
 

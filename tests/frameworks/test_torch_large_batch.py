@@ -84,7 +84,7 @@ def test_lars_is_optax(nesterov: bool) -> None:  # noqa: FBT001
 def test_lars_is_its_formula_while_the_rate_changes(form: str) -> None:
     own = weights()
     optimizer = mt.LARS(own, 1.0, weight_decay=0.01, trust_coefficient=0.1, form=form)
-    mt.schedule(optimizer, Steps((2,), 0.5))
+    mt.schedule_learning_rate(optimizer, Steps((2,), 0.5))
     values = [each.detach().numpy().copy() for each in own]
     buffers = [np.zeros_like(each) for each in values]
     for step in range(STEPS):
@@ -337,7 +337,7 @@ def test_the_first_lagged_step_advances_nothing() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     mt.gradient_lag(optimizer)
-    rates = mt.schedule(optimizer, Warmup(4))
+    rates = mt.schedule_learning_rate(optimizer, Warmup(4))
     average = mt.moving_average(optimizer, model, 0.5)
     before = [each.detach().clone() for each in model.parameters()]
     lagged(optimizer, model, range(1))
@@ -383,7 +383,7 @@ def test_a_lagged_state_goes_on_to_the_bit() -> None:
         mt.gradient_lag(optimizer)
         mt.mixed_precision(optimizer, "fp16", scale=LossScale(scale=64.0, patience=3))
         mt.moving_average(optimizer, model, 0.9)
-        mt.schedule(optimizer, Warmup(9))
+        mt.schedule_learning_rate(optimizer, Warmup(9))
         mt.clip_gradients(optimizer, 0.5)
         return model, optimizer
 
@@ -534,7 +534,9 @@ def test_noise_scale_of_micro_batches() -> None:
     with pytest.raises(
         StateError, match=r"no finite noise scale yet .noise scale: 0 of at least 8 measurements; a longer run"
     ):
-        noise.advise()
+        noise.recommend_batch_size()
+    with pytest.raises(AttributeError, match=r"NoiseWatch.advise is now NoiseWatch.recommend_batch_size: use the new"):
+        noise.advise()  # type: ignore[attr-defined] -- a former name
     mean = torch.full((30,), 0.5, dtype=torch.float64)
     for _ in range(600):
         optimizer.zero_grad()
@@ -550,7 +552,7 @@ def test_noise_scale_of_micro_batches() -> None:
     interval = noise.interval()
     assert interval.low < truth < interval.high
     assert "at batch 16" in noise.report()
-    assert noise.advise(batches=[16, 32]).choices[1].batch == 32
+    assert noise.recommend_batch_size(batches=[16, 32]).choices[1].batch == 32
     with pytest.raises(ArgumentError, match=r"not of every 2 steps: use noise_scale.every=1."):
         mt.adascale(optimizer, Constant(), noise, scale=2, batch=8)
 

@@ -74,7 +74,7 @@ def use_autograd(here: Here) -> None:
         "broadcast_": lambda factor: mt.broadcast_(factor, 0),
     }
     for name, change in changes.items():
-        for factor in (torch.ones(3), mt.arena_like([torch.ones(3)])[0], torch.ones(3, 2)[:, 0]):
+        for factor in (torch.ones(3), mt.shared_zeros_like([torch.ones(3)])[0], torch.ones(3, 2)[:, 0]):
             product = (factor * weight).sum()
             change(factor)
             if here.rank or name != "broadcast_":
@@ -101,7 +101,7 @@ def test_groups() -> None:
 def use_groups(here: Here) -> None:
     enter()
     shapes = [(3, 5), (7,), (), (0, 2), (1000,), (4, 4)]
-    own = mt.arena_like([torch.empty(shape) for shape in shapes])
+    own = mt.shared_zeros_like([torch.empty(shape) for shape in shapes])
     assert all(not tensor.any() for tensor in own)
     packing = members_of(mt.global_process_set).kept(Packing)
     for turn in (1, 2, 3):

@@ -248,7 +248,7 @@ class Pause(torch.autograd.Function):
         ended, deadline = 0, time.monotonic() + 30
         while ended < 2:
             assert time.monotonic() < deadline, f"{ended} reductions ended while backward was running"
-            ended += sum(each.kind == "operation" for each in multiring.take_events())
+            ended += sum(each.kind == "operation" for each in multiring.drain_events())
         return gradients[0]
 
 
@@ -260,9 +260,9 @@ def reduce_meanwhile(here: Here) -> None:
     join(here)
     first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     optimizer = optimizer_of([*first.parameters(), *second.parameters()], bucket_bytes=1)
-    multiring.take_events()
+    multiring.drain_events()
     backward(second(Pause.apply(first(torch.ones(2, 8)))).sum())  # type: ignore[no-untyped-call]
-    assert sum(each.kind == "operation" for each in multiring.take_events()) == 2
+    assert sum(each.kind == "operation" for each in multiring.drain_events()) == 2
     optimizer.step()
 
 

@@ -160,9 +160,9 @@ def unfreeze(here: Here) -> None:
     second = mt.DistributedOptimizer(second)
     for each in (optimizer, second):
         model.zero_grad()
-        multiring.take_events()
+        multiring.drain_events()
         backward(loss_of(model, here.rank))
-        assert sum(event.kind == "operation" for event in multiring.take_events()) == 1
+        assert sum(event.kind == "operation" for event in multiring.drain_events()) == 1
         expect_of_trained(model)
         each.step()
     expect_same_parameters(model)

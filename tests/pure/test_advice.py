@@ -228,7 +228,7 @@ def test_what_is_not_there_is_found(text: str) -> None:
 
 
 def test_lost_names_are_found() -> None:
-    assert is_there("multiring.convergence.advise")
+    assert is_there("multiring.convergence.recommend_batch_size")
     assert is_there("multiring.torch.DistributedOptimizer")
     assert not is_there("multiring.convergence.advice")
     assert not is_there("multiring.torch.checkpoint.savings.x")

@@ -77,7 +77,7 @@ def test_a_third_of_what_gloo_exposes(exposed_s: float, capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert "       multiring: 0.11 of Gloo's" in printed
     assert "exposed   90.0 ms [90.0, 90.0], more than alone  110.0 ms" in printed
-    assert ("MISSED multiring, share_bucket" not in printed) is holds
+    assert ("MISSED multiring, allreduce_hook" not in printed) is holds
 
 
 @pytest.mark.parametrize(("seconds", "holds"), [(1.0, True), (1.01, False)])

@@ -26,7 +26,7 @@ from multiring.data.caching.filesystem import CachingFileSystem
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.readers.manifest import BLOCK_BYTES
-from multiring.data.readers.storage import LocalStorage, storage_of
+from multiring.data.readers.storage import LocalStorage, open_storage
 from multiring.errors import ArgumentError, DataError, SourceTimeoutError
 
 QUOTA = 1 << 30
@@ -325,7 +325,7 @@ def test_fsspec_reads_through_the_cache(large: str, tmp_path: Path, monkeypatch:
 
 
 def test_a_source_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = storage_of("memory://stalled", timeout_s=0.1)
+    storage = open_storage("memory://stalled", timeout_s=0.1)
     ended = threading.Event()
     monkeypatch.setattr(storage._system, "find", lambda *_: ended.wait(5))  # type: ignore[attr-defined]
     with pytest.raises(SourceTimeoutError, match=r"memory://stalled: the source has not sent .* within 0\.1 s"):

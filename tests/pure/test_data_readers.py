@@ -20,7 +20,7 @@ from multiring.data import Dataset, Shuffle
 from multiring.data.decoding import decoded
 from multiring.data.orders import ExactOrder, SequentialOrder, WindowedOrder
 from multiring.data.readers.limits import Limits
-from multiring.data.readers.storage import storage_of
+from multiring.data.readers.storage import open_storage
 from multiring.errors import ArgumentError, DataError, MultiringError, UnsupportedError
 
 PIXELS = {ending: [decoded("", picture(n, ending), Limits()) for n in range(COUNT)] for ending in ("png", "jpg")}
@@ -248,7 +248,7 @@ def test_a_place_that_is_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="nosuch"):
         Dataset("nosuch://a/b")
     with pytest.raises(ArgumentError, match="is a path, but key apply to URLs only"):
-        storage_of(str(tmp_path), key="a")
+        open_storage(str(tmp_path), key="a")
 
 
 def test_a_transform_that_fails_is_told_with_its_sample(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from multiring.data.readers.retrying import (
     secrets_of,
     without_secrets,
 )
-from multiring.data.readers.storage import storage_of
+from multiring.data.readers.storage import open_storage
 from multiring.errors import ArgumentError, DataError
 
 
@@ -123,7 +123,7 @@ def test_what_is_not_secret_stays(url: str) -> None:
 @pytest.mark.parametrize("url", ["http:/user:hunter22@host/x", "http//host/x?sig=hunter22", "user:hunter22@host:x"])
 def test_a_mistyped_urls_secrets_are_not_shown(url: str) -> None:
     with pytest.raises(ArgumentError, match="no data set at ") as caught:
-        storage_of(url)
+        open_storage(url)
     assert "hunter22" not in str(caught.value)
 
 
@@ -139,7 +139,7 @@ def test_a_sources_error_has_no_secret_not_even_in_its_cause(form: str, status: 
         url = form.format(server.url.partition("//")[2])
         server.status, server.fails = status, 99
         with pytest.raises(DataError) as caught:
-            storage_of(url).read_into("", 0, memoryview(bytearray(5)))
+            open_storage(url).read_into("", 0, memoryview(bytearray(5)))
         assert "hunter22" not in everything_in(caught.value)
         system = CachingFileSystem(target_protocol="http", cache=str(tmp_path / "c"))
         with pytest.raises(OSError, match="/f") as found:
@@ -157,14 +157,14 @@ def test_an_error_says_how_often_its_source_was_asked(tmp_path: Path, monkeypatc
     with serving(tmp_path) as server:
         server.status, server.fails = 500, 99
         with pytest.raises(DataError, match=f"ClientResponseError: 500, .*, asked {TRIES} times"):
-            storage_of(f"{server.url}/f").read_into("", 0, memoryview(bytearray(5)))
+            open_storage(f"{server.url}/f").read_into("", 0, memoryview(bytearray(5)))
 
 
 def test_a_server_without_ranges_gives_the_piece_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(range(256)))
     with serving(tmp_path) as server:
         server.has_ranges = False
-        storage = storage_of(f"{server.url}/f")
+        storage = open_storage(f"{server.url}/f")
         assert storage.size("") == 256
         out = bytearray(9)
         storage.read_into("", 100, memoryview(out))
@@ -195,7 +195,7 @@ def test_a_reading_outlives_some_errors_of_its_server(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         out = bytearray(5)
         server.status, server.fails = 503, 2
-        storage_of(f"{server.url}/f").read_into("", 0, memoryview(out))
+        open_storage(f"{server.url}/f").read_into("", 0, memoryview(out))
         assert bytes(out) == b"12345"
         server.status, server.fails = 500, 2
         with fsspec.open(f"multiring::{server.url}/f", "rb", multiring={"cache": str(tmp_path / "c")}) as file:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from multiring.convergence.adascale import AdaScale, adascale_gain
 from multiring.convergence.convergence_concerns import Facts, concerns
-from multiring.convergence.critical_batch import Law, advise, fit_law
+from multiring.convergence.critical_batch import Law, fit_critical_batch_size, recommend_batch_size
 from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, block_bootstrap, noise_sample
 from multiring.convergence.rate_schedules import (
     Constant,
@@ -142,36 +142,38 @@ def test_fit_finds_the_law_and_prefers_its_exponent() -> None:
     law = Law(6.4, 800.0)
     batches = [2.0**k for k in range(4, 14)]
     needed = [law.needed(batch) for batch in batches]
-    found = fit_law(batches, needed)
+    found = fit_critical_batch_size(batches, needed)
     assert [found.least, found.critical] == pytest.approx([6.4, 800.0])
     assert max(map(abs, found.residuals(batches, needed))) < 1e-6
-    assert max(map(abs, fit_law(batches, needed, 0.8).residuals(batches, needed))) > 0.05
+    assert max(map(abs, fit_critical_batch_size(batches, needed, 0.8).residuals(batches, needed))) > 0.05
 
 
 def test_fit_of_published_epochs() -> None:
     """MLPerf's reference convergence points of DeepCAM with LAMB: batch sizes and epochs."""
     batches, epochs = [128, 256, 512, 1024, 2048], [6.95, 9.0, 11.15, 13.0, 22.9]
-    law = fit_law(batches, epochs)
+    law = fit_critical_batch_size(batches, epochs)
     assert 600 < law.critical < 1100
     assert 5.5 < law.least < 7.5
 
 
 def test_fit_wants_three_batches_above_zero() -> None:
     with pytest.raises(ArgumentError, match="want three or more"):
-        fit_law([1, 2], [1.0, 2.0])
+        fit_critical_batch_size([1, 2], [1.0, 2.0])
 
 
 def test_advice() -> None:
-    found = advise(critical=1000, batch=1000, learning_rate=0.1, steps=5000, samples_per_epoch=50_000)
+    found = recommend_batch_size(critical=1000, batch=1000, learning_rate=0.1, steps=5000, samples_per_epoch=50_000)
     own, most = found.choices[2], found.choices[-1]
     assert (own.batch, own.steps, own.samples, own.learning_rate, own.epochs) == (1000, 1.0, 1.0, 0.1, 100.0)
     assert [most.batch, most.steps, most.samples] == pytest.approx([16_000, 17 / 32, 8.5])
     assert most.learning_rate == pytest.approx(0.1 * 32 / 17)
     assert found.pays_up_to == 1000
     assert "epochs" in str(found)
-    assert advise(critical=10, batch=1, learning_rate=0.1, optimizer="adam").choices[0].learning_rate is None
+    assert (
+        recommend_batch_size(critical=10, batch=1, learning_rate=0.1, optimizer="adam").choices[0].learning_rate is None
+    )
     with pytest.raises(ArgumentError, match="batch=0"):
-        advise(critical=1, batch=0)
+        recommend_batch_size(critical=1, batch=0)
 
 
 # ---- schedules ----

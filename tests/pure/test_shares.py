@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from multiring.data import Share, joined, part_of, seed_for
+from multiring.data import Share, merge_batches, seed_for, shard_batch
 from multiring.errors import ArgumentError
 
 
@@ -12,7 +12,7 @@ from multiring.errors import ArgumentError
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 14])
 def test_parts_are_the_batch(count: int, ranks: int) -> None:
     batch = list(range(100, 100 + count))
-    parts = [part_of(batch, rank, ranks) for rank in range(ranks)]
+    parts = [shard_batch(batch, rank, ranks) for rank in range(ranks)]
     assert sorted(itertools.chain(*parts)) == batch
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -41,10 +41,10 @@ def test_batch_without_samples() -> None:
 
 def test_joined_batches() -> None:
     batches = [[1, 2], [3], [4, 5], [6], [7]]
-    assert list(joined(batches, 1)) == batches
-    assert list(joined(batches, 2)) == [[1, 2, 3], [4, 5, 6], [7]]
-    assert list(joined(batches, 2, drops_last=True)) == [[1, 2, 3], [4, 5, 6]]
-    assert list(itertools.islice(joined(itertools.repeat([0]), 3), 2)) == [[0, 0, 0], [0, 0, 0]]
+    assert list(merge_batches(batches, 1)) == batches
+    assert list(merge_batches(batches, 2)) == [[1, 2, 3], [4, 5, 6], [7]]
+    assert list(merge_batches(batches, 2, drops_last=True)) == [[1, 2, 3], [4, 5, 6]]
+    assert list(itertools.islice(merge_batches(itertools.repeat([0]), 3), 2)) == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_seeds_of_ranks_differ() -> None:

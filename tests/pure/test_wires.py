@@ -348,7 +348,7 @@ def test_all_ranks_get_the_same_bits_near_the_sum(grid: tuple[int, ...], wires: 
 
 
 def test_what_is_coded_already_travels_unchanged() -> None:
-    # This is the purpose of `multiring.round_trip`: the only error left is the rounding of the sum itself.
+    # This is the purpose of `multiring.quantize_dequantize`: the only error left is the rounding of the sum itself.
     for wire in LOSSY:
         operands = [decoded(wire, each) for each in _inputs(4, 3000)]
         total = operands[0] + operands[1] + operands[2] + operands[3]

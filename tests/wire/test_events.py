@@ -13,7 +13,7 @@ from multiring import Event
 
 def some_of_each(here: Here) -> list[Event]:
     group = here.join()
-    assert multiring.take_events() == []
+    assert multiring.drain_events() == []
     group.all_reduce(np.ones(1000, np.float32))
     group.broadcast(np.ones((3, 5)), root=1)
     group.reduce_scatter(np.ones(10, np.int8))
@@ -25,8 +25,8 @@ def some_of_each(here: Here) -> list[Event]:
         group.send(np.ones(2), 1, tag=3)
     if here.rank == 1:
         group.recv(np.ones(2), 0, tag=3)
-    events = multiring.take_events()
-    assert multiring.take_events() == []
+    events = multiring.drain_events()
+    assert multiring.drain_events() == []
     return events
 
 
@@ -61,10 +61,10 @@ def test_every_operation_is_recorded(engine: str) -> None:
 def wait_for_a_late_one(here: Here) -> list[Event]:
     group = here.join()
     group.barrier()
-    multiring.take_events()
+    multiring.drain_events()
     time.sleep(0.6 if here.rank == 1 else 0)
     group.all_reduce(np.ones(10))
-    return multiring.take_events()
+    return multiring.drain_events()
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
@@ -82,9 +82,9 @@ def overflow(here: Here) -> tuple[int, int]:
     barriers = 40_000  # two events each
     for _ in range(barriers):
         group.barrier()
-    kept = len(multiring.take_events())
+    kept = len(multiring.drain_events())
     group.barrier()
-    return kept, len(multiring.take_events())
+    return kept, len(multiring.drain_events())
 
 
 def test_what_nobody_takes_is_bounded() -> None:
@@ -95,7 +95,7 @@ def failed(here: Here) -> list[Any]:
     group = here.join()
     with pytest.raises(multiring.errors.MismatchError):
         group.all_reduce(np.ones(1 + here.rank))
-    return [(event.kind, event.name) for event in multiring.take_events()]
+    return [(event.kind, event.name) for event in multiring.drain_events()]
 
 
 def test_failures_are_recorded_too() -> None:

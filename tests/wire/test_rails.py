@@ -83,7 +83,7 @@ while True:
     total = np.full(500_000, group.rank + turn, np.int64)
     group.all_reduce(total)
     assert (total == 3 + 3 * turn).all()
-    lost += [(event.name, event.peer) for event in multiring.take_events() if event.kind == "rail"]
+    lost += [(event.name, event.peer) for event in multiring.drain_events() if event.kind == "rail"]
     seen = np.array([len(lost)], np.int64)
     group.all_reduce(seen, op="min")
     turn += 1

@@ -40,7 +40,7 @@ def exchanged(rank: int, rows: RowsOf, size: int) -> Array:
 
 def names() -> list[str]:
     """Return the names of the operations since the last call."""
-    return [event.name for event in multiring.take_events() if event.kind == "operation"]
+    return [event.name for event in multiring.drain_events() if event.kind == "operation"]
 
 
 def even(_: int) -> int:

@@ -43,7 +43,7 @@ from multiring.data.peers.owners import Owners
 from multiring.data.peers.peer import Peer
 from multiring.data.peers.words import Request
 from multiring.data.readers.manifest import BLOCK_BYTES
-from multiring.data.readers.storage import LocalStorage, storage_of
+from multiring.data.readers.storage import LocalStorage, open_storage
 from multiring.errors import DataError, MultiringError, SourceTimeoutError
 from multiring.runtime.bootstrap.addresses import TcpAddress
 from multiring.settings import inherited_environment
@@ -383,7 +383,7 @@ def source(share: int) -> Iterator[Claim]:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         try:
-            storage_of(f"http://127.0.0.1:{silent.getsockname()[1]}/x", timeout_s=1.0).size("manifest.json")
+            open_storage(f"http://127.0.0.1:{silent.getsockname()[1]}/x", timeout_s=1.0).size("manifest.json")
             text = ""
         except SourceTimeoutError as error:
             text = str(error)

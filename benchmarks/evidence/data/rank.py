@@ -25,7 +25,7 @@ from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
 from multiring.data.peers.sharing import exchange_of, told_once
 from multiring.data.readers.opening import tell
-from multiring.data.readers.storage import storage_of
+from multiring.data.readers.storage import open_storage
 from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import own_address
 
@@ -97,7 +97,7 @@ def main(folder: str, mode: str) -> None:
         text = f"http://{own_address(None)}:{server.server_address[1]}".encode()
         where[0, : len(text)] = np.frombuffer(text, np.uint8)
     url = bytes(np.asarray(group.all_gather(where))[-1]).rstrip(b"\0").decode()
-    remote = storage_of(url)  # This call loads the HTTP reader but sends no request.
+    remote = open_storage(url)  # This call loads the HTTP reader but sends no request.
     before = int(INTERFACE.read_text())
     group.barrier()
     began = time.monotonic()

@@ -30,7 +30,7 @@ from PIL import Image as Pillow
 from multiring.cli import main as command
 from multiring.data import Dataset, Loader, Mixture, Shuffle, cached
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.readers.storage import storage_of
+from multiring.data.readers.storage import open_storage
 from multiring.errors import ArgumentError, DataError
 
 # ---- batches ----
@@ -303,7 +303,7 @@ def sources(random: Random, folder: Path) -> Iterator[Fault]:
             f"http://{place}/f.bin?X-Amz-Signature={secret}&x=1",
             f"http://u:{secret}@{place}/f.bin?token={secret}",
         )
-        storage = storage_of(chosen(random, forms), timeout_s=20)
+        storage = open_storage(chosen(random, forms), timeout_s=20)
         passing = random.random() < 0.5
         server.fails = int(random.integers(1, 4)) if passing else 1 << 30
         # A storage retries server errors for a long time, so permanent failures use client error codes.

@@ -375,7 +375,9 @@ ROWS: dict[str, Row] = {
     "`moving_average`": Row(
         ("moving_average",), _attached(lambda here, each: mt.moving_average(each, here.module, 0.5))
     ),
-    "`schedule`": Row(("schedule",), _attached(lambda _here, each: mt.schedule(each, Cosine(10)))),
+    "`schedule_learning_rate`": Row(
+        ("schedule_learning_rate",), _attached(lambda _here, each: mt.schedule_learning_rate(each, Cosine(10)))
+    ),
     "`adascale`, with `part`": Row(("adascale",), _adascale),
     '`mixed_precision("bf16")`': Row(
         ("mixed_precision",), _attached(lambda _here, each: mt.mixed_precision(each, "bf16"))
@@ -458,8 +460,8 @@ WITHOUT_ROW: dict[str, str] = {
     "measured_peak": "of the machine",
     "parallelize": "what makes the meshes",
     "BucketSharing": "a hook of DistributedDataParallel, which a program gives its own",
-    "share_bucket": "a hook of DistributedDataParallel, which a program gives its own",
-    "arena_like": "memory of tensors",
+    "allreduce_hook": "a hook of DistributedDataParallel, which a program gives its own",
+    "shared_zeros_like": "memory of tensors",
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.studies.convergence.tasks import Digits, Stream, network, sample
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from multiring.convergence.critical_batch import fit_law
+from multiring.convergence.critical_batch import fit_critical_batch_size
 from multiring.convergence.noise_scale import NoiseScale, noise_sample
 
 BATCHES = {
@@ -150,7 +150,7 @@ def table(record: Record, task: str) -> str:
     batches = [batch for batch, _, _ in rows]
     logs = [[math.log(run["samples"]) for run in runs if run["samples"] is not None] for _, _, runs in rows]
     needed = [math.exp(statistics.mean(each)) for each in logs]
-    fits = {exponent: fit_law(batches, needed, exponent) for exponent in (1.0, 0.8, 1.2)}
+    fits = {exponent: fit_critical_batch_size(batches, needed, exponent) for exponent in (1.0, 0.8, 1.2)}
     law = fits[1.0]
     lines = ["| B | rate | samples to the target, 95 % | steps | law | off | evaluations, least | reached |"]
     lines.append("|---|---|---|---|---|---|---|---|")

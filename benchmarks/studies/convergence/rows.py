@@ -72,7 +72,7 @@ def train(row: Row, model_of: Callable[[int], nn.Module], samples: int, rate: fl
     lag = mt.gradient_lag(optimizer, row.lag)
     # The rate falls to zero, so the comparison does not depend on the noise of the last steps.
     rule = Polynomial(steps, 1.0) * (Warmup(steps // 10) if row.warms_up else Constant())
-    mt.schedule(optimizer, rule)
+    mt.schedule_learning_rate(optimizer, rule)
     if row.clip:
         mt.clip_gradients(optimizer, row.clip)
     scale = LossScale(scale=row.scale, patience=200, least=2.0**-30) if row.dtype == "fp16" else None

@@ -11,13 +11,16 @@ Call `init` before you make the solver. Then Caffe's data layers give each rank 
 """
 
 # ruff: noqa: E402 -- check for Caffe before the imports below, which would only report a missing module
+from typing import TYPE_CHECKING, NoReturn
+
+from multiring.former_names import refuse
 from multiring.frontend.requirements import require_framework
 
 require_framework("caffe", "Caffe")
 
 from multiring.caffe import elastic as elastic
 from multiring.caffe.joining import init as init
-from multiring.caffe.joining import shard as shard
+from multiring.caffe.joining import set_solver_rank as set_solver_rank
 from multiring.caffe.solver_gradients import SolverGradients as SolverGradients
 from multiring.caffe.solver_gradients import distribute as distribute
 from multiring.caffe.training import train as train
@@ -110,10 +113,16 @@ __all__ = [
     "rank",
     "reducescatter",
     "remove_process_set",
-    "shard",
+    "set_solver_rank",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
     "train",
 ]
+
+if not TYPE_CHECKING:  # otherwise mypy would accept every name
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise an error with the current name if `name` is a former name."""
+        refuse(__name__, name)

@@ -18,10 +18,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     rank 0 tests and writes snapshots.
     """
     lifecycle.init(comm, process_sets)
-    shard()
+    set_solver_rank()
 
 
-def shard(process_set: ProcessSet = global_process_set) -> None:
+def set_solver_rank(process_set: ProcessSet = global_process_set) -> None:
     """Make later solvers train on this rank's part of the data.
 
     The ranks of `process_set` share the data. The setting holds for the calling thread.

@@ -42,7 +42,7 @@ def distribute(
     Args:
         solver: a solver of pycaffe on the CPU, made after `multiring.caffe.init`.
         compression: the type of gradients between hosts: a member of `Compression`, or its name.
-        process_set: by default, all ranks. See `shard`.
+        process_set: by default, all ranks. See `set_solver_rank`.
 
     Raises:
         ArgumentError: `solver` is not a solver of pycaffe or is distributed already; `compression` is unknown; or
@@ -58,7 +58,8 @@ def distribute(
     if told != members.size:
         raise ArgumentError(
             f"distribute: Caffe counts {told} solvers on this thread, but there are {members.size} ranks, so all ranks "
-            "would train on the same records. Call multiring.caffe.shard() on this thread, then make the solver"
+            "would train on the same records. Call multiring.caffe.set_solver_rank() on this thread, then make the "
+            "solver"
         )
     shared_gradients = SolverGradients(solver, wire_of(compression), process_set)
     shared_gradients.broadcast()

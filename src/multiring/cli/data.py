@@ -27,7 +27,7 @@ from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.peers.sharing import exchange_of, told_once
 from multiring.data.readers.opening import READERS, tell
-from multiring.data.readers.storage import storage_of
+from multiring.data.readers.storage import open_storage
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime import init, shutdown
 
@@ -236,7 +236,7 @@ def _stage(arguments: argparse.Namespace) -> int:
         raise ArgumentError(
             f"--format {arguments.format}: only packs can be staged; make a pack with multiring data pack"
         )
-    source, cache = storage_of(arguments.url), _cache(arguments)
+    source, cache = open_storage(arguments.url), _cache(arguments)
     group = init()
     try:
         storage = CachedStorage(told_once(group, source), cache)

@@ -1,9 +1,11 @@
 """Large-batch training: noise scale, critical batch and learning-rate schedules."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from multiring.convergence.critical_batch import Advice as Advice
 from multiring.convergence.critical_batch import Law as Law
-from multiring.convergence.critical_batch import advise as advise
-from multiring.convergence.critical_batch import fit_law as fit_law
+from multiring.convergence.critical_batch import fit_critical_batch_size as fit_critical_batch_size
+from multiring.convergence.critical_batch import recommend_batch_size as recommend_batch_size
 from multiring.convergence.noise_scale import NoiseScale as NoiseScale
 from multiring.convergence.rate_schedules import Constant as Constant
 from multiring.convergence.rate_schedules import Cosine as Cosine
@@ -13,6 +15,7 @@ from multiring.convergence.rate_schedules import Schedule as Schedule
 from multiring.convergence.rate_schedules import Steps as Steps
 from multiring.convergence.rate_schedules import Warmup as Warmup
 from multiring.convergence.rate_schedules import scaled_rate as scaled_rate
+from multiring.former_names import refuse
 
 __all__ = [
     "Advice",
@@ -25,10 +28,16 @@ __all__ = [
     "Schedule",
     "Steps",
     "Warmup",
-    "advise",
-    "fit_law",
+    "fit_critical_batch_size",
+    "recommend_batch_size",
     "scaled_rate",
 ]
+
+if not TYPE_CHECKING:  # otherwise mypy would accept every name
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise an error with the current name if `name` is a former name."""
+        refuse(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -42,7 +42,7 @@ class Law:
         return [each / self.needed(batch) - 1.0 for batch, each in zip(batches, needed, strict=True)]
 
 
-def fit_law(batches: Sequence[float], needed: Sequence[float], exponent: float = 1.0) -> Law:
+def fit_critical_batch_size(batches: Sequence[float], needed: Sequence[float], exponent: float = 1.0) -> Law:
     """Return the law that fits `needed` best, by least squares of logarithms.
 
     Args:
@@ -108,7 +108,7 @@ class Advice:
         return "\n".join([head, *map(str, self.choices)])
 
 
-def advise(  # noqa: PLR0913 -- the numbers that describe a run
+def recommend_batch_size(  # noqa: PLR0913 -- the numbers that describe a run
     *,
     critical: float,
     batch: int,
@@ -137,10 +137,10 @@ def advise(  # noqa: PLR0913 -- the numbers that describe a run
     given |= {"samples_per_epoch": samples_per_epoch}
     for name, value in given.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ArgumentError(f"advise({name}={value!r}): want a finite number above 0")
+            raise ArgumentError(f"recommend_batch_size({name}={value!r}): want a finite number above 0")
     chosen = tuple(batches) if batches is not None else tuple(max(1, batch << k >> 2) for k in range(7))
     if not chosen or min(chosen) < 1:
-        raise ArgumentError(f"advise(batches={chosen!r}): want batches of 1 or more")
+        raise ArgumentError(f"recommend_batch_size(batches={chosen!r}): want batches of 1 or more")
     own = 1.0 + critical / batch
     choices = []
     for each in chosen:

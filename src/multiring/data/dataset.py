@@ -29,7 +29,7 @@ from multiring.data.permutation import Numbers, keyed_words
 from multiring.data.readers.limits import Limits
 from multiring.data.readers.opening import open_source, tell
 from multiring.data.readers.source import Image, Record, Shard
-from multiring.data.readers.storage import Storage, storage_of
+from multiring.data.readers.storage import Storage, open_storage
 from multiring.data.stages import NETWORK, SOURCE, StageClock
 from multiring.errors import ArgumentError, DataError
 from multiring.runtime import Group, is_initialized, world
@@ -89,7 +89,7 @@ class Dataset:
 
     Args:
         url: a path or a URL that fsspec can read (s3://, https://, ...), of a folder or of one file. A source that
-            needs options (credentials, a time-out) is passed as the result of `storage_of`. Any other storage is
+            needs options (credentials, a time-out) is passed as the result of `open_storage`. Any other storage is
             accepted too.
         format: "imagefolder", "tar", "parquet", "hdf5", "npy", "npy-files", "mds", "tfrecord" or "pack"; by default
             the files' names decide.
@@ -124,7 +124,7 @@ class Dataset:
         chosen = shuffle if isinstance(shuffle, Shuffle) else Shuffle(shuffle)
         self.limits = limits or Limits()
         self.clock = StageClock()
-        self.storage = url if isinstance(url, Storage) else storage_of(str(url))
+        self.storage = url if isinstance(url, Storage) else open_storage(str(url))
         self._hosts = _Hosts()
         if cache is not None:
             where, blocks = (cache.root, cache) if isinstance(cache, BlockCache) else (cache, None)

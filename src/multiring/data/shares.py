@@ -42,7 +42,7 @@ class Share:
         return self.samples * self.ranks / self.total
 
 
-def part_of(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
+def shard_batch(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
     """Return the samples of `batch` that belong to `rank`.
 
     The result is empty if the batch has fewer than `rank + 1` samples.
@@ -50,7 +50,9 @@ def part_of(batch: Sequence[Sample], rank: int, ranks: int) -> list[Sample]:
     return list(batch[rank::ranks])
 
 
-def joined(batches: Iterable[Iterable[Sample]], count: int, *, drops_last: bool = False) -> Iterator[list[Sample]]:
+def merge_batches(
+    batches: Iterable[Iterable[Sample]], count: int, *, drops_last: bool = False
+) -> Iterator[list[Sample]]:
     """Yield batches that each join `count` consecutive batches.
 
     Args:

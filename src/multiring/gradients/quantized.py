@@ -4,7 +4,7 @@ With error feedback, each rank rounds its gradients to values that the wire type
 them:
 
     x = gradient + residual        for the gradients that this rank has
-    sent = round_trip(x)           reduced over the ranks
+    sent = quantize_dequantize(x)           reduced over the ranks
     residual = x - sent            added to the next gradient
 
 So this rank contributes exactly `sent` to all sums on every path, because encoding `sent` again does not change it.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from multiring.gradients.buckets import BucketLayout, GradientSpec, places_in
 from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState, zeros_in_arena
-from multiring.runtime import Group, round_trip
+from multiring.runtime import Group, quantize_dequantize
 from multiring.schedule import encoded_bytes, wire_of
 
 
@@ -86,7 +86,7 @@ class Coded:
             self._owed_places[member][...] = 0.0
         with np.errstate(all="ignore"):  # an overflow becomes an infinity, like one in the gradients
             self.memory += owed
-            sent = round_trip(self.memory, self._wire)
+            sent = quantize_dequantize(self.memory, self._wire)
             np.subtract(self.memory, sent, out=owed)
         self.memory[...] = sent
         if not np.isfinite(owed).all():

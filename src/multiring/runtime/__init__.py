@@ -1,5 +1,6 @@
 """The runtime of a rank: start-up, rendezvous, groups and their operations."""
 
+from multiring.runtime.api import drain_events as drain_events
 from multiring.runtime.api import event_reader as event_reader
 from multiring.runtime.api import local_rank as local_rank
 from multiring.runtime.api import local_size as local_size
@@ -7,12 +8,11 @@ from multiring.runtime.api import rank as rank
 from multiring.runtime.api import size as size
 from multiring.runtime.api import start_timeline as start_timeline
 from multiring.runtime.api import stop_timeline as stop_timeline
-from multiring.runtime.api import take_events as take_events
 from multiring.runtime.api import world as world
 from multiring.runtime.events import Event as Event
 from multiring.runtime.group.group import Group as Group
 from multiring.runtime.group.handles import Handle as Handle
-from multiring.runtime.group.wires import round_trip as round_trip
+from multiring.runtime.group.wires import quantize_dequantize as quantize_dequantize
 from multiring.runtime.job.job import init as init
 from multiring.runtime.job.job import is_initialized as is_initialized
 from multiring.runtime.job.job import shutdown as shutdown

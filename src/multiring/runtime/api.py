@@ -64,14 +64,14 @@ def stop_timeline() -> None:
     current().timelines.stop()
 
 
-def take_events() -> list[Event]:
+def drain_events() -> list[Event]:
     """Return the events this rank recorded since the last call, oldest first."""
-    return current().take_events()
+    return current().drain_events()
 
 
 def event_reader() -> EventReader:
     """Return a reader of this rank's future events, as rows of the native core.
 
-    `take_events` is not affected.
+    `drain_events` is not affected.
     """
     return current().event_reader()

@@ -90,7 +90,7 @@ from multiring.tensorflow.functions import size_op as size_op
 from multiring.tensorflow.gradient_tape import DistributedGradientTape as DistributedGradientTape
 from multiring.tensorflow.gradient_tape import PartialDistributedGradientTape as PartialDistributedGradientTape
 from multiring.tensorflow.joining import init as init
-from multiring.tensorflow.library import operations as operations
+from multiring.tensorflow.library import load_op_library
 from multiring.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
 from multiring.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
 
@@ -144,7 +144,6 @@ __all__ = [
     "mean",
     "mpi_threads_supported",
     "on_first_rank",
-    "operations",
     "print_once",
     "process_set_included_op",
     "progress",
@@ -165,4 +164,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-operations()  # fails now if the operations do not load into this TensorFlow
+load_op_library()  # fails now if the operations do not load into this TensorFlow

@@ -26,7 +26,7 @@ from multiring.frontend.requests.text import (
 )
 from multiring.tensorflow.asking import now, ranks_now
 from multiring.tensorflow.compression import Compression, compressor_of
-from multiring.tensorflow.library import operations
+from multiring.tensorflow.library import load_op_library
 from multiring.tensorflow.naming import Naming, named
 
 # ---- the public functions ----
@@ -239,7 +239,9 @@ def alltoall(
     naming = named("alltoall", name, ignore_name_scope)
     call = _call(ALL_TO_ALL, process_set, naming("", tensor))
     none = tf.zeros([ranks], tf.int64)
-    received, rows = operations().multiring_exchange(values=tensor, splits=none if given is None else given, call=call)
+    received, rows = load_op_library().multiring_exchange(
+        values=tensor, splits=none if given is None else given, call=call
+    )
     return received if splits is None else (received, tf.cast(rows, tf.int32))
 
 
@@ -348,7 +350,7 @@ def _reduced(
     def run(alike: list[Any], part: str) -> Sequence[Any]:
         number = 0 if number_of is None else number_of([places[id(each)] for each in alike])
         call = _call(ALL_REDUCE, process_set, naming(part, alike[0]), direct, root=number)
-        results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
+        results: Sequence[Any] = load_op_library().multiring_whole(values=alike, call=call)
         return results
 
     return _by_type(values, run)
@@ -408,7 +410,7 @@ def _gathered(tensors: Sequence[Any], naming: Naming, process_set: ProcessSet) -
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
         call = _call(ALL_GATHER, process_set, naming(part, alike[0]))
-        results: Sequence[Any] = operations().multiring_rows(values=alike, call=call).results
+        results: Sequence[Any] = load_op_library().multiring_rows(values=alike, call=call).results
         return results
 
     return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
@@ -424,7 +426,7 @@ def _broadcast(tensors: Sequence[Any], root: int, naming: Naming, process_set: P
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
         call = _call(BROADCAST, process_set, naming(part, alike[0]), root=root)
-        results: Sequence[Any] = operations().multiring_whole(values=alike, call=call)
+        results: Sequence[Any] = load_op_library().multiring_whole(values=alike, call=call)
         return results
 
     return _by_type([tf.convert_to_tensor(tensor) for tensor in tensors], run)
@@ -439,7 +441,7 @@ def _scattered(
 
     def run(alike: list[Any], part: str) -> Sequence[Any]:
         call = _call(REDUCE_SCATTER, process_set, naming(part, alike[0]), how)
-        results: Sequence[Any] = operations().multiring_scatter(values=alike, call=call)
+        results: Sequence[Any] = load_op_library().multiring_scatter(values=alike, call=call)
         return results
 
     found = _by_type([value for value, _ in pairs], run)
@@ -512,7 +514,7 @@ def _scatter_gradient(operation: Any, *gradients: Any) -> Sequence[Any]:
 def _exchange_gradient(operation: Any, gradient: Any, _rows: Any) -> Sequence[Any]:
     call = _parsed(operation)
     naming = named("gradient", None, ignores_scope=False)
-    back, _ = operations().multiring_exchange(
+    back, _ = load_op_library().multiring_exchange(
         values=gradient,
         splits=operation.outputs[1],
         call=_call(ALL_TO_ALL, call.process_set, naming("", gradient)),

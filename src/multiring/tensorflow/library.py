@@ -18,7 +18,7 @@ from multiring.frontend.requirements import OLDEST
 _FILE = "_tensorflow.so"
 
 
-def operations() -> Any:
+def load_op_library() -> Any:
     """Return TensorFlow's module of multiring's operations.
 
     Raises:

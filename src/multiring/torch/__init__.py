@@ -15,6 +15,9 @@ come after Horovod's.
 import sys
 
 # ruff: noqa: E402 -- this check comes before the imports below, because their errors would not say how to install torch
+from typing import TYPE_CHECKING, NoReturn
+
+from multiring.former_names import refuse
 from multiring.frontend.requirements import require_framework
 
 require_framework("torch", "PyTorch")
@@ -98,9 +101,9 @@ from multiring.torch.collectives.reducescatter import reducescatter as reducesca
 from multiring.torch.collectives.reducescatter import reducescatter_async as reducescatter_async
 from multiring.torch.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
 from multiring.torch.compression import Compression as Compression
-from multiring.torch.ddp.arena import arena_like as arena_like
+from multiring.torch.ddp.arena import shared_zeros_like as shared_zeros_like
 from multiring.torch.ddp.comm_hook import BucketSharing as BucketSharing
-from multiring.torch.ddp.comm_hook import share_bucket as share_bucket
+from multiring.torch.ddp.comm_hook import allreduce_hook as allreduce_hook
 from multiring.torch.distributing import DistributedLoader as DistributedLoader
 from multiring.torch.distributing import distribute as distribute
 from multiring.torch.feeding import DataLoader as DataLoader
@@ -121,14 +124,14 @@ from multiring.torch.optim.muon import NewtonSchulz as NewtonSchulz
 from multiring.torch.optim.parameter_groups import parameter_groups as parameter_groups
 from multiring.torch.parallelizing.parallelize import parallelize as parallelize
 from multiring.torch.reporting import timeline as timeline
-from multiring.torch.reporting.balance_line import balance as balance
+from multiring.torch.reporting.balance_line import measure_bottleneck as measure_bottleneck
 from multiring.torch.reporting.share_of_peak import measured_peak as measured_peak
 from multiring.torch.reporting.share_of_peak import training_report as training_report
 from multiring.torch.step.accumulation import accumulate as accumulate
 from multiring.torch.step.after_step import adascale as adascale
 from multiring.torch.step.after_step import clip_gradients as clip_gradients
 from multiring.torch.step.after_step import moving_average as moving_average
-from multiring.torch.step.after_step import schedule as schedule
+from multiring.torch.step.after_step import schedule_learning_rate as schedule_learning_rate
 from multiring.torch.step.lag import gradient_lag as gradient_lag
 from multiring.torch.step.noise import noise_scale as noise_scale
 from multiring.torch.step.precision import mixed_precision as mixed_precision
@@ -167,10 +170,9 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_hook",
     "alltoall",
     "alltoall_async",
-    "arena_like",
-    "balance",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -208,6 +210,7 @@ __all__ = [
     "local_size",
     "log_by_rank",
     "mean",
+    "measure_bottleneck",
     "measured_peak",
     "metrics_hook",
     "mixed_precision",
@@ -226,9 +229,9 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "save",
-    "schedule",
+    "schedule_learning_rate",
     "seed_everything",
-    "share_bucket",
+    "shared_zeros_like",
     "shutdown",
     "size",
     "sparse_allreduce_async",
@@ -237,6 +240,12 @@ __all__ = [
     "synchronize",
     "training_report",
 ]
+
+if not TYPE_CHECKING:  # otherwise mypy would accept every name
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise an error with the current name if `name` is a former name."""
+        refuse(__name__, name)
 
 
 def __dir__() -> list[str]:

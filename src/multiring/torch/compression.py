@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multiring.frontend.compression_names import known_name
-from multiring.runtime import round_trip
+from multiring.runtime import quantize_dequantize
 
 
 class Compressor:
@@ -86,7 +86,9 @@ class Int8Compressor(Compressor):
         """Quantize `tensor` to 8 bits and return it as float32, because sums of 8-bit integers would overflow."""
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             return tensor, None
-        return torch.from_numpy(round_trip(tensor.detach().contiguous().numpy(), "int8")).view(tensor.shape), None
+        return torch.from_numpy(quantize_dequantize(tensor.detach().contiguous().numpy(), "int8")).view(
+            tensor.shape
+        ), None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface

@@ -48,7 +48,7 @@ class Trainer:
             self._shapes = {name: value.shape for name, value in parameters.items()}
             net.write_text(net_of({name: shape or (1,) for name, shape in self._shapes.items()}))
             solver.write_text(f'net: "{net}"\nbase_lr: {rate}\nlr_policy: "fixed"\nmax_iter: 100\n')
-            mc.shard(process_set)
+            mc.set_solver_rank(process_set)
             self._solver = caffe.SGDSolver(str(solver))
         mc.distribute(self._solver, process_set=process_set)
         for name, value in parameters.items():  # checks may give each rank its own values

@@ -106,8 +106,8 @@ def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: 
     settings = {name: str(value) for name, value in chosen.items()}
     model = DistributedDataParallel(task.model, process_group=group, **chosen)  # type: ignore[arg-type] # all of these are booleans
     if hooked:
-        model.register_comm_hook(mt.BucketSharing(process_group=group), mt.share_bucket)
-        settings["hook"] = "share_bucket"
+        model.register_comm_hook(mt.BucketSharing(process_group=group), mt.allreduce_hook)
+        settings["hook"] = "allreduce_hook"
     return Training(model, task.optimizer(), f"torch {torch.__version__}", settings)
 
 

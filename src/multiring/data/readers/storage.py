@@ -97,7 +97,7 @@ def read(storage: Storage, name: str, begin: int = 0, end: int | None = None) ->
     return bytes(data)
 
 
-def storage_of(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
+def open_storage(url: str, *, timeout_s: float = 60.0, readers: int = _READERS, **options: Any) -> Storage:
     """Return the storage at `url`, a path or a URL that fsspec can read.
 
     Args:

@@ -10,7 +10,7 @@ from multiring.errors import ArgumentError
 from multiring.schedule import wire_of
 
 
-def round_trip(array: Any, wire: str | None) -> NDArray[np.float32]:
+def quantize_dequantize(array: Any, wire: str | None) -> NDArray[np.float32]:
     """Encode `array` as `wire`, decode it, and return the result as a new array.
 
     `all_reduce(..., wire=wire)` transmits a contribution as these values, and a second round trip does not change them.
@@ -25,7 +25,7 @@ def round_trip(array: Any, wire: str | None) -> NDArray[np.float32]:
     """
     if not isinstance(array, np.ndarray) or array.dtype != np.float32:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise ArgumentError(f"round_trip of {kind}: want a NumPy array of float32")
+        raise ArgumentError(f"quantize_dequantize of {kind}: want a NumPy array of float32")
     found: NDArray[np.float32] = array.copy(order="K")
     address = found.ctypes.data
     _native.round_trip(_native.Wire(int(wire_of(wire))), address, address, found.size)

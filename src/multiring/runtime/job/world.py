@@ -121,7 +121,7 @@ class World:
             belongings=Belongings(),
         )
 
-    def take_events(self) -> list[Event]:
+    def drain_events(self) -> list[Event]:
         """Return the events since the last call, oldest first.
 
         At most 65,536 events are kept between calls.
@@ -131,7 +131,7 @@ class World:
     def event_reader(self) -> EventReader:
         """Return a reader of the events recorded from now on.
 
-        `take_events` still returns all events.
+        `drain_events` still returns all events.
         """
         return self.events.reader()
 

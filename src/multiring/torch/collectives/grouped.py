@@ -90,7 +90,7 @@ def grouped_allreduce_(
 ) -> tuple[Tensor, ...]:
     """Run a `grouped_allreduce` that overwrites the tensors, and return them.
 
-    Tensors that `arena_like` made are reduced in their own memory, without a copy.
+    Tensors that `shared_zeros_like` made are reduced in their own memory, without a copy.
     """
     how = combination(op, average, prescale_factor, postscale_factor)
     span = None

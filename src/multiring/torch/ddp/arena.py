@@ -1,4 +1,4 @@
-"""arena_like: adjacent tensors in the arena, which a grouped allreduce reduces in place as one buffer."""
+"""shared_zeros_like: adjacent tensors in the arena, which a grouped allreduce reduces in place as one buffer."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from multiring.torch.fusion_buffer import blocks, layout_of
 from multiring.torch.interop import at_place, require_plain
 
 
-def arena_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
+def shared_zeros_like(tensors: Sequence[Tensor], process_set: ProcessSet = global_process_set) -> list[Tensor]:
     """Return zeros in the arena, of the shapes and types of `tensors`.
 
     The zeros of one type are adjacent. `grouped_allreduce_` of all of them, in this order, reduces their memory as one

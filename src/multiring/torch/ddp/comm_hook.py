@@ -1,7 +1,7 @@
 """A communication hook for DistributedDataParallel: buckets in the arena, and multiring's wire types.
 
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    model.register_comm_hook(mt.BucketSharing(compression=mt.Compression.bf16), mt.share_bucket)
+    model.register_comm_hook(mt.BucketSharing(compression=mt.Compression.bf16), mt.allreduce_hook)
 
 With gradient_as_bucket_view, gradients are views of their bucket. At its first reduction, such a bucket moves into the
 arena together with its gradients. From then on, gradients are computed, reduced and read there without a copy. Without
@@ -36,7 +36,7 @@ from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_el
 
 
 class BucketSharing:
-    """The state of the hook `share_bucket`, which averages gradients over the ranks.
+    """The state of the hook `allreduce_hook`, which averages gradients over the ranks.
 
     Args:
         compression: the form in which gradients travel: Compression.none, .fp16, .bf16 or .int8 between hosts,
@@ -66,7 +66,7 @@ class BucketSharing:
         self._reduction_of: TensorReductionOf | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:
-        """Start to average `bucket`; see `share_bucket`."""
+        """Start to average `bucket`; see `allreduce_hook`."""
         buffer = bucket.buffer()
         refuse_elsewhere(buffer, f"gradient bucket {bucket.index()}")
         group = self.group  # this also discards the state of a former group
@@ -109,7 +109,7 @@ class BucketSharing:
     ) -> Future[Tensor]:
         """Start an operation; return a future that is set to `buffer` after the operation and `settle` have ended."""
         over = self._process_group
-        work = over.issue("share_bucket", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
+        work = over.issue("allreduce_hook", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return made
 
@@ -190,7 +190,7 @@ class BucketSharing:
             bucket.load_states(self._states)
 
 
-def share_bucket(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
+def allreduce_hook(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of gradients over the ranks.
 
     This is a communication hook for DistributedDataParallel.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from multiring.data import Share, part_of
+from multiring.data import Share, shard_batch
 from multiring.errors import ArgumentError, MismatchError
 from multiring.frontend.lifecycle import size
 from multiring.runtime.group.handles import told_apart
@@ -50,7 +50,7 @@ class Counting:
 
         If the part is empty, the batch consists of the first sample, and its count is 0.
         """
-        part = part_of(samples, self._rank, self._ranks)
+        part = shard_batch(samples, self._rank, self._ranks)
         seen = fingerprint(samples) if self._looks else UNKNOWN
         return Counted(self._collate(part or samples[:1]), len(part), len(samples), seen)
 

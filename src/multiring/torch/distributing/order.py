@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch.utils.data import Sampler
 
-from multiring.data import joined, part_of
+from multiring.data import merge_batches, shard_batch
 from multiring.errors import ArgumentError
 from multiring.frontend.errors import MismatchInternalError
 from multiring.frontend.lifecycle import rank, size
@@ -66,8 +66,10 @@ class SharedBatches(OwnBatches):
 
     def _drawn(self, counts: deque[tuple[int, int]]) -> Iterator[list[Any]]:
         here, ranks = rank(), size()
-        for batch in _told_by_rank_0(partial(joined, self._batches, self._together, drops_last=self._drops_last)):
-            part = part_of(batch, here, ranks)
+        for batch in _told_by_rank_0(
+            partial(merge_batches, self._batches, self._together, drops_last=self._drops_last)
+        ):
+            part = shard_batch(batch, here, ranks)
             counts.append((len(part), len(batch)))
             # A rank without a part computes on the first sample, which then has weight 0.
             yield part or batch[:1]

@@ -10,10 +10,10 @@ from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime import is_initialized
 
 
-def balance(loader: Loader) -> BalanceWatch:
+def measure_bottleneck(loader: Loader) -> BalanceWatch:
     """Start to measure what bounds a training run that `loader` feeds.
 
-        watch = mt.balance(loader)
+        watch = mt.measure_bottleneck(loader)
         for batch in loader:
             ...
         with watch.paused():
@@ -21,8 +21,8 @@ def balance(loader: Loader) -> BalanceWatch:
         mt.print_once(watch.finish())
 
     `finish` returns a `Balance`, whose text is the balance line; every rank calls it. Steps need no call: the loader
-    counts the work of its workers, and the runtime counts the work of the wire. Every operation between `balance` and
-    `finish` counts as training, unless it runs within `paused`.
+    counts the work of its workers, and the runtime counts the work of the wire. Every operation between
+    `measure_bottleneck` and `finish` counts as training, unless it runs within `paused`.
 
     Args:
         loader: a `DataLoader`, or multiring.data's Loader.

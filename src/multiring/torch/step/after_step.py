@@ -19,7 +19,7 @@ from multiring.torch.step.stages import StepContext, each_gradient, stages_of
 
 
 class RateSchedule:
-    """Set learning rates by the number of steps that had a gradient; see `schedule`."""
+    """Set learning rates by the number of steps that had a gradient; see `schedule_learning_rate`."""
 
     name = "schedule"
 
@@ -60,10 +60,10 @@ class RateSchedule:
             group["lr"] = base * self._rule(self.position) * self.gain
 
 
-def schedule(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
+def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
     """Scale the optimizer's learning rates by `rule` at each step.
 
-        mt.schedule(optimizer, Warmup(500) * Cosine(10_000))
+        mt.schedule_learning_rate(optimizer, Warmup(500) * Cosine(10_000))
 
     The training loop needs no further call. Steps without a gradient do not count: the first step with gradient lag,
     and steps that overflowed. The schedule is saved with the optimizer's state.

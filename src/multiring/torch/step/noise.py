@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from multiring.convergence.adascale import AdaScale
 from multiring.convergence.convergence_concerns import Facts, concerns
-from multiring.convergence.critical_batch import Advice, advise
+from multiring.convergence.critical_batch import Advice, recommend_batch_size
 from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
 from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
+from multiring.former_names import refuse
 from multiring.frontend.errors import internal_errors
 from multiring.runtime import Group
 from multiring.torch.gradients.distributed import Distributed, setup_of
@@ -85,15 +86,26 @@ class NoiseWatch:
         more = "" if left == 0 else ", too noisy yet" if left < 0 else f", to 25 % in {left * self._every} more steps"
         return f"noise scale {self.interval()} at batch {self._batch:,.0f}{more}"
 
-    def advise(self, **known: Any) -> Advice:
-        """Return `multiring.convergence.advise` for the measurements here; `known` are its other arguments.
+    if not TYPE_CHECKING:  # otherwise mypy would accept every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error with the current name if `name` is a former name."""
+            refuse("NoiseWatch", name)
+
+    def recommend_batch_size(self, **known: Any) -> Advice:
+        """Return `multiring.convergence.recommend_batch_size` for the measurements here.
+
+        Args:
+            known: its other arguments.
 
         Raises:
             StateError: there are too few measurements, or they give no finite noise scale yet.
         """
         if "critical" not in known and not 0 < self.value < float("inf"):
-            raise StateError(f"noise.advise: no finite noise scale yet ({self.report()}); measure more steps first")
-        return advise(**{"critical": self.value, "batch": round(self._batch), **known})
+            raise StateError(
+                f"noise.recommend_batch_size: no finite noise scale yet ({self.report()}); measure more steps first"
+            )
+        return recommend_batch_size(**{"critical": self.value, "batch": round(self._batch), **known})
 
     def part(self, samples: int) -> None:
         """On a single rank, record that a backward has added a micro-batch of `samples` samples.
@@ -338,7 +350,7 @@ def noise_scale(
         ...
         mt.print_once(noise.report())
         if len(noise) >= 8:
-            mt.print_once(noise.advise(learning_rate=0.1))
+            mt.print_once(noise.recommend_batch_size(learning_rate=0.1))
 
     The returned object reports the noise scale. A measurement computes the squared norms of each rank's gradient and of
     the average gradient, and sums a few numbers over the ranks. On a single rank, each step needs two or more

@@ -1,0 +1,39 @@
+"""Former names of public packages: an error says the current name, also of an import statement."""
+
+import importlib.util
+
+import pytest
+
+from multiring.former_names import FORMER
+
+NAMES = [(owner, old, new) for owner, names in FORMER.items() for old, new in names.items()]
+PACKAGES = [each for each in NAMES if each[0].startswith("multiring")]
+
+
+@pytest.mark.parametrize(("package", "old", "new"), PACKAGES)
+def test_a_former_name_says_the_current_name(package: str, old: str, new: str) -> None:
+    framework = package.removeprefix("multiring.")
+    if framework in {"caffe", "tensorflow", "torch"} and importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    module = importlib.import_module(package)
+    assert hasattr(module, new)
+    assert not hasattr(module, old)
+    said = f"{package}.{old} is now {package}.{new}: use the new name"
+    with pytest.raises(AttributeError) as by_attribute:
+        getattr(module, old)
+    assert str(by_attribute.value) == said
+    with pytest.raises(ImportError) as by_import:
+        exec(f"from {package} import {old}")  # noqa: S102 -- the statement that a program has
+    assert str(by_import.value) == said
+
+
+def test_an_unknown_name_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match="multiring has no attribute 'trip'"):
+        importlib.import_module("multiring").trip  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'trip' from 'multiring'"):
+        exec("from multiring import trip")  # noqa: S102
+
+
+def test_no_former_name_is_a_current_name() -> None:
+    assert len(NAMES) >= 12
+    assert all(new not in FORMER[owner] for owner, _, new in NAMES)
