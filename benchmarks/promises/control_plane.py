@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from multiring.agreement import Decision, Member, Outcome, Ready
+from multiring.agreement import AgreementOutcome, Decision, Member, Ready
 from multiring.agreement.tree import place_of
 from multiring.runtime.named.order_switch import RADIX
 
@@ -108,7 +108,7 @@ class Rank:
     def _names(self) -> list[str]:
         return [f"DistributedOptimizer.gradient.{number}" for number in range(self._operations)]
 
-    def _count(self, outcome: Outcome) -> list[tuple[int, bytes]]:
+    def _count(self, outcome: AgreementOutcome) -> list[tuple[int, bytes]]:
         self.decisions += outcome.decisions
         was, sent = self.counted, len(outcome.messages)
         longest = max((len(message) for _, message in outcome.messages), default=0)

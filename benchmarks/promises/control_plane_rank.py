@@ -16,7 +16,7 @@ import numpy as np
 import multiring
 from multiring._native import ControlMessage
 from multiring.runtime.named import named
-from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.channel import ControlChannel, Message, MessageKind
 from multiring.runtime.named.named import NamedOperations
 
 _STEP_BYTES = 4
@@ -34,9 +34,9 @@ class CountedLine(ControlChannel):
         """Reset the counts to zero."""
         self.sent, self.taken, self.steps, self.longest_bytes = 0, 0, 0, 0
 
-    def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
+    def send(self, to: int, generation: int, kind: MessageKind, payload: bytes) -> None:
         """Send a message, and count it if it belongs to the agreement."""
-        if kind is Kind.AGREEMENT:
+        if kind is MessageKind.AGREEMENT:
             self.sent += 1
             self.longest_bytes = max(self.longest_bytes, len(payload))
             payload = (self.steps + 1).to_bytes(_STEP_BYTES, "little") + payload
@@ -45,7 +45,7 @@ class CountedLine(ControlChannel):
     def receive(self, notice: ControlMessage) -> Message | None:
         """Receive a message, and count it if it belongs to the agreement."""
         message = super().receive(notice)
-        if message is None or message.kind is not Kind.AGREEMENT:
+        if message is None or message.kind is not MessageKind.AGREEMENT:
             return message
         self.taken += 1
         self.steps = max(self.steps, int.from_bytes(message.payload[:_STEP_BYTES], "little"))

@@ -33,10 +33,10 @@ from multiring.data.eviction import Deal, LeastRecent, NextUse, Policy, Uses
 from multiring.data.eviction_search import LOOK
 from multiring.data.orders import ExactOrder, WeightedOrder
 from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.peers.block_client import BlockClient
 from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.peer import Peer
 from multiring.data.readers.storage import LocalStorage
 
 UNITS, LEAST_SHARE, SLACK, LEAST_HOSTS = 10, 0.95, 0.02, 0.01
@@ -232,7 +232,7 @@ def together(url: str, folder: Path, shuffle: str, epochs: int, hosts: int = 4) 
         servers = [BlockServer(SECRET, "127.0.0.1", giver(number), print) for number in range(hosts)]
         for here, storage in enumerate(storages):
             opened.callback(servers[here].close)
-            peers = [None if n == here else Peer(each.address, SECRET, print) for n, each in enumerate(servers)]
+            peers = [None if n == here else BlockClient(each.address, SECRET, print) for n, each in enumerate(servers)]
             exchange = Exchange(storage, Owners([1.0] * hosts), here, peers, print)
             exchanges.append(exchange)
             storage.fetch_by(exchange.fetch, exchange.fetch_piece)

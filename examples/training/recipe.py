@@ -8,7 +8,7 @@ from examples.training.options import Options
 from torch import nn
 
 import multiring.torch as mt
-from multiring.convergence import Cosine, Polynomial, Schedule
+from multiring.convergence import Cosine, LearningRateSchedule, Polynomial
 from multiring.torch.step.after_step import MovingAverage
 from multiring.torch.step.lag import GradientLag
 from multiring.torch.step.noise import NoiseWatch
@@ -35,18 +35,18 @@ def steps_of_an_epoch(samples: int, batch: int) -> int:
 
 
 @dataclass(frozen=True)
-class WarmThen(Schedule):
+class WarmThen(LearningRateSchedule):
     """A schedule that rises linearly from 0 to 1 in `steps` steps, and then follows another schedule."""
 
     steps: int
-    then: Schedule
+    then: LearningRateSchedule
 
     def __call__(self, step: float) -> float:
         """Return the learning rate at `step`, relative to the highest rate."""
         return step / self.steps if step < self.steps else self.then(step - self.steps)
 
 
-def schedule_of(options: Options, steps: int) -> Schedule:
+def schedule_of(options: Options, steps: int) -> LearningRateSchedule:
     """Return the learning rate over the run, relative to the highest rate: linear warm-up, then the decay.
 
     Args:
@@ -56,7 +56,7 @@ def schedule_of(options: Options, steps: int) -> Schedule:
     warm = round(options.warmup * steps)
     left = max(1, options.epochs * steps - warm)
     end = options.end_rate / options.rate
-    decay: Schedule = Cosine(left, end) if options.decay == "cosine" else Polynomial(left, 2.0, end)
+    decay: LearningRateSchedule = Cosine(left, end) if options.decay == "cosine" else Polynomial(left, 2.0, end)
     return WarmThen(warm, decay)
 
 

@@ -7,8 +7,13 @@ from typing import NoReturn
 FORMER = {
     "multiring": {"round_trip": "quantize_dequantize", "take_events": "drain_events"},
     "multiring.caffe": {"shard": "set_solver_rank"},
-    "multiring.convergence": {"advise": "recommend_batch_size", "fit_law": "fit_critical_batch_size"},
+    "multiring.convergence": {
+        "Schedule": "LearningRateSchedule",
+        "advise": "recommend_batch_size",
+        "fit_law": "fit_critical_batch_size",
+    },
     "multiring.data": {"joined": "merge_batches", "part_of": "shard_batch", "storage_of": "open_storage"},
+    "multiring.lab": {"Options": "LabOptions", "Plan": "LabPlan"},
     "multiring.torch": {
         "arena_like": "shared_zeros_like",
         "balance": "measure_bottleneck",

@@ -10,7 +10,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 import multiring.keras as mk
 from multiring.errors import MultiringError
 from multiring.keras.replicas import same_data
-from multiring.keras.shards import ArrayShards, Place, unwrapped
+from multiring.keras.shards import ArrayShards, BatchDivision, unwrapped
 from multiring.keras.values import settled
 
 keras.config.set_floatx("float64")
@@ -205,7 +205,7 @@ def dealt(_folder: str) -> Any:
     structured_function.StructuredFunctionWrapper.__init__ = counted
     for turn in range(8):
         rows, batch, ranks = (int(random.integers(1, high)) for high in (40, 12, 6))
-        place, shuffle = Place(int(random.integers(ranks)), ranks, turn % 4 > 1), turn % 2 == 1
+        place, shuffle = BatchDivision(int(random.integers(ranks)), ranks, turn % 4 > 1), turn % 2 == 1
         x = random.normal(size=(rows, 3))
         arrays = [ArrayDataAdapter(x, {"y": np.arange(rows)}, batch_size=batch) for _ in range(2)]
         shards, plans = (ArrayShards(each, place, shuffle, turn) for each in arrays)

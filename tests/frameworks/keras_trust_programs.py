@@ -14,7 +14,7 @@ from keras.src.utils import file_utils
 
 import multiring.keras as mk
 from multiring.errors import ArgumentError
-from multiring.keras.shards import ArrayShards, Place
+from multiring.keras.shards import ArrayShards, BatchDivision
 
 ROWS = 23  # 8 does not divide it, and the last batch is uneven on 2 ranks
 
@@ -50,7 +50,7 @@ def dealing(_folder: str) -> Any:
         x = np.arange(rows)
         plans = []
         for rank in range(ranks):
-            shards = ArrayShards(adapter(x, batch_size=batch), Place(rank, ranks, whole), shuffle, 7)
+            shards = ArrayShards(adapter(x, batch_size=batch), BatchDivision(rank, ranks, whole), shuffle, 7)
             plans.append(list(shards.plan()))
             assert len(plans[-1]) == shards.num_batches
         assert len({len(each) for each in plans}) == 1

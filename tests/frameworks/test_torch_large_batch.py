@@ -536,7 +536,7 @@ def test_noise_scale_of_micro_batches() -> None:
     ):
         noise.recommend_batch_size()
     with pytest.raises(AttributeError, match=r"NoiseWatch.advise is now NoiseWatch.recommend_batch_size: use the new"):
-        noise.advise()  # type: ignore[attr-defined] -- a former name
+        noise.advise()  # type: ignore[attr-defined]  # a former name
     mean = torch.full((30,), 0.5, dtype=torch.float64)
     for _ in range(600):
         optimizer.zero_grad()

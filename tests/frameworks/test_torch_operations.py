@@ -261,9 +261,9 @@ def shut_down(here: Here) -> None:
     assert (mt.gloo_built(), mt.gloo_enabled(), mt.mpi_enabled(), mt.nccl_built()) == (True, True, False, 0)
     assert not any([mt.ddl_built(), mt.ccl_built(), mt.cuda_built(), mt.rocm_built()])
     assert mt.mpi_built() in (True, False)
-    for wrong in ("ranks", 3, [0.5]):
+    for comm in ("ranks", 3, [0.5]):
         with pytest.raises(ArgumentError, match="comm="):
-            mt.init(comm=wrong)
+            mt.init(comm=comm)
     with pytest.raises(ArgumentError, match=r"comm=\[0\]: want all 2 ranks"):
         mt.init(comm=[0])
     assert not mt.is_initialized()

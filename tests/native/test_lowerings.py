@@ -8,7 +8,7 @@ import pytest
 from multiring._native import NOTE_BYTES, Lowering, Program
 from multiring.collectives import build
 from multiring.errors import ArgumentError
-from multiring.runtime.group.compile import Execution, compile_moves
+from multiring.runtime.group.compile import ProgramExecution, compile_moves
 from multiring.schedule import Collective, Frame, Kind, Moves, Schedule
 
 ELEMENTS = 1000
@@ -28,7 +28,7 @@ def program(schedule: Schedule, lowering: Lowering, moves: Moves | None = None, 
         "float32",
         "sum",
         np.arange(schedule.ranks, dtype=np.int32),
-        Execution(lowering),
+        ProgramExecution(lowering),
     )
 
 
@@ -125,7 +125,7 @@ def test_what_is_cut_or_coded_is_not_lowered() -> None:
     extents = schedule.extents_of(0, ELEMENTS)
     ranks = np.arange(3, dtype=np.int32)
     with pytest.raises(ArgumentError, match="its buffer is cut into segments"):
-        compile_moves(schedule.moves_of(0), extents, "float32", "sum", ranks, Execution(Lowering.SLICE, 2))
+        compile_moves(schedule.moves_of(0), extents, "float32", "sum", ranks, ProgramExecution(Lowering.SLICE, 2))
     coded = replace(schedule.moves_of(0), wire=np.ones(len(schedule.moves_of(0)), np.uint8))
     with pytest.raises(ArgumentError, match="it uses a lossy wire"):
         program(schedule, Lowering.SLICE, coded)

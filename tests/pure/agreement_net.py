@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from random import Random
 
 from multiring.agreement import (
+    AgreementOutcome,
     Deadlock,
     Decision,
     Joined,
@@ -15,7 +16,6 @@ from multiring.agreement import (
     Member,
     Missing,
     Note,
-    Outcome,
     Ready,
     Refused,
     Silent,
@@ -177,7 +177,7 @@ class Net:
     def _is_missing(self, rank: int, name: str) -> bool:
         return len(self.said[rank].get(name, ())) <= self.decided[name] and rank not in self.joined
 
-    def _take(self, rank: int, outcome: Outcome) -> None:
+    def _take(self, rank: int, outcome: AgreementOutcome) -> None:
         self.events += 1
         for to, message in outcome.messages:
             assert to in self.next_to(rank)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from multiring.frontend.checkpoint.files import find, finish, open_part, write_part
-from multiring.frontend.checkpoint.folder import Attempt, require_ours
+from multiring.frontend.checkpoint.folder import SaveAttempt, require_ours
 from multiring.frontend.checkpoint.framework import Framework
 from multiring.frontend.checkpoint.loading import Reading
 from multiring.frontend.checkpoint.tree import Builder, Flattener
@@ -25,7 +25,7 @@ def saved(path: Path, value: Any) -> Path:
     tree = {"value": made.tree(value, NAME)}
     require_ours(path)
     token = secrets.token_hex(8)
-    with Attempt(path, token) as attempt:
+    with SaveAttempt(path, token) as attempt:
         attempt.begin()
         write_part(path, NAME, token, (tree, made.arrays))
         finish(path, token, 1, [NAME])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.agreement import Member, Outcome
+from multiring.agreement import AgreementOutcome, Member
 
 # A tree of seven ranks with two children each: 0 is the parent of 1 and 4, 1 of 2 and 3, and 4 of 5 and 6.
 SIZE, RADIX, RANK, PARENT, CHILD = 7, 2, 1, 0, 2
@@ -69,9 +69,9 @@ def test_what_no_member_has_sent_is_refused_and_changes_nothing(sender: int, mes
     with pytest.raises(ValueError, match=re.escape(text)) as raised:
         member.receive(sender, message)
     assert f"rank 1 cannot use a message of rank {sender}: " in str(raised.value)
-    assert member.receive(2, b'["r",0,[["a","t"]],null,0,null]') == Outcome()
-    assert member.receive(3, b'["r",0,[["a","t"]],null,0,null]') == Outcome()
-    assert member.announce("a", "t") == Outcome(messages=[(0, b'["r",0,[["a","t"]],null,0,null]')])
+    assert member.receive(2, b'["r",0,[["a","t"]],null,0,null]') == AgreementOutcome()
+    assert member.receive(3, b'["r",0,[["a","t"]],null,0,null]') == AgreementOutcome()
+    assert member.announce("a", "t") == AgreementOutcome(messages=[(0, b'["r",0,[["a","t"]],null,0,null]')])
 
 
 @pytest.mark.parametrize(

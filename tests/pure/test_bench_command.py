@@ -18,7 +18,7 @@ from multiring.cli import bench, bench_lab, main
 from multiring.cli.bench_lab import Wires
 from multiring.cli.output import show
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.lab import Plan
+from multiring.lab import LabPlan
 
 # ---- bad input ----
 
@@ -233,14 +233,14 @@ def test_a_figure_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_the_bound_is_where_a_hosts_links_are_full(collective: str, hosts: int, slots: int, want: float | None) -> None:
-    plan = Plan(hosts=hosts, slots=slots)
+    plan = LabPlan(hosts=hosts, slots=slots)
     question = Question(collective=collective, ranks=hosts * slots, size_bytes=1 << 20, hosts=hosts)
     got = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=None))
     assert (None if got is None else got.bytes_per_s) == (None if want is None else pytest.approx(want))
 
 
 def test_a_narrow_uplink_is_the_bound() -> None:
-    plan = Plan(hosts=4, slots=2, racks=2, rails=(10**9,), uplink=10**8)
+    plan = LabPlan(hosts=4, slots=2, racks=2, rails=(10**9,), uplink=10**8)
     question = Question(collective="all_reduce", ranks=8, size_bytes=1 << 20, hosts=4)
     narrow = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=0.0118e9))
     wide = bench_lab.bound(question, plan, Wires(host=0.118e9, rack=9e9))
@@ -257,11 +257,11 @@ def test_a_narrow_uplink_is_the_bound() -> None:
 
 
 def test_a_job_is_started_in_the_lab_that_was_asked_for() -> None:
-    plan = Plan(hosts=4, slots=2, racks=2, rails=(10**9, 250 * 10**6), uplink=5 * 10**8)
+    plan = LabPlan(hosts=4, slots=2, racks=2, rails=(10**9, 250 * 10**6), uplink=5 * 10**8)
     command = " ".join(bench_lab.command_of(plan)("mpiexec"))
     wanted = "lab --hosts 4 --slots 2 --rack 2 --link 1000000000bit --rail 250000000bit --uplink 500000000bit"
     assert command.endswith(f"-m multiring {wanted} --launcher mpiexec --")
     assert bench_lab.network_text(plan) == (
         "lab of 4 hosts x 2 ranks, links of 1gbit, 250mbit, 2 racks with uplinks of 500mbit"
     )
-    assert bench_lab.wires_of(Plan(hosts=1)) is None
+    assert bench_lab.wires_of(LabPlan(hosts=1)) is None

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from multiring.bench.job import Jobs, Start
+from multiring.bench.job import JobCommand, Jobs
 from multiring.bench.records import Circumstances
 from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
-from multiring.bench.workers.step_case import NETWORKS, Pace, Rendezvous
+from multiring.bench.workers.step_case import NETWORKS, FileRendezvous, Pace
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
 # Six alternations. The libraries' medians are 1.02, 1.5 and 1.0.
@@ -181,7 +181,7 @@ def test_a_wire_type_is_timed_beside_none(tmp_path: Path, monkeypatch: pytest.Mo
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def run_for(_: Jobs, title: str, start: Start, *_rest: Any) -> list[dict[str, Any]]:
+    def run_for(_: Jobs, title: str, start: JobCommand, *_rest: Any) -> list[dict[str, Any]]:
         case = json.loads(Path(start.command[-1]).read_text())
         seen.append((case["library"], case["wire"]))
         assert start.command[0] == "lab"
@@ -206,7 +206,7 @@ def test_a_batch_that_nobody_names_is_the_networks() -> None:
 
 
 def test_ranks_hear_each_other(tmp_path: Path) -> None:
-    first, second = (Rendezvous(tmp_path, rank, 2) for rank in range(2))
+    first, second = (FileRendezvous(tmp_path, rank, 2) for rank in range(2))
     first.tell("x", 1)
     assert not first.is_told("x")
     other = threading.Thread(target=lambda: second.tell("x", {"a": [2]}))

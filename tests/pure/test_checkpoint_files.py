@@ -15,7 +15,7 @@ from tests.pure.checkpoint_trees import NAME, loaded, same, saved
 from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint import folder
 from multiring.frontend.checkpoint.files import find
-from multiring.frontend.checkpoint.folder import Attempt, require_ours
+from multiring.frontend.checkpoint.folder import SaveAttempt, require_ours
 
 VALUE = {
     "weights": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.int64)},
@@ -176,8 +176,8 @@ def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
         saved(tmp_path / "gone", 1)
 
 
-def unfinished(path: Path, token: str) -> Attempt:
-    attempt = Attempt(path, token)
+def unfinished(path: Path, token: str) -> SaveAttempt:
+    attempt = SaveAttempt(path, token)
     attempt.begin()
     (folder.data_folder(path, token) / "shared.json").write_text("half")
     return attempt

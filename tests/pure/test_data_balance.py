@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from multiring.data.balance.decision import STAGES, Counted, balance_of
+from multiring.data.balance.decision import STAGES, TrainingCounts, balance_of
 from multiring.data.balance.watching import common, length, merged, spans_of
 from multiring.data.feeding.batches import queued_s
 from multiring.runtime.events import Event
 from multiring.runtime.tracing.event_log import EventLog
 
 
-def counted(**changes: Any) -> Counted:
+def counted(**changes: Any) -> TrainingCounts:
     """Return counters of 100 steps of 10 ms, in which worker stages, computation and wire take 2 ms each."""
     spent = {
         "source": 0.2,
@@ -44,7 +44,7 @@ def counted(**changes: Any) -> Counted:
     }
     values |= changes
     values["spent"] = spent | changes.get("spent", {})
-    return Counted(**values)
+    return TrainingCounts(**values)
 
 
 LIMITED: dict[str, dict[str, Any]] = {
@@ -193,5 +193,5 @@ def test_waiting_for_a_core_is_counted_by_each_thread_and_leaves_no_file_open() 
 
 def test_what_sleeps_is_no_computation_where_others_fill_the_cores() -> None:
     spent = {"decode": 0.2, "copy": 0.004, "cpu": 0.008, "queued": 0.02}
-    one = Counted(wall_s=0.22, steps=12, waited_s=0.21, cpu_s=0.01, workers=1, cores=2.0, spent=spent)
+    one = TrainingCounts(wall_s=0.22, steps=12, waited_s=0.21, cpu_s=0.01, workers=1, cores=2.0, spent=spent)
     assert balance_of([one]).bound == "workers"

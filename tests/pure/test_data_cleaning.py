@@ -15,9 +15,9 @@ from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses
 from multiring.data.forecast import RackOfHosts, Site, each_for_itself, read_once
+from multiring.data.peers.block_client import BlockClient
 from multiring.data.peers.block_server import BlockServer
-from multiring.data.peers.peer import Peer
-from multiring.data.peers.words import Request
+from multiring.data.peers.words import BlockRequest
 from multiring.errors import ArgumentError
 
 SECRET = b"s" * 32
@@ -139,8 +139,8 @@ def test_a_full_table_of_descriptors_does_not_end_a_server(monkeypatch: pytest.M
     listener = server._listener
     monkeypatch.setattr(server, "_listener", Failing())
     for _ in range(3):
-        peer = Peer(server.address, SECRET, print)
-        assert peer.block(Request("0" * 32, 0, 0)) == b"block"
+        peer = BlockClient(server.address, SECRET, print)
+        assert peer.block(BlockRequest("0" * 32, 0, 0)) == b"block"
         peer.close()
     assert not failures
     server.close()
@@ -148,12 +148,12 @@ def test_a_full_table_of_descriptors_does_not_end_a_server(monkeypatch: pytest.M
 
 def test_small_answers_go_at_once() -> None:
     server = BlockServer(SECRET, "127.0.0.1", lambda _: b"x" * 10_000, print)
-    peer = Peer(server.address, SECRET, print)
-    peer.block(Request("0" * 32, 0, 0))
+    peer = BlockClient(server.address, SECRET, print)
+    peer.block(BlockRequest("0" * 32, 0, 0))
     took = []
     for _ in range(20):
         began = time.monotonic()
-        peer.block(Request("0" * 32, 0, 0))
+        peer.block(BlockRequest("0" * 32, 0, 0))
         took.append(time.monotonic() - began)
     assert np.median(took) < 0.03  # 44 ms with Nagle's algorithm and delayed acknowledgements
     peer.close()

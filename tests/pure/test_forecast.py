@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.cli.forecast import Forecast, in_words
+from multiring.cli.forecast import ForecastPrinter, in_words
 
 
 @pytest.mark.parametrize(
@@ -17,21 +17,21 @@ def test_what_is_left_is_what_the_first_turn_took_times_the_others(monkeypatch: 
     monkeypatch.setattr("multiring.cli.forecast.time.monotonic", lambda: now[0])
     told: list[str] = []
     shown: list[str] = []
-    made = Forecast(7, told.append, shown.append)
+    made = ForecastPrinter(7, told.append, shown.append)
     made.begin(14, 70.0)
     for text, took_s in (("verifying", 50.0), ("alternation 1 of 7: a", 4.0), ("alternation 1 of 7: b", 6.0)):
-        made.heed(text)
+        made.record(text)
         now[0] += took_s
-    made.heed("alternation 2 of 7: b")
-    made.heed("alternation 2 of 7: a")
+    made.record("alternation 2 of 7: b")
+    made.record("alternation 2 of 7: a")
     assert told == ["14 jobs: about 70 s", "about 60 s left"]
     assert len(shown) == 5
 
 
 def test_of_what_is_short_nothing_is_said() -> None:
     told: list[str] = []
-    made = Forecast(3, told.append, None)
+    made = ForecastPrinter(3, told.append, None)
     made.begin(3, 8.0)
     for turn in (1, 2, 3):
-        made.heed(f"alternation {turn} of 3: a")
+        made.record(f"alternation {turn} of 3: a")
     assert told == []

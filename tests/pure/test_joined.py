@@ -14,8 +14,7 @@ from tests.pure.test_check import mutants_of
 from multiring._native import Lowering
 from multiring.collectives import algorithms_of, build
 from multiring.errors import ArgumentError, ScheduleError
-from multiring.lab import Plan as LabPlan
-from multiring.lab import parse_slots
+from multiring.lab import LabPlan, parse_slots
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
 from multiring.planner.candidates import joined_frames
 from multiring.planner.pins import pins_of, pins_text

@@ -11,8 +11,8 @@ import pytest
 
 from multiring.cli import main
 from multiring.errors import ArgumentError, LaunchError, UnsupportedError
-from multiring.lab import Lab, Launcher, Options, Plan, ask_lab, parse_fault, parse_rate, parse_timed, run_lab
-from multiring.lab.faults import Fault, Kind
+from multiring.lab import Lab, LabOptions, LabPlan, Launcher, ask_lab, parse_fault, parse_rate, parse_timed, run_lab
+from multiring.lab.faults import Fault, FaultType
 from multiring.lab.host import AGENT
 from multiring.lab.launchers import processes_of
 from multiring.lab.network import Network
@@ -81,11 +81,11 @@ def test_a_rate_no_link_can_have(text: str) -> None:
 )
 def test_a_lab_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        Plan(**wrong)
+        LabPlan(**wrong)
 
 
 def test_every_host_has_its_own_address_on_every_rail() -> None:
-    plan = Plan(hosts=254, rails=(None,) * 16)
+    plan = LabPlan(hosts=254, rails=(None,) * 16)
     addresses = [plan.address(host, rail) for host, rail in product(range(254), range(16))]
     assert len(set(addresses)) == 254 * 16
     for host, rail in ((0, 0), (253, 15), (7, 3)):
@@ -96,7 +96,7 @@ def test_every_host_has_its_own_address_on_every_rail() -> None:
 
 
 def test_names_in_the_hosts_file_lead_to_hosts() -> None:
-    plan = Plan(hosts=3, rails=(None, None))
+    plan = LabPlan(hosts=3, rails=(None, None))
     entries = dict(line.split(maxsplit=1) for line in plan.hosts_file().splitlines())
     assert entries.pop("127.0.0.1") == "localhost"
     assert entries["10.77.0.2"] == "host1 host1-rail0"
@@ -112,7 +112,7 @@ def test_names_in_the_hosts_file_lead_to_hosts() -> None:
 
 @pytest.mark.parametrize(("hosts", "racks"), [(8, 2), (5, 2), (7, 3), (4, 4), (3, 1)])
 def test_racks_are_filled_in_order_and_evenly(hosts: int, racks: int) -> None:
-    plan = Plan(hosts=hosts, racks=racks)
+    plan = LabPlan(hosts=hosts, racks=racks)
     placed = [plan.rack_of(host) for host in range(hosts)]
     assert placed == sorted(placed)
     filled = [placed.count(rack) for rack in range(racks)]
@@ -121,20 +121,20 @@ def test_racks_are_filled_in_order_and_evenly(hosts: int, racks: int) -> None:
 
 # -- faults
 
-TWO_RAILS = Plan(hosts=3, rails=(GIGABIT, GIGABIT // 4))
+TWO_RAILS = LabPlan(hosts=3, rails=(GIGABIT, GIGABIT // 4))
 
 
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ("freeze host0", Fault(kind=Kind.FREEZE, host=0)),
-        ("thaw 10.77.0.2", Fault(kind=Kind.THAW, host=1)),
-        ("kill host2", Fault(kind=Kind.KILL, host=2)),
-        ("cut host1", Fault(kind=Kind.CUT, host=1, rails=(0, 1))),
-        ("cut host1 rail1", Fault(kind=Kind.CUT, host=1, rails=(1,))),
-        ("mend host1 rail0", Fault(kind=Kind.MEND, host=1, rails=(0,))),
-        ("slow host1 10mbit", Fault(kind=Kind.SLOW, host=1, rails=(0, 1), rate=10**7)),
-        ("slow host1 10mbit rail1", Fault(kind=Kind.SLOW, host=1, rails=(1,), rate=10**7)),
+        ("freeze host0", Fault(kind=FaultType.FREEZE, host=0)),
+        ("thaw 10.77.0.2", Fault(kind=FaultType.THAW, host=1)),
+        ("kill host2", Fault(kind=FaultType.KILL, host=2)),
+        ("cut host1", Fault(kind=FaultType.CUT, host=1, rails=(0, 1))),
+        ("cut host1 rail1", Fault(kind=FaultType.CUT, host=1, rails=(1,))),
+        ("mend host1 rail0", Fault(kind=FaultType.MEND, host=1, rails=(0,))),
+        ("slow host1 10mbit", Fault(kind=FaultType.SLOW, host=1, rails=(0, 1), rate=10**7)),
+        ("slow host1 10mbit rail1", Fault(kind=FaultType.SLOW, host=1, rails=(1,), rate=10**7)),
     ],
 )
 def test_faults_are_read_from_words(words: str, fault: Fault) -> None:
@@ -172,7 +172,7 @@ def test_a_fault_has_its_time() -> None:
 
 
 def test_multiring_starts_ranks_in_the_order_of_hosts() -> None:
-    processes = processes_of(Plan(hosts=2, slots=2), Launcher.MULTIRING, ["prog", "x"], "", PLACE)
+    processes = processes_of(LabPlan(hosts=2, slots=2), Launcher.MULTIRING, ["prog", "x"], "", PLACE)
     assert [(p.name, p.host, p.command) for p in processes] == [
         (f"rank {rank}", rank // 2, ("prog", "x")) for rank in range(4)
     ]
@@ -188,7 +188,7 @@ def test_multiring_starts_ranks_in_the_order_of_hosts() -> None:
 
 
 def test_torchrun_starts_once_on_every_host() -> None:
-    processes = processes_of(Plan(hosts=3, slots=2), Launcher.TORCHRUN, ["python", "x.py"], "", PLACE)
+    processes = processes_of(LabPlan(hosts=3, slots=2), Launcher.TORCHRUN, ["python", "x.py"], "", PLACE)
     assert [p.host for p in processes] == [0, 1, 2]
     assert processes[2].command == (
         *(
@@ -213,7 +213,7 @@ def test_torchrun_starts_once_on_every_host() -> None:
     ],
 )
 def test_mpiexec_starts_once_on_the_first_host(version: str, options: tuple[str, ...]) -> None:
-    (process,) = processes_of(Plan(hosts=2, slots=3), Launcher.MPIEXEC, ["prog"], version, PLACE)
+    (process,) = processes_of(LabPlan(hosts=2, slots=3), Launcher.MPIEXEC, ["prog"], version, PLACE)
     assert process.host == 0
     assert process.command[: len(options) + 2] == ("mpiexec", *options, "host0:3,host1:3")
     assert process.command[len(options) + 2 : len(options) + 4] == ("-n", "6")
@@ -224,7 +224,7 @@ def test_mpiexec_starts_once_on_the_first_host(version: str, options: tuple[str,
 
 def test_another_mpiexec_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"neither Hydra .* nor Open MPI; --version says 'LAM 7'"):
-        processes_of(Plan(hosts=2), Launcher.MPIEXEC, ["prog"], "LAM 7\nmore", PLACE)
+        processes_of(LabPlan(hosts=2), Launcher.MPIEXEC, ["prog"], "LAM 7\nmore", PLACE)
 
 
 @pytest.mark.parametrize(
@@ -288,14 +288,14 @@ def test_an_mpiexec_that_does_not_say_what_it_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(subprocess, "run", hang)
     monkeypatch.setattr("multiring.lab.job.check_command", lambda *_: None)
     with pytest.raises(LaunchError, match=r"mpiexec --version fails: .*timed out"):
-        run_lab(Plan(hosts=1), ["true"], Options(launcher=Launcher.MPIEXEC))
+        run_lab(LabPlan(hosts=1), ["true"], LabOptions(launcher=Launcher.MPIEXEC))
 
 
 # -- what the ranks learn about the lab
 
 
 def test_racks_rails_and_rates_are_told() -> None:
-    plan = Plan(hosts=5, slots=2, rails=(GIGABIT, None), racks=2, uplink=GIGABIT // 2)
+    plan = LabPlan(hosts=5, slots=2, rails=(GIGABIT, None), racks=2, uplink=GIGABIT // 2)
     told = topology_of(topology_text(plan))
     assert told.names == ("host0", "host1", "host2", "host3", "host4")
     assert told.interfaces == ("rail0", "rail1")
@@ -311,22 +311,22 @@ def test_racks_rails_and_rates_are_told() -> None:
 
 
 def test_one_rack_is_none_and_uplinks_without_limit_narrow_nothing() -> None:
-    assert topology_of_lab(Plan(hosts=3)).racks == ()
-    assert [rack.uplinks for rack in topology_of_lab(Plan(hosts=3, racks=3)).racks] == [(), (), ()]
+    assert topology_of_lab(LabPlan(hosts=3)).racks == ()
+    assert [rack.uplinks for rack in topology_of_lab(LabPlan(hosts=3, racks=3)).racks] == [(), (), ()]
 
 
 def test_not_root_is_told_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["lab", "--hosts", "2", "true"]) == 2
     assert "needs root, this is user 1000: run it with sudo" in capsys.readouterr().err
-    with pytest.raises(UnsupportedError, match="needs root"), Lab(Plan(hosts=1)):
+    with pytest.raises(UnsupportedError, match="needs root"), Lab(LabPlan(hosts=1)):
         pass
 
 
 def test_without_pyroute2_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2", None)
     with pytest.raises(LaunchError, match="needs pyroute2: pip install pyroute2"):
-        Network(Plan(hosts=1), [])
+        Network(LabPlan(hosts=1), [])
 
 
 def test_without_a_lab_there_is_nothing_to_break(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from multiring.convergence.adascale import AdaScale, adascale_gain
 from multiring.convergence.convergence_concerns import Facts, concerns
 from multiring.convergence.critical_batch import Law, fit_critical_batch_size, recommend_batch_size
-from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, block_bootstrap, noise_sample
+from multiring.convergence.noise_scale import ConfidenceInterval, NoiseSample, NoiseScale, block_bootstrap, noise_sample
 from multiring.convergence.rate_schedules import (
     Constant,
     Cosine,
@@ -281,9 +281,9 @@ def test_loss_scale_grows_and_shrinks() -> None:
 
 # ---- warnings ----
 
-HEALTHY = Facts(batch=512, noise=Interval(900, 700, 1200), momentum=0.9, gradient=1.0, steps=500, skipped=2)
+HEALTHY = Facts(batch=512, noise=ConfidenceInterval(900, 700, 1200), momentum=0.9, gradient=1.0, steps=500, skipped=2)
 SICK = {
-    "batch": Facts(batch=8192, noise=Interval(100, 80, 130)),
+    "batch": Facts(batch=8192, noise=ConfidenceInterval(100, 80, 130)),
     "lag": Facts(lag=1, momentum=0.9),
     "compression": Facts(wire="int8"),
     "residual": Facts(owed=30.0, gradient=1.0),
@@ -306,7 +306,7 @@ def test_twenty_healthy_runs_are_not_warned_of() -> None:
         value = float(generator.uniform(100, 3000))
         facts = Facts(
             batch=float(generator.uniform(0.1, 4.0)) * value,
-            noise=Interval(value, 0.8 * value, 1.3 * value),
+            noise=ConfidenceInterval(value, 0.8 * value, 1.3 * value),
             lag=int(generator.integers(2)),
             momentum=float(generator.uniform(0.0, 0.45)),
             wire=str(generator.choice(["bf16", "fp16", "int8"])),

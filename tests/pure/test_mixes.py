@@ -16,7 +16,7 @@ from multiring.planner.parallelism import (
     Parallelism,
     Profile,
     Seconds,
-    Stage,
+    StageTime,
     Unit,
     chosen,
     forecast,
@@ -159,7 +159,7 @@ def test_stages_that_wait_leave_their_cores_to_others() -> None:
     assert 8 * turn / 4 < shared_cores < 8 * turn / 4 + turn / 4
 
 
-EVEN = Stage(1.0, 2.0)
+EVEN = StageTime(1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -171,24 +171,30 @@ EVEN = Stage(1.0, 2.0)
         ([EVEN, EVEN], 1, 2.0, [0.25], 6.5),  # both directions
         ([EVEN, EVEN], 4, 2.0, [0.0], 15.0),  # three turns follow one pass through both stages
         ([EVEN, EVEN], 4, 1.0, [0.0], 24.0),  # all the work on one core
-        ([Stage(2.0, 4.0), EVEN], 4, 2.0, [0.0], 25.0),  # the slower stage's work, plus one wait for the other stage
+        (
+            [StageTime(2.0, 4.0), EVEN],
+            4,
+            2.0,
+            [0.0],
+            25.0,
+        ),  # the slower stage's work, plus one wait for the other stage
         ([EVEN] * 4, 8, 4.0, [0.0] * 3, 33.0),
     ],
 )
 def test_pipelines_by_hand(
-    stages: list[Stage], microbatches: int, cores: float, messages_s: list[float], wanted_s: float
+    stages: list[StageTime], microbatches: int, cores: float, messages_s: list[float], wanted_s: float
 ) -> None:
     assert makespan(stages, microbatches, cores, messages_s) == pytest.approx(wanted_s)
 
 
 @given(
-    stages=st.lists(st.builds(Stage, st.floats(0, 2), st.floats(0, 2)), min_size=1, max_size=5),
+    stages=st.lists(st.builds(StageTime, st.floats(0, 2), st.floats(0, 2)), min_size=1, max_size=5),
     microbatches=st.integers(1, 7),
     cores=st.floats(0.3, 6),
     message_s=st.floats(0, 1),
 )
 def test_pipelines_take_no_less_than_work_and_way_and_no_more_than_both(
-    stages: list[Stage], microbatches: int, cores: float, message_s: float
+    stages: list[StageTime], microbatches: int, cores: float, message_s: float
 ) -> None:
     found_s = makespan(stages, microbatches, cores, [message_s] * (len(stages) - 1))
     each = [stage.forward_s + stage.backward_s for stage in stages]

@@ -24,9 +24,9 @@ from multiring.errors import ArgumentError, StateError
 from multiring.trace import (
     Alignment,
     Claim,
+    ClockReading,
     Glossary,
     Part,
-    Reading,
     TakenError,
     TraceFile,
     best_reading,
@@ -84,8 +84,8 @@ def test_a_drifting_clock_is_aligned_as_well_as_it_was_read(
 
     end = start + length
     readings = (
-        Reading(start, true_offset(start) + errors[0], errors[0]),
-        Reading(end, true_offset(end) - errors[1], errors[1]),
+        ClockReading(start, true_offset(start) + errors[0], errors[0]),
+        ClockReading(end, true_offset(end) - errors[1], errors[1]),
     )
     alignment = Alignment(*readings)
     assert alignment.error_ns == max(errors)
@@ -102,18 +102,18 @@ def test_a_drifting_clock_is_aligned_as_well_as_it_was_read(
 def test_without_readings_times_stay_and_with_one_they_are_shifted() -> None:
     own = np.array([5, 10], np.int64)
     assert Alignment().aligned(own).tolist() == [5, 10]
-    assert Alignment(Reading(7, 100, 1)).aligned(own).tolist() == [105, 110]
-    assert Alignment(Reading(7, 100, 1), Reading(7, 300, 1)).aligned(own).tolist() == [105, 110]
+    assert Alignment(ClockReading(7, 100, 1)).aligned(own).tolist() == [105, 110]
+    assert Alignment(ClockReading(7, 100, 1), ClockReading(7, 300, 1)).aligned(own).tolist() == [105, 110]
     assert Alignment().error_ns == 0
 
 
 def test_outside_of_the_readings_the_offset_is_theirs() -> None:
-    alignment = Alignment(Reading(100, 10, 1), Reading(200, 30, 1))
+    alignment = Alignment(ClockReading(100, 10, 1), ClockReading(200, 30, 1))
     assert alignment.aligned(np.array([0, 100, 150, 200, 300], np.int64)).tolist() == [10, 110, 170, 230, 330]
 
 
 def test_whose_clock_needs_no_alignment() -> None:
-    readings = (Reading(10, 5, 1), Reading(15, 6, 1), Reading(20, 7, 1))
+    readings = (ClockReading(10, 5, 1), ClockReading(15, 6, 1), ClockReading(20, 7, 1))
     assert part(0).alignment("clock 0") == Alignment()
     assert part(1, readings=readings).alignment("clock 1") == Alignment()
     assert part(1, readings=readings).alignment("clock 0") == Alignment(readings[0], readings[2])
@@ -172,7 +172,10 @@ def made_up(draw: st.DrawFn, rank: int = 1) -> Part:
         else:
             each.append(row(WAIT, at, end, thread=thread, group=1, sequence=3))
         at = end
-    readings = (Reading(0, draw(st.integers(-MOST, MOST)), 5), Reading(20_000, draw(st.integers(-MOST, MOST)), 5))
+    readings = (
+        ClockReading(0, draw(st.integers(-MOST, MOST)), 5),
+        ClockReading(20_000, draw(st.integers(-MOST, MOST)), 5),
+    )
     words: Any = {"operations": {7: ("all_reduce sum", "a plan")}, "groups": {1: "ranks 0-1", 2: "ranks 0-1"}}
     return part(rank, *each, spans=tuple(spans), readings=readings, **words)
 
@@ -289,7 +292,7 @@ def test_a_part_can_be_read_as_far_as_it_was_written() -> None:
     )
     assert whole.spans == (Span("forward Net", "forward", 1, 2, 100),)
     assert whole.rails == (RailSample(20, ((1, 0, 500),)),)
-    assert whole.readings == (Reading(10, 1000, 5), Reading(100, 2000, 7))
+    assert whole.readings == (ClockReading(10, 1000, 5), ClockReading(100, 2000, 7))
     assert whole.end is not None
     seen = set()
     for length in range(data.index(b"\n") + 1, len(data)):
@@ -313,7 +316,7 @@ def test_the_file_appears_whole(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     file = TraceFile(path)
     file.add(part(0, row(OPERATION, 1, 2)))
-    file.add(part(1, row(OPERATION, 3, 4), readings=(Reading(0, 500, 20),)))
+    file.add(part(1, row(OPERATION, 3, 4), readings=(ClockReading(0, 500, 20),)))
     file.lack(2, "rank 2 died")
     assert not path.exists()
     file.close()

@@ -30,7 +30,7 @@ from benchmarks.tools.two_commits.main import Kept
 from benchmarks.tools.two_commits.tasks import TASKS
 from benchmarks.tools.two_commits.tree import Tree, TreeError, commit_of, make_environment
 
-from multiring.bench.job import JobError, Start
+from multiring.bench.job import JobCommand, JobError
 from multiring.bench.machine import matrix_unit
 from multiring.bench.statistics import Interval
 
@@ -284,7 +284,7 @@ class Pretended:
         self.order: list[str] = []
         self._seconds_of = seconds_of
 
-    def run(self, title: str, start: Start) -> None:
+    def run(self, title: str, start: JobCommand) -> None:
         described = json.loads(Path(start.command[-1]).read_text(encoding="utf-8"))
         number = len(self.order)
         Path(described["joined"]).touch()

@@ -1,16 +1,21 @@
-"""docs/glossary.md: no name in the code uses a former word of the glossary."""
+"""docs/glossary.md: no name in the code uses a former word of the glossary, nor prose if the row says so."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import COMMENT
 from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(
-    r"^\| ([\w!]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE
+    r"^\| ([\w!]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|([^|]*)\|$",
+    (ROOT / "docs/glossary.md").read_text("utf-8"),
+    re.MULTILINE,
 )[1:]  # without the heading
 # C++ text that contains no names of ours: comments, raw strings, strings, characters, file names, and std.
 NO_NAME = re.compile(
@@ -26,6 +31,12 @@ class Word(NamedTuple):
     new: str
     where: tuple[str, ...]
     but: frozenset[str]
+    prose: str
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of the old word in prose."""
+        return rf"\b{self.old.rstrip('!').replace('_', '[_ -]')}(?:s|es|d|ed|ing)?\b"
 
     def is_in(self, name: str) -> bool:
         """Return whether `name` uses the old word."""
@@ -40,8 +51,14 @@ class Word(NamedTuple):
 def words() -> list[Word]:
     """Return the rows of the glossary."""
     return [
-        Word(old, new, tuple(where.strip().split(", ")), frozenset(each.strip(" _") for each in but.split(",")) - {""})
-        for old, new, where, but in ROWS
+        Word(
+            old,
+            new,
+            tuple(where.strip().split(", ")),
+            frozenset(each.strip(" _") for each in but.split(",")) - {""},
+            prose.strip(),
+        )
+        for old, new, where, but, prose in ROWS
     ]
 
 
@@ -75,6 +92,41 @@ def names_in_cpp(text: str) -> Iterator[str]:
     yield from re.findall(r"\b[A-Za-z_]\w*", NO_NAME.sub(" ", text))
 
 
+def prose_of_python(text: str) -> str:
+    """Return the comments and docstrings of a module."""
+    comments = [each.string for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type == COMMENT]
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(each) or "" for each in ast.walk(ast.parse(text)) if isinstance(each, kinds)]
+    return "\n".join(comments + docstrings)
+
+
+def prose_of_cpp(text: str) -> str:
+    """Return the comments of a C++ file."""
+    return "\n".join(re.findall(r"//[^\n]*|/\*.*?\*/", text, re.DOTALL))
+
+
+def without_code(prose: str) -> str:
+    """Return prose without code in backticks."""
+    return re.sub(r"```.*?```|`[^`]*`", " ", prose, flags=re.DOTALL)
+
+
+def texts_with_prose() -> Iterator[tuple[str, str]]:
+    """Yield (file, text) for the code in `native` and `src`, and for the pages that are kept current."""
+    code = [*(ROOT / "src").rglob("*"), *(ROOT / "native").rglob("*")]
+    pages = [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]
+    former = {"CHANGELOG.md", "glossary.md", "log.md"}  # these keep former words; so do decisions
+    for path in [*code, *(page for page in pages if page.name not in former)]:
+        if path.suffix in {".py", ".cc", ".h", ".md"}:
+            yield str(path.relative_to(ROOT)), path.read_text("utf-8")
+
+
+def prose_of(file: str, text: str) -> str:
+    """Return the prose of a file, without code in backticks."""
+    if file.endswith(".md"):
+        return without_code(text)
+    return without_code(prose_of_python(text) if file.endswith(".py") else prose_of_cpp(text))
+
+
 def names_below(where: str) -> Iterator[tuple[str, str]]:
     """Yield (file, name) for the names of files, folders and code below `where`, a folder or a file."""
     top = ROOT / where
@@ -105,6 +157,24 @@ def test_no_name_has_an_old_word(word: Word, names: dict[str, set[tuple[str, str
     assert not found, f"use the field's word: {word.new}"
 
 
+def test_no_prose_has_an_old_word() -> None:
+    checked = [word for word in words() if word.prose]
+    assert len(checked) >= 40
+    texts = dict(texts_with_prose())
+    assert len(texts) > 500
+    any_word = re.compile("|".join(word.pattern for word in checked), re.IGNORECASE)
+    suspects = {file: prose_of(file, text) for file, text in texts.items() if any_word.search(text)}
+    found = [
+        (file, match.group(), word.new)
+        for file, prose in suspects.items()
+        for word in checked
+        if file.startswith(tuple(where.removeprefix("modules of ") for where in word.where))
+        or (file.endswith(".md") and word.prose == "yes")
+        for match in re.finditer(word.pattern, prose, re.IGNORECASE)
+    ]
+    assert not found, "use the field's word"
+
+
 @pytest.mark.parametrize("word", words(), ids=lambda word: word.old)
 def test_an_exception_is_there(word: Word, names: dict[str, set[tuple[str, str]]]) -> None:
     assert word.but <= {name.strip("_") for where in word.where for _, name in names[where]}
@@ -116,6 +186,15 @@ def test_what_is_seen() -> None:
     cpp = '#include "parcel.h"\nint bell_ = std::exchange(prod, "doom"); // card\n/* line\n */ f(\'m\', R"(mix)");'
     assert sorted(set(names_in_cpp(cpp)) - {"int"}) == ["bell_", "f", "prod"]
     assert parts_of("early_SendCounts") == ["early", "send", "counts"]
-    assert Word("tally", "", (), frozenset()).is_in("_my_tallies")
-    assert not Word("mix", "", (), frozenset({"un_mix"})).is_in("un_mix")
-    assert not Word("Exchange!", "", (), frozenset()).is_in("exchange")
+    assert Word("tally", "", (), frozenset(), prose="").is_in("_my_tallies")
+    assert not Word("mix", "", (), frozenset({"un_mix"}), prose="").is_in("un_mix")
+    assert not Word("Exchange!", "", (), frozenset(), prose="").is_in("exchange")
+
+
+def test_what_prose_is_seen() -> None:
+    python = '"""Doom."""\n\n\ndef prod(): # bells\n    """Tell `parcel`."""\n    return "card"\n'
+    assert without_code(prose_of_python(python)).split() == ["#", "bells", "Doom.", "Tell", "."]
+    assert prose_of_cpp('// bell\nint prod; /* doom */ "card"') == "// bell\n/* doom */"
+    word = Word("stand_in!", "", (), frozenset(), prose="yes")
+    assert re.search(word.pattern, "the stand-ins of ranks")
+    assert not re.search(word.pattern, "understand_in")

@@ -17,7 +17,7 @@ import pytest
 
 from multiring.bench.cases import Question
 from multiring.bench.compare import Bench, Bound, Manner
-from multiring.bench.job import Answer, JobError, Jobs, Start, WrongResultError, answers
+from multiring.bench.job import JobCommand, JobError, Jobs, RankAnswer, WrongResultError, answers
 from multiring.bench.libraries import WORKERS, OwnWorker, PeerLibrary
 from multiring.bench.peers import PEERS, Knob
 from multiring.bench.workers import contract
@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     titles: list[str] = []
 
-    def run(_: Jobs, title: str, start: Start) -> None:
+    def run(_: Jobs, title: str, start: JobCommand) -> None:
         titles.append(title)
         ranks = int(start.command[start.command.index("-n") + 1])
         monkeypatch.setattr(sys, "argv", list(start.command[start.command.index(str(PRETENDER)) :]))
@@ -151,7 +151,7 @@ def test_a_rank_without_an_answer_is_an_error(jobs: Jobs) -> None:
 
 def test_a_launcher_that_does_not_exist_is_named(jobs: Jobs) -> None:
     with pytest.raises(JobError, match="x: cannot start 'no-such-launcher': No such file"):
-        jobs.run("x", Start(command=("no-such-launcher",), variables={}))
+        jobs.run("x", JobCommand(command=("no-such-launcher",), variables={}))
 
 
 def test_a_job_that_hangs_ends_at_its_deadline_with_all_it_started(
@@ -219,7 +219,7 @@ def test_a_signal_ends_all(tmp_path: Path, marked: Marked, number: signal.Signal
 # ---- the workers ----
 
 
-def answered(jobs: Jobs, script: str, cases: dict[str, Case]) -> dict[str, list[Answer]]:
+def answered(jobs: Jobs, script: str, cases: dict[str, Case]) -> dict[str, list[RankAnswer]]:
     """Return the answers of three ranks to each of the cases, which share one job: starting ranks takes longest."""
     folder = jobs.folder / "a b%20c#d"  # Gloo meets in a folder of any name
     folder.mkdir()

@@ -11,7 +11,7 @@ from tests.pure.data_sets import npy_files, packed
 from tests.wire.ranks import Here, run_ranks
 
 from multiring.data import Dataset, Loader, Workers
-from multiring.data.balance.decision import Balance, Counted
+from multiring.data.balance.decision import Balance, TrainingCounts
 from multiring.data.balance.watching import BalanceWatch
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.data.readers.source import Record
@@ -93,7 +93,7 @@ def test_what_is_paused_does_not_count_and_a_watch_ends_once(url: str) -> None:
         BalanceWatch(loader).finish()
 
 
-def summing(here: Here, url: str) -> tuple[Counted, Counted]:
+def summing(here: Here, url: str) -> tuple[TrainingCounts, TrainingCounts]:
     """Sum large arrays on both ranks at the same time, then small arrays with rank 1 late."""
     group = here.join()
     loader = Loader(Dataset(url, transform=few), 3)

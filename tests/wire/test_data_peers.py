@@ -19,12 +19,12 @@ from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.peers.block_client import BlockClient
 from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange, Gate
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.peer import Peer
 from multiring.data.peers.sharing import exchange_of
-from multiring.data.peers.words import Request, request_of
+from multiring.data.peers.words import BlockRequest, request_of
 from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage
@@ -80,7 +80,9 @@ def hosts(url: str, folder: Path, count: int, told: list[str]) -> Iterator[Hosts
 
     servers = [BlockServer(SECRET, "127.0.0.1", giver(number), told.append) for number in range(count)]
     for here, storage in enumerate(storages):
-        peers = [None if n == here else Peer(server.address, SECRET, told.append) for n, server in enumerate(servers)]
+        peers = [
+            None if n == here else BlockClient(server.address, SECRET, told.append) for n, server in enumerate(servers)
+        ]
         exchanges.append(Exchange(storage, Owners([1.0] * count), here, peers, told.append))
         storage.fetch_by(exchanges[-1].fetch)
     try:
@@ -209,17 +211,17 @@ def test_who_knows_the_secret_may_ask_for_blocks_only(url: str, server: tuple[Tc
     told: list[str] = []
     key = Dataset(url).source.manifest.digest
     for request, text in (
-        (Request("0" * 32, 0, 0), f"this host stages pack {key}"),
-        (Request(key, 9, 0), "does not exist in this pack"),
-        (Request(key, 0, 1 << 30), "does not exist in this pack"),
-        (Request("../x", 0, 0), "closed"),
+        (BlockRequest("0" * 32, 0, 0), f"this host stages pack {key}"),
+        (BlockRequest(key, 9, 0), "does not exist in this pack"),
+        (BlockRequest(key, 0, 1 << 30), "does not exist in this pack"),
+        (BlockRequest("../x", 0, 0), "closed"),
     ):
-        peer = Peer(address, SECRET, told.append)
+        peer = BlockClient(address, SECRET, told.append)
         assert peer.block(request) is None
         assert text in told[-1]
-    assert Peer(address, b"wrong", told.append).block(Request(key, 0, 0)) is None
-    peer = Peer(address, SECRET, told.append)
-    found = peer.block(Request(key, 0, 0))
+    assert BlockClient(address, b"wrong", told.append).block(BlockRequest(key, 0, 0)) is None
+    peer = BlockClient(address, SECRET, told.append)
+    found = peer.block(BlockRequest(key, 0, 0))
     assert found == Path(url, "shard-00000.tar").read_bytes()[:BLOCK_BYTES]
     peer.close()
 
@@ -238,7 +240,7 @@ def test_a_request_is_numbers_and_nothing_else(message: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"piece": (3, 9)}, {"waits_only": True}])
 def test_a_request_comes_as_it_went(options: dict[str, Any]) -> None:
-    request = Request("0" * 32, 1, 2, **options)
+    request = BlockRequest("0" * 32, 1, 2, **options)
     assert request_of(request.message()) == request
 
 
@@ -247,8 +249,8 @@ def test_a_block_may_be_waited_for_without_its_bytes(url: str, tmp_path: Path) -
     with hosts(url, tmp_path, 2, told) as (exchanges, servers, source):
         storage = exchanges[0].storage
         shard, block = next(each for each in storage.each_block() if exchanges[0].owns(*each))
-        peer = Peer(servers[0].address, SECRET, told.append)
-        assert peer.block(Request(storage.key, shard, block, waits_only=True)) == b""
+        peer = BlockClient(servers[0].address, SECRET, told.append)
+        assert peer.block(BlockRequest(storage.key, shard, block, waits_only=True)) == b""
         assert storage.is_here(shard, block)
         assert source.read_bytes == storage.end_of(shard, block) - storage.begin_of(block)
         peer.close()

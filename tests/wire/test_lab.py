@@ -22,7 +22,7 @@ from tests.wire.test_launchers import SUM, mpi_job
 
 from multiring.cli import main
 from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
-from multiring.lab import Lab, Plan, ask_lab, network, parse_fault, running_labs
+from multiring.lab import Lab, LabPlan, ask_lab, network, parse_fault, running_labs
 from multiring.lab.goodput import Flow, goodput
 from multiring.lab.host import AGENT, Host
 from multiring.lab.pid_namespace import run_in_pid_namespace
@@ -128,7 +128,9 @@ def test_a_host_has_its_own_of_everything(
         assert found["pids"] == [1, 2]
         assert found["folder"] == str(tmp_path)
         assert found["rank"] == [str(host), "3", "0", "1", "host0:29400"]
-        assert topology_of(found["topology"]) == topology_of(topology_text(Plan(hosts=3, rails=(None, 100 * MEGABIT))))
+        assert topology_of(found["topology"]) == topology_of(
+            topology_text(LabPlan(hosts=3, rails=(None, 100 * MEGABIT)))
+        )
     assert len({found["ipc"] for found in seen} | {str(Path("/proc/self/ns/ipc").readlink())}) == 4
     assert not Path("/dev/shm/mine").exists()  # noqa: S108 -- that it is not there is the point
     assert f"[2] {json.dumps(seen[2])}\n" in lab.out
@@ -144,7 +146,7 @@ def test_ranks_are_told_nothing_or_what_the_user_says(start: Callable[..., LabRu
 
 def test_eight_hosts_are_up_in_time() -> None:
     begin = time.monotonic()
-    with Lab(Plan(hosts=8, rails=(1000 * MEGABIT, 250 * MEGABIT), racks=2, uplink=500 * MEGABIT)):
+    with Lab(LabPlan(hosts=8, rails=(1000 * MEGABIT, 250 * MEGABIT), racks=2, uplink=500 * MEGABIT)):
         assert time.monotonic() - begin < 50  # ten times the floor; benchmarks/evidence/lab/main.py measures 0.3 s
 
 
@@ -198,12 +200,12 @@ def flow(lab: Lab, *flows: Flow) -> list[float]:
 
 @pytest.mark.parametrize("rate", [20 * MEGABIT, 200 * MEGABIT])
 def test_a_link_carries_its_rate_both_ways(rate: Rate) -> None:
-    with Lab(Plan(hosts=2, rails=(rate,))) as lab, at_most(lab, rate, (0, 0)), at_most(lab, rate, (1, 0)):
+    with Lab(LabPlan(hosts=2, rails=(rate,))) as lab, at_most(lab, rate, (0, 0)), at_most(lab, rate, (1, 0)):
         flow(lab, Flow(0, 1), Flow(1, 0))
 
 
 def test_racks_share_an_uplink_and_rails_do_not_share() -> None:
-    plan = Plan(hosts=4, rails=(80 * MEGABIT, 20 * MEGABIT), racks=2, uplink=40 * MEGABIT)
+    plan = LabPlan(hosts=4, rails=(80 * MEGABIT, 20 * MEGABIT), racks=2, uplink=40 * MEGABIT)
     with Lab(plan) as lab:
         with at_most(lab, 80 * MEGABIT, (0, 0)), at_most(lab, 40 * MEGABIT, (2, 0), (3, 0)):
             flow(lab, Flow(1, 0), Flow(0, 2), Flow(1, 3))
@@ -245,7 +247,7 @@ except OSError as error:
 
 
 def test_links_are_slowed_cut_and_mended() -> None:
-    with Lab(Plan(hosts=2, rails=(100 * MEGABIT, None))) as lab:
+    with Lab(LabPlan(hosts=2, rails=(100 * MEGABIT, None))) as lab:
         fault(lab, "slow host1 5mbit")
         for rail in range(2):
             with at_most(lab, 5 * MEGABIT, (0, rail)), at_most(lab, 5 * MEGABIT, (1, rail)):
@@ -262,14 +264,14 @@ def test_links_are_slowed_cut_and_mended() -> None:
 
 def test_a_flow_that_dies_is_an_error() -> None:
     with (
-        Lab(Plan(hosts=2, rails=(1 * MEGABIT,))) as lab,
+        Lab(LabPlan(hosts=2, rails=(1 * MEGABIT,))) as lab,
         pytest.raises(LaunchError, match="nothing arrived from host0"),
     ):
         goodput(lab, [Flow(0, 1)], seconds=0.0, drain_s=0.0)
 
 
 def test_a_host_is_frozen_thawed_and_killed() -> None:
-    with Lab(Plan(hosts=2)) as lab:
+    with Lab(LabPlan(hosts=2)) as lab:
         host = lab.hosts[1]
         with host.birthplace():
             process = subprocess.Popen(["/bin/sleep", "1000"], preexec_fn=host.preparation(Path("/")))  # noqa: PLW1509 -- one thread
@@ -295,7 +297,7 @@ def state_within(stat: Path, wanted: str) -> bool:
 
 
 def test_a_keeper_somebody_killed_is_missed() -> None:
-    with Lab(Plan(hosts=1)) as lab:
+    with Lab(LabPlan(hosts=1)) as lab:
         os.kill(lab.hosts[0]._pid, signal.SIGKILL)
         with pytest.raises(StateError, match="host0 is gone: its keeper, process"):
             fault(lab, "freeze host0")
@@ -464,7 +466,7 @@ def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[s
     assert run_in_pid_namespace(lambda: 7) == 7
     assert run_in_pid_namespace(os.getpid) == 1
     with pytest.raises(ArgumentError, match="no host 'x'"):
-        run_in_pid_namespace(partial(Plan(hosts=1).host_named, "x"))
+        run_in_pid_namespace(partial(LabPlan(hosts=1).host_named, "x"))
     assert run_in_pid_namespace(lambda: 1 // 0) == 1
     assert "ZeroDivisionError" in capfd.readouterr().err
 
@@ -481,7 +483,7 @@ def test_what_is_done_apart_ends_as_if_it_was_not(capfd: pytest.CaptureFixture[s
 )
 def test_a_kernel_without_something_is_told_what(monkeypatch: pytest.MonkeyPatch, part: str, words: str) -> None:
     monkeypatch.setattr(network, part, "nonesuch")
-    with pytest.raises(UnsupportedError, match=f"this kernel has {words}"), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
+    with pytest.raises(UnsupportedError, match=f"this kernel has {words}"), Lab(LabPlan(hosts=1, rails=(5 * MEGABIT,))):
         pass
 
 
@@ -499,7 +501,7 @@ def test_a_kernel_without_token_buckets(
         raise NetlinkError(code, "full")
 
     monkeypatch.setattr(IPRoute, "tc", refuse, raising=False)  # otherwise __getattr__ finds `tc`
-    with pytest.raises(error, match=words), Lab(Plan(hosts=1, rails=(5 * MEGABIT,))):
+    with pytest.raises(error, match=words), Lab(LabPlan(hosts=1, rails=(5 * MEGABIT,))):
         pass
 
 
@@ -508,7 +510,7 @@ def test_a_system_that_refuses_a_host_is_told_why(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         UnsupportedError, match=r"cannot make host0: No such file or directory \(mount /no/such/place\)"
     ):
-        Lab(Plan(hosts=1)).__enter__()
+        Lab(LabPlan(hosts=1)).__enter__()
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted", "unshare")

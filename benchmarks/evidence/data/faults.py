@@ -37,11 +37,11 @@ from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.packing.verifying import damages
 from multiring.data.packing.writing import PackOptions, pack
+from multiring.data.peers.block_client import BlockClient
 from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.peer import Peer
-from multiring.data.peers.words import Request
+from multiring.data.peers.words import BlockRequest
 from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage, open_storage
 from multiring.errors import DataError, MultiringError, SourceTimeoutError
@@ -117,9 +117,9 @@ def serves(ground: Ground, folder: Path) -> None:
     storage = CachedStorage(LocalStorage(ground.pack), BlockCache(folder, QUOTA, quiet), memory_bytes=0)
     exchange = Exchange(storage, Owners([1.0]), 0, [None], quiet)
     server = BlockServer(SECRET, "127.0.0.1", exchange.give, quiet)
-    peer = Peer(server.address, SECRET, quiet, 5.0)
+    peer = BlockClient(server.address, SECRET, quiet, 5.0)
     for shard, block in storage.each_block():
-        found = peer.block(Request(storage.key, shard, block))
+        found = peer.block(BlockRequest(storage.key, shard, block))
         if found is not None and found != ground.right(shard, block):
             os._exit(77)
     peer.close()
@@ -313,8 +313,8 @@ def flipped(address: TcpAddress, key: str, ground: Ground, seed: int) -> str:
     place = int(np.random.default_rng(seed).integers(600, BLOCK_BYTES))
     threading.Thread(target=_relay, args=(relay, address, place, 1 << seed % 8), daemon=True).start()
     told: list[str] = []
-    peer = Peer(TcpAddress("127.0.0.1", relay.getsockname()[1]), SECRET, told.append, 5.0)
-    data = peer.block(Request(key, 0, 0))
+    peer = BlockClient(TcpAddress("127.0.0.1", relay.getsockname()[1]), SECRET, told.append, 5.0)
+    data = peer.block(BlockRequest(key, 0, 0))
     peer.close()
     relay.close()
     return "found" if data is None and told else "right" if data == ground.right(0, 0) else "served"
@@ -429,7 +429,7 @@ def chain(ground: Ground, root: Path, sent: signal.Signals, after_s: float) -> t
         os._exit(0)
     address = TcpAddress("127.0.0.1", int(os.read(ready, 16)))
     told: list[str] = []
-    peer = Peer(address, SECRET, told.append, 1.0)
+    peer = BlockClient(address, SECRET, told.append, 1.0)
     storage = CachedStorage(LocalStorage(ground.pack), BlockCache(root / "own", QUOTA, told.append), memory_bytes=0)
     exchange = Exchange(storage, Owners([1.0, 1.0]), 0, [None, peer], told.append)
     storage.fetch_by(exchange.fetch)

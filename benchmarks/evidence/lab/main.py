@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.wire.lab_rig import ENDINGS, end
 
-from multiring.lab import Lab, Plan, parse_rate
+from multiring.lab import Lab, LabPlan, parse_rate
 
 LEFT_S = 5.0
 UP_S = 5.0
@@ -69,7 +69,7 @@ def end_labs(count: int) -> int:
 def start_labs(count: int) -> float:
     """Start a lab of eight hosts `count` times; return the longest start in seconds."""
     rails = (parse_rate("1gbit"), parse_rate("250mbit"))
-    plan = Plan(hosts=8, rails=rails, racks=2, uplink=parse_rate("500mbit"))
+    plan = LabPlan(hosts=8, rails=rails, racks=2, uplink=parse_rate("500mbit"))
     up_s, down_s = [], []
     for _ in range(count):
         begin = time.monotonic()

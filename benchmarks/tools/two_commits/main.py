@@ -61,8 +61,8 @@ from benchmarks.tools.two_commits.tree import ROOT, Tree, TreeError, built, comm
 
 from multiring.bench import workers
 from multiring.bench.compare import cores_for
-from multiring.bench.job import JobError, Jobs, Start, StoppedError, WrongResultError, answers
-from multiring.bench.machine import QUIET_CORES, OtherWork, hardware, ping_pong_us
+from multiring.bench.job import JobCommand, JobError, Jobs, StoppedError, WrongResultError, answers
+from multiring.bench.machine import QUIET_CORES, OtherWorkMeter, hardware, ping_pong_us
 from multiring.bench.records import time_text, today
 from multiring.bench.statistics import Interval, ratio_interval
 from multiring.bench.workers.contract import Case
@@ -336,7 +336,7 @@ class Run:
         """Time `cells` at both commits; a failing cell is left out from now on."""
         order = SIDES if turn % 2 == 0 else SIDES[::-1]
         while doing := [each for each in cells if not each.failed]:
-            meter, found = OtherWork(), {}
+            meter, found = OtherWorkMeter(), {}
             for side in order:
                 try:
                     found[side] = self._job(side, doing)
@@ -411,11 +411,11 @@ def _case(known: Known, side: str, out_dir: Path) -> Case:
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def _start(tree: Tree, job: Job, case_file: Path) -> Start:
+def _start(tree: Tree, job: Job, case_file: Path) -> JobCommand:
     python = str(tree.python)
     how = ("lab", *job.lab) if job.lab else ("run", "-n", str(job.ranks))
     command = (python, "-m", "multiring", *how, "--", python, str(WORKER), str(case_file))
-    return Start(command=command, variables=_VARIABLES)
+    return JobCommand(command=command, variables=_VARIABLES)
 
 
 def _failure(cells: list[Known], cases: list[Case], text: str, *, has_joined: bool) -> CellError:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from multiring.agreement.decisions import Deadlock, Decision, Joined, Ready, Refused
 from multiring.agreement.messages import Arrival, Last, Report
-from multiring.agreement.pending import Pending
+from multiring.agreement.pending import PendingRecord
 
 
 class Book:
@@ -18,7 +18,7 @@ class Book:
         self._rank = rank
         self._place = {child: 2 << number for number, child in enumerate(children)}
         self._everybody = (2 << len(self._place)) - 1
-        self.pending: dict[str, Pending] = {}
+        self.pending: dict[str, PendingRecord] = {}
         self.joined = 0  # the places that have joined
         self._last: Last | None = None
         self._told_joined = False
@@ -63,7 +63,7 @@ class Book:
         for arrival in arrivals:
             pending = self.pending.get(arrival.name)
             if pending is None:
-                pending = self.pending[arrival.name] = Pending()
+                pending = self.pending[arrival.name] = PendingRecord()
             pending.add(place, arrival)
             names.append(arrival.name)
         return names

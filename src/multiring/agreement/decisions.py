@@ -84,7 +84,7 @@ Note = Refused | Deadlock | Lost | Silent
 
 
 @dataclass(slots=True)
-class Outcome:
+class AgreementOutcome:
     """The outcome of an event at one rank.
 
     `messages` are pairs (receiving rank, bytes), which the caller must send in this order. `decisions` are decisions of

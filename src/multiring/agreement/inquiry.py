@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from multiring.agreement.messages import Answer, deadlock_row, missing_row
-from multiring.agreement.pending import Pending
+from multiring.agreement.pending import PendingRecord
 from multiring.agreement.runs import Runs, add_run, add_runs, ranks_in, runs_of
 
 
@@ -16,7 +16,7 @@ class Own:
     """A rank's own answer to a question."""
 
     rank: int
-    pending: Mapping[str, Pending]
+    pending: Mapping[str, PendingRecord]
     joined: int  # the places (see `Book`) that have joined
     blocked: str | None
     waits: Sequence[str] = ()  # announced operations for which a thread waits, even if only for a short time

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from multiring.agreement.book import Book
-from multiring.agreement.decisions import Joined, Lost, Missing, Outcome, Silent
+from multiring.agreement.decisions import AgreementOutcome, Joined, Lost, Missing, Silent
 from multiring.agreement.inquiry import Gathering, Own
 from multiring.agreement.messages import (
     Answer,
@@ -65,11 +65,11 @@ class Member:
             return self.height
         return 2 * self._levels + self.depth + 1 if self._awaiting else 0
 
-    def announce(self, name: str, terms: str) -> Outcome:
+    def announce(self, name: str, terms: str) -> AgreementOutcome:
         """Announce one operation of this rank; see `announce_all`."""
         return self.announce_all([(name, terms)])
 
-    def announce_all(self, operations: Sequence[tuple[str, str]]) -> Outcome:
+    def announce_all(self, operations: Sequence[tuple[str, str]]) -> AgreementOutcome:
         """Announce these operations of this rank.
 
         Several operations take no more messages than one. An operation that was refused before this call is not
@@ -82,7 +82,7 @@ class Member:
         Raises:
             ValueError: a name is in flight, occurs twice or is not valid Unicode; or this rank has joined.
         """
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if self._is_lost(outcome):
             return outcome
         self._book.check_announcement(operations)
@@ -96,7 +96,7 @@ class Member:
         self._pass_on(self._book.come(arrivals), outcome)
         return outcome
 
-    def join(self, waited_us: int = 0) -> Outcome:
+    def join(self, waited_us: int = 0) -> AgreementOutcome:
         """Announce that this rank has joined.
 
         The rank then announces nothing more until all ranks have joined. A joined rank counts as having announced every
@@ -109,47 +109,47 @@ class Member:
         Raises:
             ValueError: this rank has joined already.
         """
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if self._is_lost(outcome):
             return outcome
         self._book.check_in_step()
         self._pass_on(self._book.join(Last(self.rank, waited_us)), outcome)
         return outcome
 
-    def wait_for(self, name: str | None) -> Outcome:
+    def wait_for(self, name: str | None) -> AgreementOutcome:
         """Record that this rank's program is blocked until the operation `name` ends.
 
         None means that the program is not blocked.
         """
         self._blocked = name
-        return Outcome()
+        return AgreementOutcome()
 
-    def inquire(self) -> Outcome:
+    def inquire(self) -> AgreementOutcome:
         """Ask which ranks are missing.
 
         All ranks get a `Missing`, and a `Deadlock` if operations wait for each other. Ranks that ask at the same time
         share an answer. If a rank does not answer, there is no result until `conclude` is called.
         """
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if not self._is_lost(outcome):
             self._pass_on((), outcome, asks=True)
         return outcome
 
-    def conclude(self) -> Outcome:
+    def conclude(self) -> AgreementOutcome:
         """Stop waiting for the answers of an inquiry.
 
         The caller must call this method when `patience` has passed. Children of this rank that have not answered are
         listed in `Missing.silent`. If the parent does not answer, a note `Silent` names the parent, on this rank and on
         waiting ranks below this rank.
         """
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if self._gathering is not None:
             self._pass_on((), outcome, must_answer=True)
         elif self._awaiting and self.parent is not None:
             self._take_silent(Silent(self.parent), outcome)
         return outcome
 
-    def lost(self, rank: int) -> Outcome:
+    def lost(self, rank: int) -> AgreementOutcome:
         """Report that a rank is lost.
 
         Nothing more is decided, because every operation needs all ranks. This method must be called on all neighbours
@@ -160,18 +160,18 @@ class Member:
         """
         if not 0 <= rank < self.size or rank == self.rank:
             raise ValueError(f"rank {rank} is lost: want a rank other than {self.rank} in a group of {self.size}")
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if self._lost is None:
             self._take_lost(Lost(rank), outcome, told_by=None)
         return outcome
 
-    def receive(self, sender: int, message: bytes) -> Outcome:
+    def receive(self, sender: int, message: bytes) -> AgreementOutcome:
         """Handle a message of another rank.
 
         Raises:
             ValueError: the message is invalid; the text says why.
         """
-        outcome = Outcome()
+        outcome = AgreementOutcome()
         if self._lost is not None:
             return outcome
         try:
@@ -200,7 +200,7 @@ class Member:
             raise ValueError(f"the orders follow {received.position} decisions, want {self._book.seen}")
         return received
 
-    def _take_report(self, sender: int, report: Report, outcome: Outcome) -> None:
+    def _take_report(self, sender: int, report: Report, outcome: AgreementOutcome) -> None:
         changed = self._book.take_report(sender, report)
         if report.answer is not None and self._gathering is not None:
             question, answer = report.answer
@@ -209,7 +209,7 @@ class Member:
         self._pass_on(changed, outcome, asks=report.asks)
 
     def _pass_on(
-        self, changed: Sequence[str], outcome: Outcome, *, asks: bool = False, must_answer: bool = False
+        self, changed: Sequence[str], outcome: AgreementOutcome, *, asks: bool = False, must_answer: bool = False
     ) -> None:
         """Report the news to the parent; at the root, decide."""
         settled, last = self._book.settled(changed)
@@ -228,7 +228,7 @@ class Member:
             message = encode_report(Report(self._book.seen, settled, last, asks, answer), self._size_below())
             outcome.messages.append((self.parent, message))
 
-    def _decide(self, settled: Sequence[Arrival], last: Last | None, outcome: Outcome, *, asks: bool) -> None:
+    def _decide(self, settled: Sequence[Arrival], last: Last | None, outcome: AgreementOutcome, *, asks: bool) -> None:
         rows = []
         for name, voices in settled:
             if len(voices) > 1:
@@ -243,18 +243,18 @@ class Member:
         if rows or starts:
             self._order(rows, outcome, asks=starts)
 
-    def _decide_inquiry(self, gathering: Gathering, answer: Answer, outcome: Outcome) -> None:
+    def _decide_inquiry(self, gathering: Gathering, answer: Answer, outcome: AgreementOutcome) -> None:
         # Answers from the time before all ranks joined say nothing about later operations.
         rows = [] if gathering.is_outdated else gathering.verdict(answer)
         again = self._again or gathering.is_outdated
         self._again = False
         self._order(rows, outcome, asks=again)
 
-    def _order(self, rows: list[list[object]], outcome: Outcome, *, asks: bool) -> None:
+    def _order(self, rows: list[list[object]], outcome: AgreementOutcome, *, asks: bool) -> None:
         orders, message = encode_orders(self._book.seen, rows, self._question + 1 if asks else None, self.size)
         self._take_orders(orders, message, outcome)
 
-    def _take_orders(self, orders: Orders, message: bytes, outcome: Outcome) -> None:
+    def _take_orders(self, orders: Orders, message: bytes, outcome: AgreementOutcome) -> None:
         self._send_down(message, outcome)
         outcome.decisions += orders.decisions
         for decision in orders.decisions:
@@ -284,25 +284,25 @@ class Member:
         own = Own(self.rank, self._book.pending, self._book.joined, self._blocked, self.waits())
         return gathering, gathering.merged(own)
 
-    def _is_lost(self, outcome: Outcome) -> bool:
+    def _is_lost(self, outcome: AgreementOutcome) -> bool:
         if self._lost is not None:
             outcome.notes.append(self._lost)
         return self._lost is not None
 
-    def _take_lost(self, lost: Lost, outcome: Outcome, *, told_by: int | None) -> None:
+    def _take_lost(self, lost: Lost, outcome: AgreementOutcome, *, told_by: int | None) -> None:
         self._lost = lost
         self._gathering, self._awaiting = None, False
         outcome.decisions.append(lost)
         message = encode_notice(lost)
         outcome.messages += ((rank, message) for rank in self._neighbours() if rank not in (told_by, lost.rank))
 
-    def _take_silent(self, silent: Silent, outcome: Outcome) -> None:
+    def _take_silent(self, silent: Silent, outcome: AgreementOutcome) -> None:
         if self._awaiting:
             outcome.notes.append(silent)
         self._asked = self._awaiting = False
         self._send_down(encode_notice(silent), outcome)
 
-    def _send_down(self, message: bytes, outcome: Outcome) -> None:
+    def _send_down(self, message: bytes, outcome: AgreementOutcome) -> None:
         outcome.messages += ((child, message) for child in self._below)
 
     def _neighbours(self) -> list[int]:

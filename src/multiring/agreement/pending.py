@@ -6,7 +6,7 @@ from multiring.agreement.messages import FEW, Arrival, Voice
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingRecord:
     """One rank's record of one operation; `Book` explains places."""
 
     come: int = 0  # the places whose ranks have announced it, or have reported different terms

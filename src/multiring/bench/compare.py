@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from multiring.bench.cases import Question, size_text
-from multiring.bench.job import Answer, Jobs, Start, answers
-from multiring.bench.machine import OtherWork
+from multiring.bench.job import JobCommand, Jobs, RankAnswer, answers
+from multiring.bench.machine import OtherWorkMeter
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
 from multiring.bench.workers.contract import Case, write_cases
 from multiring.errors import ArgumentError
@@ -49,7 +49,7 @@ class Library(Protocol):
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
         """Return the library's settings in `case`; all cases of a job have the same settings."""
 
-    def start(self, case_file: Path, ranks: int) -> Start:
+    def start(self, case_file: Path, ranks: int) -> JobCommand:
         """Return how to start a job of the library's worker on the cases in `case_file`."""
 
 
@@ -128,7 +128,7 @@ class Timing:
             cores=cores_for(question.ranks) if question.hosts == 1 else (),
         )
 
-    def take(self, given: Sequence[Answer]) -> None:
+    def take(self, given: Sequence[RankAnswer]) -> None:
         """Add the figure of one alternation from the ranks' answers, or the reason for a missing figure."""
         self.not_offered = next((answer.not_offered for answer in given if answer.not_offered), "")
         if not self.not_offered:
@@ -224,7 +224,7 @@ class Bench:
         Raises:
             The errors of `compare`.
         """
-        meter = OtherWork()
+        meter = OtherWorkMeter()
         # The bound's worker verifies nothing, because the bound computes no result.
         rows = [[self._timing(library, question, pool) for question, pool in asked] for library in self._libraries]
         for library, timings in zip(self._libraries, rows, strict=True):
@@ -283,7 +283,7 @@ class Bench:
         sizes = ", ".join(dict.fromkeys(f"{timing.question.size_bytes}" for timing in timings))
         title = f"{library.name}, {question.collective} of {sizes} bytes"
 
-        def so_far() -> list[list[Answer]]:
+        def so_far() -> list[list[RankAnswer]]:
             """Return the answers of every rank that has answered all cases."""
             by_case = [answers(Path(case.out_dir), question.ranks) for case in cases]
             complete = min(len(given) for given in by_case)

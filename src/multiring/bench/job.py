@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class JobCommand:
     """One process that starts all ranks of a job: a launcher's command line, and additions to the environment."""
 
     command: tuple[str, ...]
@@ -37,7 +37,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class RankAnswer:
     """One rank's answer: the seconds of each call, or (`not_offered`) the reason for missing times."""
 
     seconds: tuple[float, ...] = ()
@@ -101,7 +101,7 @@ class Jobs:
     ) -> None:
         self._stack.close()
 
-    def run(self, title: str, start: Start) -> None:
+    def run(self, title: str, start: JobCommand) -> None:
         """Run a job to its end; `title` is the job's name in messages.
 
         Raises:
@@ -138,7 +138,7 @@ class Jobs:
             how = f"exit code {process.returncode}" if in_time else f"no end within {self._deadline_s:g} s"
             raise JobError(f"{title}: {how}; {_shown(output)}\nits command was: {' '.join(start.command)}")
 
-    def run_for(self, title: str, start: Start, answers_so_far: Callable[[], list[_T]], ranks: int) -> list[_T]:
+    def run_for(self, title: str, start: JobCommand, answers_so_far: Callable[[], list[_T]], ranks: int) -> list[_T]:
         """Run a job as `run` does, and return the answers of its `ranks` ranks.
 
         Args:
@@ -199,7 +199,7 @@ def _shown(output: Path) -> str:
     return f"its processes wrote{cut}:\n" + "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def answers(folder: Path, ranks: int) -> list[Answer]:
+def answers(folder: Path, ranks: int) -> list[RankAnswer]:
     """Return the answers that the ranks of a job left in `folder`, in the order of ranks.
 
     Raises:
@@ -210,7 +210,7 @@ def answers(folder: Path, ranks: int) -> list[Answer]:
         path = folder / f"rank-{rank}.json"
         if path.exists():
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Answer(**{"settings": {}, **fields}))
+            found.append(RankAnswer(**{"settings": {}, **fields}))
     for answer in found:
         if answer.wrong:
             raise WrongResultError(answer.wrong)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.bench.compare import BOUND, OURS, Library, is_ours
-from multiring.bench.job import Start
+from multiring.bench.job import JobCommand
 from multiring.bench.peers import Peer, command_of, peer_named, python_of
 from multiring.bench.variants import AS_IT_IS, VARIANTS, Variant
 from multiring.bench.workers.contract import TORCH_OURS, Case
@@ -60,13 +60,13 @@ class OwnWorker:
         """Return the library's settings, which are the same for all cases."""
         return self.variant.variables()
 
-    def start(self, case_file: Path, ranks: int) -> Start:
+    def start(self, case_file: Path, ranks: int) -> JobCommand:
         """Return how to start a job of the library's worker on the cases in `case_file`."""
         launcher: tuple[str, ...] = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
         if self.lab is not None:
             launcher = self.lab(self.variant.launcher)
         command = (*launcher, sys.executable, str(self.worker), str(case_file), *self.variant.words())
-        return Start(command=command, variables={"OMP_NUM_THREADS": "1", **self.variant.variables()})
+        return JobCommand(command=command, variables={"OMP_NUM_THREADS": "1", **self.variant.variables()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class PeerLibrary:
         """Return the peer's settings in this case."""
         return self.peer.settings(case, ranks)
 
-    def start(self, case_file: Path, ranks: int) -> Start:
+    def start(self, case_file: Path, ranks: int) -> JobCommand:
         """Return how to start a job of the peer's worker on the cases in `case_file`.
 
         In a lab, the mpiexec of the peer's own environment comes first on PATH.
@@ -108,7 +108,7 @@ class PeerLibrary:
         return direct if self.lab is None else _start_in_lab(self.peer, self.lab, direct)
 
 
-def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
+def _start_in_lab(peer: Peer, lab: LabCommand, direct: JobCommand) -> JobCommand:
     """Return how to start the command of `direct` in a lab."""
     python = python_of(peer)
     # The words after the case file are the settings, which the worker writes into its answer.
@@ -120,7 +120,7 @@ def _start_in_lab(peer: Peer, lab: LabCommand, direct: Start) -> Start:
     if peer.name == "openmpi":
         # https://docs.open-mpi.org/en/v5.0.x/mca.html: parameters are set by mpiexec's command line, or by variables.
         variables |= {f"OMPI_MCA_{name}": value for name, _, value in (word.partition("=") for word in words[2:])}
-    return Start(command=(*lab(launcher), *before, *words), variables=variables)
+    return JobCommand(command=(*lab(launcher), *before, *words), variables=variables)
 
 
 def _variant(name: str, lab: LabCommand | None) -> Library:

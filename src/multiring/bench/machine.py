@@ -108,7 +108,7 @@ class _Reading:
     own_s: float  # of this process and its descendants that have ended
 
 
-class OtherWork:
+class OtherWorkMeter:
     """A meter of the processor time of other processes than this one and its children.
 
     It starts when it is created.

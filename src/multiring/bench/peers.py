@@ -14,7 +14,7 @@ from pathlib import Path
 
 from multiring.bench import workers
 from multiring.bench.install import installed
-from multiring.bench.job import Start
+from multiring.bench.job import JobCommand
 from multiring.bench.workers.contract import TORCH_OURS, Case, read_cases
 from multiring.errors import ArgumentError, LaunchError
 from multiring.settings import inherited_environment
@@ -40,7 +40,7 @@ class Peer:
     name: str
     worker: Path
     environment: str | None
-    launcher: Callable[["Peer", Path, int, Mapping[str, str]], Start]
+    launcher: Callable[["Peer", Path, int, Mapping[str, str]], JobCommand]
     knobs: tuple[Knob, ...] = ()
 
     def settings(self, case: Case, ranks: int) -> dict[str, str]:
@@ -64,7 +64,7 @@ def python_of(peer: Peer) -> Path:
     return Path(sys.executable)
 
 
-def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
+def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> JobCommand:
     """Return how to start `worker` on `ranks` ranks of this host, on the cases in `case_file`.
 
     All cases of a file have the same settings.
@@ -77,7 +77,7 @@ def command_of(peer: Peer, ranks: int, worker: Path, case_file: Path) -> Start:
     start = peer.launcher(peer, python, ranks, settings)
     # The worker writes these words, its settings, into the result.
     words = (str(worker), str(case_file), *(f"{name}={value}" for name, value in settings.items()))
-    return Start(command=(*start.command, *words), variables={"OMP_NUM_THREADS": "1", **start.variables})
+    return JobCommand(command=(*start.command, *words), variables={"OMP_NUM_THREADS": "1", **start.variables})
 
 
 def peer_named(name: str, others: Iterable[str] = ()) -> Peer:
@@ -94,17 +94,17 @@ def peer_named(name: str, others: Iterable[str] = ()) -> Peer:
 # ---- how to start each peer ----
 
 
-def _torch(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+def _torch(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> JobCommand:
     command = (str(python), "-m", "multiring", "run", "-n", str(ranks), "--", str(python))
-    return Start(command=command, variables=settings)
+    return JobCommand(command=command, variables=settings)
 
 
-def _mpich(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+def _mpich(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> JobCommand:
     command = (str(python.parent / "mpiexec"), "-n", str(ranks), "-bind-to", "none", str(python), *_ABORTING)
-    return Start(command=command, variables=settings)
+    return JobCommand(command=command, variables=settings)
 
 
-def _openmpi(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+def _openmpi(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> JobCommand:
     options = ("-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
     parameters = (word for name, value in settings.items() for word in ("--mca", name, value))
     command = (str(python.parent / "mpiexec"), *options, *parameters, str(python), *_ABORTING)
@@ -113,13 +113,13 @@ def _openmpi(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> 
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    return Start(command=command, variables=variables)
+    return JobCommand(command=command, variables=variables)
 
 
-def _horovod(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> Start:
+def _horovod(_: Peer, python: Path, ranks: int, settings: Mapping[str, str]) -> JobCommand:
     command = (str(python.parent / "horovodrun"), "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", str(python))
     path = f"{python.parent}:{inherited_environment().get('PATH', '')}"
-    return Start(command=command, variables={**settings, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    return JobCommand(command=command, variables={**settings, "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"})
 
 
 # A rank that fails ends the job. Without mpi4py.run, MPI would wait for the rank:

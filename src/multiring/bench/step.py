@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multiring.bench.job import Jobs, Start, WrongResultError
-from multiring.bench.machine import OtherWork
+from multiring.bench.job import JobCommand, Jobs, WrongResultError
+from multiring.bench.machine import OtherWorkMeter
 from multiring.bench.statistics import Interval, median_interval, ratio_interval
 from multiring.bench.variants import VARIANTS
 from multiring.bench.workers.step_case import (
@@ -219,7 +219,7 @@ class StepBench:
                 f"{', '.join(sharded)} shard parameters, but an emulated network never reads parameters: leave out "
                 "these libraries, or do not emulate"
             )
-        meter = OtherWork()
+        meter = OtherWorkMeter()
         pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]
         for turn in range(self._manner.alternations):
@@ -247,7 +247,7 @@ class StepBench:
         """Measure how long compute takes, and write it to a file for the ranks."""
         self._tell(f"{question.network}: measuring its compute")
         folder, case_file = self._prepared(question, INDEPENDENT)
-        start = Start(
+        start = JobCommand(
             command=(sys.executable, str(PACER), str(case_file)), variables={"OMP_NUM_THREADS": str(question.threads)}
         )
         self._jobs.run_for(f"the compute of {question.network}", start, lambda: _answers(folder, 1), 1)
@@ -286,10 +286,10 @@ class StepBench:
         case.write(case_file)
         return folder, case_file
 
-    def _start(self, question: StepQuestion, case_file: Path) -> Start:
+    def _start(self, question: StepQuestion, case_file: Path) -> JobCommand:
         here = (sys.executable, "-m", "multiring", "run", "-n", str(question.ranks), "--")
         command = (*(self._launcher or here), sys.executable, str(WORKER), str(case_file))
-        return Start(command=command, variables={"OMP_NUM_THREADS": str(question.threads)})
+        return JobCommand(command=command, variables={"OMP_NUM_THREADS": str(question.threads)})
 
 
 def check_step_memory(question: StepQuestion) -> None:

@@ -19,7 +19,7 @@ from multiring.bench.plot import check_plot, plot
 from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring.bench.workers.contract import COLLECTIVES, DTYPES, OPS
 from multiring.cli import bench_lab, bench_step
-from multiring.cli.forecast import Forecast
+from multiring.cli.forecast import ForecastPrinter
 from multiring.cli.output import READER_GONE, ReaderGoneError, show
 from multiring.errors import ArgumentError
 
@@ -129,11 +129,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     made: list[Comparison] = []
     with jobs:
         rounds = 1 if arguments.together else len(cases)
-        forecast = Forecast(rounds * manner.alternations, _tell, _tell if sys.stderr.isatty() else None)
+        forecast = ForecastPrinter(rounds * manner.alternations, _tell, _tell if sys.stderr.isatty() else None)
         each_s = _START_S + _START_OF_RANK_S * ranks + (manner.warm_s + manner.seconds) * len(cases) / rounds
         count = rounds * manner.alternations * len(chosen)
         forecast.begin(count, count * each_s)
-        bench = Bench(jobs, chosen, manner, forecast.heed)
+        bench = Bench(jobs, chosen, manner, forecast.record)
         for at, together in enumerate([cases] if arguments.together else [[case] for case in cases]):
             first = together[0][0]
             if not sys.stderr.isatty():  # on a terminal the forecast shows every step

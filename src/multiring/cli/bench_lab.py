@@ -18,7 +18,7 @@ from multiring.bench.libraries import LabCommand
 from multiring.bench.machine import commit, hardware, ping_pong_us
 from multiring.bench.records import Circumstances
 from multiring.errors import ArgumentError
-from multiring.lab import Lab, Plan, parse_rate
+from multiring.lab import Lab, LabPlan, parse_rate
 from multiring.lab.goodput import Flow, goodput
 from multiring.lab.machine import require_root
 from multiring.lab.plan import rate_text
@@ -36,7 +36,7 @@ def add_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--uplink", metavar="RATE", help="speed of each rack's uplink, per rail (default: no limit)")
 
 
-def plan_of(arguments: argparse.Namespace) -> Plan | None:
+def plan_of(arguments: argparse.Namespace) -> LabPlan | None:
     """Return the plan of the lab that `arguments` describe, or None for no lab.
 
     Raises:
@@ -48,7 +48,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan | None:
             if getattr(arguments, name):
                 raise ArgumentError(f"--{name} needs a lab: give its number of hosts with --hosts H")
         return None
-    plan = Plan(
+    plan = LabPlan(
         hosts=arguments.hosts,
         slots=1 if arguments.slots is None else arguments.slots,
         rails=tuple(None if rate is None else parse_rate(rate) for rate in [arguments.link, *arguments.rail]),
@@ -59,7 +59,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan | None:
     return plan
 
 
-def ranks_of(arguments: argparse.Namespace, plan: Plan | None) -> int:
+def ranks_of(arguments: argparse.Namespace, plan: LabPlan | None) -> int:
     """Return the number of ranks of the lab; without a lab, return --ranks (default 2).
 
     Raises:
@@ -81,7 +81,7 @@ def against_of(arguments: argparse.Namespace) -> list[str] | None:
     return [] if arguments.against == "none" else list(arguments.against.split(","))
 
 
-def circumstances_of(plan: Plan | None) -> Circumstances:
+def circumstances_of(plan: LabPlan | None) -> Circumstances:
     """Return the hardware, commit, command and network of the measurement."""
     return Circumstances(
         hardware=hardware(),
@@ -92,7 +92,7 @@ def circumstances_of(plan: Plan | None) -> Circumstances:
     )
 
 
-def command_of(plan: Plan) -> LabCommand:
+def command_of(plan: LabPlan) -> LabCommand:
     """Return a function that makes the command line of a job in a new lab.
 
     The function takes a launcher's name, and returns the words before the job's own command.
@@ -110,7 +110,7 @@ def command_of(plan: Plan) -> LabCommand:
     return command
 
 
-def network_text(plan: Plan) -> str:
+def network_text(plan: LabPlan) -> str:
     """Return a description of the lab in one line."""
     rails = ", ".join(rate_text(rate) for rate in plan.rails)
     racks = f", {plan.racks} racks with uplinks of {rate_text(plan.uplink)}" if plan.racks > 1 else ""
@@ -128,7 +128,7 @@ class Wires:
     rack: float | None
 
 
-def wires_of(plan: Plan) -> Wires | None:
+def wires_of(plan: LabPlan) -> Wires | None:
     """Measure the goodput of a lab's links while all hosts send.
 
     Return None for a single host, which has no links.
@@ -153,7 +153,7 @@ def wires_of(plan: Plan) -> Wires | None:
     )
 
 
-def _senders(plan: Plan) -> int:
+def _senders(plan: LabPlan) -> int:
     """Return the number of hosts that together fill an uplink."""
     (link, *_) = plan.rails
     if plan.uplink is None:
@@ -175,7 +175,7 @@ def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> dict[int, float]:
     return totals
 
 
-def bound(question: Question, plan: Plan, wires: Wires) -> Bound | None:
+def bound(question: Question, plan: LabPlan, wires: Wires) -> Bound | None:
     """Return the bandwidth at which a host's links or a rack's uplinks are full.
 
     It is an algorithm bandwidth (bytes of a buffer per second), and holds for any algorithm.

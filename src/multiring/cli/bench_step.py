@@ -13,7 +13,7 @@ from multiring.bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, St
 from multiring.bench.step_records import step_lines, step_records, step_settings_lines
 from multiring.bench.workers.step_case import DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring.cli import bench_lab
-from multiring.cli.forecast import Forecast
+from multiring.cli.forecast import ForecastPrinter
 from multiring.cli.output import show
 from multiring.errors import LaunchError
 
@@ -99,14 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
         show("\n".join(circumstances.lines()))
     with jobs:
         launcher = None if plan is None else bench_lab.command_of(plan)("multiring")
-        forecast = Forecast(manner.alternations * len(questions), _tell, _tell if sys.stderr.isatty() else None)
+        forecast = ForecastPrinter(manner.alternations * len(questions), _tell, _tell if sys.stderr.isatty() else None)
         bench = StepBench(
             jobs,
             manner,
             against or (),
             leave_out=tuple(filter(None, arguments.leave_out.split(","))),
             launcher=launcher,
-            tell=forecast.heed,
+            tell=forecast.record,
         )
         forecast.begin(manner.alternations * len(questions) * bench.libraries, None)
         for question in questions:

@@ -11,7 +11,7 @@ _SHORT_S = 15.0  # no forecast is printed for less than this
 _FIRST_TURN, _SECOND_TURN = "alternation 1 of ", "alternation 2 of "
 
 
-class Forecast:
+class ForecastPrinter:
     """Prints the expected duration of a bench, and later the remaining time.
 
     It prints the duration before the first turn, and the remaining time after this turn.
@@ -37,7 +37,7 @@ class Forecast:
         known = "an estimate of the time follows after one of each" if about_s is None else f"about {in_words(about_s)}"
         self._tell(f"{jobs} job{'' if jobs == 1 else 's'}: {known}")
 
-    def heed(self, text: str) -> None:
+    def record(self, text: str) -> None:
         """Record that a job begins.
 
         The first job of the second turn ends the first turn.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multiring.errors import ArgumentError
-from multiring.lab import Launcher, Options, Plan, ask_lab, parse_rate, parse_slots, parse_timed, run_lab
+from multiring.lab import LabOptions, LabPlan, Launcher, ask_lab, parse_rate, parse_slots, parse_timed, run_lab
 from multiring.lab.faults import USAGE
 from multiring.launch import CommandError
 
@@ -65,14 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.hosts is None:
         raise ArgumentError("the number of hosts is missing: give it with --hosts H")
     rails = [arguments.link, *arguments.rail]
-    plan = Plan(
+    plan = LabPlan(
         hosts=arguments.hosts,
         slots=parse_slots(arguments.slots),
         rails=tuple(None if rate is None else parse_rate(rate) for rate in rails),
         racks=arguments.rack,
         uplink=None if arguments.uplink is None else parse_rate(arguments.uplink),
     )
-    options = Options(
+    options = LabOptions(
         launcher=Launcher(arguments.launcher),
         name=arguments.name or f"lab-{os.getpid()}",
         log_dir=arguments.log_dir,

@@ -15,8 +15,7 @@ from multiring.bench.cases import parse_size, size_text
 from multiring.cli.drawings import check_figure, rings, write_figure
 from multiring.cli.output import show
 from multiring.errors import ArgumentError
-from multiring.lab import Plan as LabPlan
-from multiring.lab import parse_rate, parse_slots
+from multiring.lab import LabPlan, parse_rate, parse_slots
 from multiring.lab.topology_file import topology_of_lab
 from multiring.launch.cores import cores_of_cpus, usable_cpus
 from multiring.planner import Plan, Task, ranked

@@ -10,8 +10,8 @@ from multiring.convergence.noise_scale import NoiseScale as NoiseScale
 from multiring.convergence.rate_schedules import Constant as Constant
 from multiring.convergence.rate_schedules import Cosine as Cosine
 from multiring.convergence.rate_schedules import GrowingBatch as GrowingBatch
+from multiring.convergence.rate_schedules import LearningRateSchedule as LearningRateSchedule
 from multiring.convergence.rate_schedules import Polynomial as Polynomial
-from multiring.convergence.rate_schedules import Schedule as Schedule
 from multiring.convergence.rate_schedules import Steps as Steps
 from multiring.convergence.rate_schedules import Warmup as Warmup
 from multiring.convergence.rate_schedules import scaled_rate as scaled_rate
@@ -23,9 +23,9 @@ __all__ = [
     "Cosine",
     "GrowingBatch",
     "Law",
+    "LearningRateSchedule",
     "NoiseScale",
     "Polynomial",
-    "Schedule",
     "Steps",
     "Warmup",
     "fit_critical_batch_size",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from multiring.convergence.noise_scale import Interval
+from multiring.convergence.noise_scale import ConfidenceInterval
 
 _FAR = 10.0  # a multiple of the critical batch; training then needs 11 times the fewest possible samples
 _OWED = 10.0  # a multiple of the gradient's norm; the ranks then send mostly old gradients
@@ -31,7 +31,7 @@ class Facts:
     """
 
     batch: float = 0.0
-    noise: Interval | None = None
+    noise: ConfidenceInterval | None = None
     lag: int = 0
     momentum: float = 0.0
     wire: str | None = None

@@ -42,7 +42,7 @@ class NoiseSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A value and its confidence interval, in samples.
 
     `high` is infinite if the data gives no upper limit.
@@ -133,7 +133,7 @@ class NoiseScale:
             return math.nan
         return float(_quotient(np.mean(self._noises), np.mean(self._signals)))
 
-    def interval(self, level: float = 0.95, *, resamples: int = 1000, seed: int = 0) -> Interval:
+    def interval(self, level: float = 0.95, *, resamples: int = 1000, seed: int = 0) -> ConfidenceInterval:
         """Return the noise scale with its interval by `block_bootstrap`."""
         if len(self) < 2:
             raise ArgumentError(f"interval of {len(self)} steps: want 2 or more")
@@ -189,7 +189,7 @@ class NoiseScale:
 
 def block_bootstrap(
     noises: Series, signals: Series, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> Interval:
+) -> ConfidenceInterval:
     """Return mean(noises) / mean(signals) with its interval over resampled blocks.
 
     Consecutive steps are correlated, so blocks of n^(1/3) consecutive steps are drawn; the last step is followed by the
@@ -217,7 +217,7 @@ def block_bootstrap(
     found = _quotient(sums[0], sums[1])
     # The quantile takes the lower neighbour, because a number and infinity cannot be interpolated.
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], method="lower")
-    return Interval(float(_quotient(noises.mean(), signals.mean())), float(low), float(high))
+    return ConfidenceInterval(float(_quotient(noises.mean(), signals.mean())), float(low), float(high))
 
 
 def _quotient(noise: Any, signal: Any) -> Any:

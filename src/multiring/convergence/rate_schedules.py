@@ -18,23 +18,23 @@ from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
 
 
-class Schedule:
+class LearningRateSchedule:
     """The factor of the learning rate at each step."""
 
     def __call__(self, step: float) -> float:
         """Return the factor at `step`, which is 0 or more."""
         raise NotImplementedError
 
-    def __mul__(self, other: "Schedule") -> "Schedule":
+    def __mul__(self, other: "LearningRateSchedule") -> "LearningRateSchedule":
         """Return the product of two schedules."""
         return Product((self, other))
 
 
 @dataclass(frozen=True)
-class Product(Schedule):
+class Product(LearningRateSchedule):
     """The product of several schedules."""
 
-    parts: tuple[Schedule, ...]
+    parts: tuple[LearningRateSchedule, ...]
 
     def __call__(self, step: float) -> float:
         """Return the product of the parts' factors."""
@@ -42,18 +42,18 @@ class Product(Schedule):
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
+class Constant(LearningRateSchedule):
     """A constant factor."""
 
     factor: float = 1.0
 
-    def __call__(self, step: float) -> float:  # noqa: ARG002 -- the signature of Schedule
+    def __call__(self, step: float) -> float:  # noqa: ARG002 -- the signature of LearningRateSchedule
         """Return the constant factor."""
         return self.factor
 
 
 @dataclass(frozen=True)
-class Warmup(Schedule):
+class Warmup(LearningRateSchedule):
     """A linear rise from `start` to 1 in `steps` steps."""
 
     steps: float
@@ -69,7 +69,7 @@ class Warmup(Schedule):
 
 
 @dataclass(frozen=True)
-class Polynomial(Schedule):
+class Polynomial(LearningRateSchedule):
     """A fall from 1 to `end` in `steps` steps, as (1 - step/steps)^power."""
 
     steps: float
@@ -86,7 +86,7 @@ class Polynomial(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(LearningRateSchedule):
     """A fall from 1 to `end` in `steps` steps along half a cosine."""
 
     steps: float
@@ -102,7 +102,7 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class Steps(Schedule):
+class Steps(LearningRateSchedule):
     """A multiplication by `factor` at each step in `at`."""
 
     at: tuple[float, ...]
@@ -160,7 +160,7 @@ def scaled_rate(rate: float, batch: float, to: float, rule: str = "linear") -> f
     return rate * (to / batch if rule == "linear" else math.sqrt(to / batch))
 
 
-def advanced(schedule: Schedule, gains: Sequence[float]) -> list[float]:
+def advanced(schedule: LearningRateSchedule, gains: Sequence[float]) -> list[float]:
     """Return the factors of steps that advance `schedule` by `gains`, as in AdaScale."""
     found, at = [], 0.0
     for gain in gains:

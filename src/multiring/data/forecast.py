@@ -42,7 +42,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class StagingForecast:
     """The seconds until every host has its data, and the link that limits them."""
 
     seconds: float
@@ -50,12 +50,12 @@ class Forecast:
     source_bytes: float
 
 
-def _longest(times: dict[str, float], source_bytes: float) -> Forecast:
+def _longest(times: dict[str, float], source_bytes: float) -> StagingForecast:
     bound = max(times, key=lambda name: times[name])
-    return Forecast(seconds=times[bound], bound=bound, source_bytes=source_bytes)
+    return StagingForecast(seconds=times[bound], bound=bound, source_bytes=source_bytes)
 
 
-def each_for_itself(site: Site, distinct: float, held: float) -> Forecast:
+def each_for_itself(site: Site, distinct: float, held: float) -> StagingForecast:
     """Return the forecast if each host reads all its data from the source.
 
     Args:
@@ -72,7 +72,7 @@ def each_for_itself(site: Site, distinct: float, held: float) -> Forecast:
     return _longest(times, read)
 
 
-def read_once(site: Site, distinct: float, held: float) -> Forecast:
+def read_once(site: Site, distinct: float, held: float) -> StagingForecast:
     """Return the forecast if the hosts read each byte once and pass it on.
 
     The bound is max(D/s, h/min(d, w), H h / (s + H u)). D is `distinct`, h is `held`, H the number of hosts, and s, d,

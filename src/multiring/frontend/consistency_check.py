@@ -13,7 +13,7 @@ from multiring.runtime.group.handles import told_apart
 
 
 @contextmanager
-def told_to_others(group: Group, what: str) -> Iterator[None]:
+def reporting_errors(group: Group, what: str) -> Iterator[None]:
     """Report an error of the block to the other ranks.
 
     Their call of `require_alike` raises MismatchError.

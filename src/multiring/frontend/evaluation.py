@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.errors import OperationError, internal_errors
 from multiring.frontend.handles import submit
 from multiring.frontend.object_collectives import allgather_object
@@ -83,7 +83,7 @@ def gathered(outputs: Any, is_array: Callable[[Any], bool], rows: Callable[[Any]
     """
     group = members_of(process_set).group
     with internal_errors("gather"):
-        with told_to_others(group, "gather"):
+        with reporting_errors(group, "gather"):
             lines = list(_lines_of(outputs, is_array, "outputs"))
         require_alike(group, "gather", lines)
     return _put_together(outputs, is_array, rows, process_set)

@@ -31,7 +31,7 @@ def on_first_rank(*, each_host: bool = False) -> Iterator[bool]:
     """
     is_first = local_rank() == 0 if each_host else rank() == 0
     if not is_first:
-        _heed(allgather_object("", name="on_first_rank"))
+        _raise_if_failed(allgather_object("", name="on_first_rank"))
         yield False
         return
     try:
@@ -39,10 +39,10 @@ def on_first_rank(*, each_host: bool = False) -> Iterator[bool]:
     except Exception as error:
         allgather_object(f"{type(error).__name__}: {error}", name="on_first_rank")
         raise
-    _heed(allgather_object("", name="on_first_rank"))
+    _raise_if_failed(allgather_object("", name="on_first_rank"))
 
 
-def _heed(told: list[str]) -> None:
+def _raise_if_failed(told: list[str]) -> None:
     for number, text in enumerate(told):
         if text:
             raise MismatchError(f"on_first_rank: rank {number} failed with {text}")

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class BatchPart:
     """This rank's part of a batch.
 
     rows: this rank's number of samples; 0 if the rank computes a placeholder batch that must not count.
@@ -29,16 +29,16 @@ class Step:
     adopt: Callable[[Any], None]
 
 
-_CURRENT: ContextVar[Step | None] = ContextVar("multiring_keras_step", default=None)
+_CURRENT: ContextVar[BatchPart | None] = ContextVar("multiring_keras_step", default=None)
 
 
-def current_step() -> Step | None:
+def current_step() -> BatchPart | None:
     """Return the step that is being traced or run; None outside a step."""
     return _CURRENT.get()
 
 
 @contextmanager
-def entered(step: Step) -> Iterator[None]:
+def entered(step: BatchPart) -> Iterator[None]:
     """Make `current_step` return `step` inside the block."""
     token = _CURRENT.set(step)
     try:

@@ -279,7 +279,7 @@ def know_sets(process_sets: Iterable[ProcessSet], *, is_dynamic: bool = False) -
 
 def close_sets() -> None:
     """Close the process sets before the process leaves the job."""
-    sets = current().belongings.take(_Sets) if is_rank() else None
+    sets = current().job_objects.take(_Sets) if is_rank() else None
     if sets is not None:
         sets.close()
 
@@ -463,4 +463,4 @@ def place_now() -> RankPosition:
 def _sets_now() -> _Sets:
     """Return the sets of this process's job. After `multiring.init`, only the set of all ranks exists."""
     world = world_now()
-    return world.belongings.get(_Sets) or world.belongings.made(_Sets, lambda: _Sets(world))
+    return world.job_objects.get(_Sets) or world.job_objects.made(_Sets, lambda: _Sets(world))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError, StateError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.first_steps import FirstSteps, Parameters
 from multiring.gradients.buckets import COMPARES_FLAG, MORE_FLAGS, TRAINS_FLAG, GradientSpec, lay_out
@@ -96,7 +96,7 @@ class GradientReducer:
         """
         if options.op == "adasum" or options.translates:
             raise ArgumentError(f"{options}: want a sum or an average, with a wire type, PowerSGD or no compression")
-        with told_to_others(group, _WHAT):
+        with reporting_errors(group, _WHAT):
             options.require_fit(specs)
         lines = [f"groups={[list(each) for each in together]}"] if together else []
         lines += [f"{name}, {spec.dtype} of shape {spec.shape} with strides {spec.strides}" for name, spec in specs]

@@ -16,7 +16,7 @@ sets: dict[int, ProcessSet | Members] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CustomCall:
     """The description of one custom call, the same on all ranks."""
 
     collective: int

@@ -25,7 +25,7 @@ from multiring.frontend.process_sets import (
 )
 from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, chosen_op, name_of
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from multiring.jax.call import Call, Ranks, sets
+from multiring.jax.call import CustomCall, Ranks, sets
 from multiring.jax.primitive import bind
 from multiring.runtime import Group
 
@@ -70,8 +70,8 @@ def reduction_call(
     wire: str | None,
     name: str | None = None,
     process_set: Ranks,
-) -> Call:
-    """Return the Call that combines the arrays `leaves`.
+) -> CustomCall:
+    """Return the CustomCall that combines the arrays `leaves`.
 
     `wire` is a wire type, or None. See `allreduce` for the other arguments and the errors.
     """
@@ -154,8 +154,8 @@ class _Known:
     process_set: int
     members: Members
 
-    def named(self, op: str, *, root: int = 0, wire: str | None = None) -> Call:
-        return Call(self.collective, op, root, wire, self.process_set, self.name)
+    def named(self, op: str, *, root: int = 0, wire: str | None = None) -> CustomCall:
+        return CustomCall(self.collective, op, root, wire, self.process_set, self.name)
 
 
 def _known(collective: int, name: str | None, process_set: Ranks) -> _Known:

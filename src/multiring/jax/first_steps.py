@@ -16,7 +16,7 @@ from jax import lax
 from multiring.frontend.process_sets import members_of
 from multiring.frontend.requests.first_steps import Watched, comparison_of, watch
 from multiring.frontend.requests.text import ALL_GATHER
-from multiring.jax.call import Call, Ranks, sets
+from multiring.jax.call import CustomCall, Ranks, sets
 from multiring.jax.collectives import reduction_call
 from multiring.jax.primitive import bind, collective
 
@@ -102,7 +102,7 @@ def _show_of(parameters: Sequence[Any], watching: Watching, number: int, process
         )
         own = watch((watching.key, "parameters", part), make)
         name = f"first steps {own}"  # the call's name; the call does not involve other ranks
-        calls.append((Call(ALL_GATHER, "", own, None, process_set, name, shows=True), those))
+        calls.append((CustomCall(ALL_GATHER, "", own, None, process_set, name, shows=True), those))
 
     def show(*arrays: Any) -> Any:
         found = [collective.bind(*(arrays[place] for place in those), call=call, keeps=False) for call, those in calls]

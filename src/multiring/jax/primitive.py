@@ -26,7 +26,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.frontend.process_sets import members_of
 from multiring.frontend.requests.failures import noted_error
 from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from multiring.jax.call import SMOOTH, Call, result_shape, sets
+from multiring.jax.call import SMOOTH, CustomCall, result_shape, sets
 from multiring.jax.library import ATTRIBUTE, TARGET, target
 
 # XLA runs a program of fewer than 1000 operations on the calling thread. JAX then raises the failure of a call as a
@@ -38,7 +38,7 @@ collective = core.Primitive("multiring")
 collective.multiple_results = True
 
 
-def bind(call: Call, leaves: Sequence[Any]) -> Sequence[Any]:
+def bind(call: CustomCall, leaves: Sequence[Any]) -> Sequence[Any]:
     """Add `call` to the traced program, or run it, and return its results.
 
     The call runs at once if no program is traced. The inputs are the arrays `leaves`.
@@ -69,7 +69,7 @@ def _is_nested() -> bool:
     return depth > 1
 
 
-def _run(*arrays: Any, call: Call, keeps: bool) -> Any:
+def _run(*arrays: Any, call: CustomCall, keeps: bool) -> Any:
     del keeps
     # XLA has one thread for programs per CPU, and a call that waits for other ranks holds a thread. Named calls may
     # come from several threads. Each of them runs on its calling thread, so that they do not wait for each other.
@@ -87,7 +87,7 @@ collective.def_impl(_run)
 
 
 @cache
-def _compiled(call: Call) -> Callable[..., Any]:
+def _compiled(call: CustomCall) -> Callable[..., Any]:
     return jax.jit(lambda *arrays: collective.bind(*arrays, call=call, keeps=False))
 
 
@@ -103,7 +103,7 @@ def _effects() -> Any:
     return found
 
 
-def _results(*avals: Any, call: Call, keeps: bool) -> Any:
+def _results(*avals: Any, call: CustomCall, keeps: bool) -> Any:
     ranks = members_of(sets[call.process_set]).size
     found = [
         aval.update(shape=(1,) if call.shows else result_shape(call.collective, aval.shape, ranks), weak_type=False)
@@ -125,7 +125,7 @@ partial_eval.dce_rules[collective] = _keep
 # ---- in XLA's program ----
 
 
-def _lower(context: Any, *operands: Any, call: Call, keeps: bool) -> Any:
+def _lower(context: Any, *operands: Any, call: CustomCall, keeps: bool) -> Any:
     del keeps
     axes = context.module_context.axis_context
     if getattr(axes, "num_devices", 1) > 1 or getattr(axes, "manual_axes", None):
@@ -163,13 +163,13 @@ mlir.register_lowering(collective, _lower, platform="cpu", cacheable=False)
 # ---- derivatives: all collectives are linear, except reductions by Min, Max and Product ----
 
 
-def _again(call: Call, ending: str, **changes: Any) -> Call:
+def _again(call: CustomCall, ending: str, **changes: Any) -> CustomCall:
     """Return the call of a derivative of `call`; `ending` is appended to its name."""
     name = call.name.removesuffix(_TANGENT) + ending if call.name else ""
     return replace(call, name=name, **changes)
 
 
-def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, keeps: bool) -> Any:
+def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: CustomCall, keeps: bool) -> Any:
     if call.collective in {ALL_REDUCE, REDUCE_SCATTER} and call.op not in SMOOTH:
         raise UnsupportedError(
             f"an allreduce by {call.op} has no derivative: want Average or Sum, or jax.lax.stop_gradient of the array"
@@ -190,7 +190,7 @@ def _push_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call
 ad.primitive_jvps[collective] = _push_forward
 
 
-def _pull_back(cotangents: Sequence[Any], *_: Any, call: Call, keeps: bool) -> Any:
+def _pull_back(cotangents: Sequence[Any], *_: Any, call: CustomCall, keeps: bool) -> Any:
     members = members_of(sets[call.process_set])
     gradients = [ad.instantiate_zeros(each) for each in cotangents]
 
@@ -214,7 +214,7 @@ ad.primitive_transposes[collective] = _pull_back
 # ---- vmap ----
 
 
-def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call, keeps: bool) -> Any:
+def _map(arrays: Sequence[Any], dims: Sequence[Any], *, call: CustomCall, keeps: bool) -> Any:
     """Apply the call to arrays with a mapped dimension. The mapped dimension moves to the front, or behind the rows."""
     (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
     place = 1 if call.collective in {ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER} else 0

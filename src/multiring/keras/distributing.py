@@ -24,8 +24,8 @@ from multiring.keras.metric_states import MetricStates
 from multiring.keras.optimizer import DistributedOptimizer
 from multiring.keras.replicas import same_data, same_variables
 from multiring.keras.saving import SharedSaving
-from multiring.keras.shards import ArrayShards, Place, Shards, ShuffledBatches, unwrapped
-from multiring.keras.steps import Steps, overrides
+from multiring.keras.shards import ArrayShards, BatchDivision, Shards, ShuffledBatches, unwrapped
+from multiring.keras.steps import ModelSteps, overrides
 from multiring.keras.sync_batch_norm import synchronize
 from multiring.keras.values import MARK, is_shared
 
@@ -73,7 +73,7 @@ class _Distribution:
             ("predict", self.predict),
         ):
             setattr(model, name, functools.wraps(self._plain[name])(functools.partial(found)))
-        self._steps = Steps(model, self._adopt)
+        self._steps = ModelSteps(model, self._adopt)
         self._states = MetricStates(model, self._steps)
         self._saving = SharedSaving(model)
         if model.compiled:
@@ -189,7 +189,7 @@ class _Distribution:
         if isinstance(x, keras.utils.PyDataset) and shuffle and x.num_batches:
             x, shuffle = ShuffledBatches(x, seed), False
         adapter = _adapter(x, y, weights, shuffle=shuffle, **options)
-        place = Place(rank(), size(), whole_batches=False)
+        place = BatchDivision(rank(), size(), whole_batches=False)
         return (
             ArrayShards(adapter, place, shuffle, seed)
             if isinstance(adapter, ArrayDataAdapter)
@@ -198,7 +198,7 @@ class _Distribution:
 
     def _evaluated(self, x: Any, y: Any, weights: Any, *, batch_size: Any, steps: int | None) -> Any:
         adapter = _adapter(x, y, weights, batch_size=batch_size, steps_per_epoch=steps)
-        place = Place(rank(), size(), whole_batches=True, most_batches=steps)
+        place = BatchDivision(rank(), size(), whole_batches=True, most_batches=steps)
         return ArrayShards(adapter, place) if isinstance(adapter, ArrayDataAdapter) else Shards(adapter, place)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras.src.losses import loss as keras_loss
 
-from multiring.frontend.keras_steps import Step, current_step
+from multiring.frontend.keras_steps import BatchPart, current_step
 from multiring.frontend.lifecycle import rank
 from multiring.frontend.process_sets import global_process_set
 from multiring.keras.sync_batch_norm import summed
@@ -75,7 +75,7 @@ def _weights(sample_weight: Any, mask: Any, values: Any) -> Any:
     return keras.ops.sum(weights)
 
 
-def _share(own: Any, step: Step) -> Any:
+def _share(own: Any, step: BatchPart) -> Any:
     """Return the factor of the loss: this rank's share of the denominator, divided by its share of the samples."""
     own = keras.ops.stop_gradient(own) * keras.ops.cast(step.rows > 0, "float32")
     total = summed([own], global_process_set)[0]

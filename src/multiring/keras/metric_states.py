@@ -22,7 +22,7 @@ from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.reduce_ops import Sum
 from multiring.keras.loss_reductions import tell_once
 from multiring.keras.replicas import mean_states
-from multiring.keras.steps import Steps
+from multiring.keras.steps import ModelSteps
 from multiring.keras.values import settled
 
 
@@ -60,7 +60,7 @@ class MetricStates:
         steps: the model's steps.
     """
 
-    def __init__(self, model: Any, steps: Steps) -> None:
+    def __init__(self, model: Any, steps: ModelSteps) -> None:
         self._model = model
         self._steps = steps
         self._plain = model._get_metrics_result_or_logs  # noqa: SLF001 -- Keras has no other name for it

@@ -51,7 +51,7 @@ def unwrapped(batch: Any) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchDivision:
     """The number of this rank, and the way in which the ranks divide batches.
 
     whole_batches: whether each rank gets whole batches, as in evaluation, or its rows of each batch, as in training.
@@ -88,7 +88,7 @@ class Shards(DataAdapter):  # type: ignore[misc] # Keras has no types
     The other adapter yields the same batches on all ranks.
     """
 
-    def __init__(self, batches: Any, place: Place) -> None:
+    def __init__(self, batches: Any, place: BatchDivision) -> None:
         self._batches = batches
         self._place = place
 
@@ -148,12 +148,12 @@ class ArrayShards(DataAdapter):  # type: ignore[misc] # Keras has no types
 
     Args:
         arrays: Keras' adapter of the arrays.
-        place: see `Place`.
+        place: see `BatchDivision`.
         shuffle: as for `fit`.
         seed: the seed of the order, the same on all ranks.
     """
 
-    def __init__(self, arrays: ArrayDataAdapter, place: Place, shuffle: Any = False, seed: int = 0) -> None:
+    def __init__(self, arrays: ArrayDataAdapter, place: BatchDivision, shuffle: Any = False, seed: int = 0) -> None:
         self._inputs = arrays._inputs  # noqa: SLF001 -- Keras has no other name for it
         self._batch = int(arrays.batch_size)
         self._rows = rows_of(self._inputs)
@@ -349,7 +349,7 @@ def rows_of(batch: Any) -> int:
     return int(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None).shape[0])
 
 
-def _rows_of(dataset: Any, place: Place) -> Any:
+def _rows_of(dataset: Any, place: BatchDivision) -> Any:
     import tensorflow as tf  # noqa: PLC0415 -- as above
 
     def taken(leaf: Any, own: Any) -> Any:
@@ -375,7 +375,7 @@ def _rows_of(dataset: Any, place: Place) -> Any:
     return dataset.map(plain, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _whole_batches(dataset: Any, place: Place) -> Any:
+def _whole_batches(dataset: Any, place: BatchDivision) -> Any:
     import tensorflow as tf  # noqa: PLC0415 -- as above
 
     def marked(is_own: int) -> Any:

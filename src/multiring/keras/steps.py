@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from multiring.frontend.keras_steps import Step, entered
+from multiring.frontend.keras_steps import BatchPart, entered
 from multiring.frontend.lifecycle import rank, size
 from multiring.keras.results import Results
 from multiring.keras.shards import unwrapped
@@ -20,17 +20,17 @@ from multiring.keras.shards import unwrapped
 OWN_ROWS = "multiring_rows"  # in the logs of a step; the wrapper of the whole function removes it
 
 
-def install(model: Any, adopt: Callable[[Any], None]) -> "Steps":
+def install(model: Any, adopt: Callable[[Any], None]) -> "ModelSteps":
     """Make the steps of `model` remove the sample counts from their data.
 
     Args:
         model: a Keras model.
-        adopt: see `multiring.frontend.keras_steps.Step`.
+        adopt: see `multiring.frontend.keras_steps.BatchPart`.
     """
-    return Steps(model, adopt)
+    return ModelSteps(model, adopt)
 
 
-class Steps:
+class ModelSteps:
     """The steps of a model.
 
     rows: this rank's number of samples in the last step, by kind; in `evaluate`, 1 for this rank's own batch and 0 for
@@ -96,7 +96,7 @@ class Steps:
                 variable.assign(_chosen(rows, now, keras.ops.zeros_like(now) if old is None else old))
         return self._marked(found, rows)
 
-    def _of(self, rows: Any, batch_rows: Any) -> Step:
+    def _of(self, rows: Any, batch_rows: Any) -> BatchPart:
         def weighted(value: Any) -> Any:
             if isinstance(rows, int):
                 share: Any = rows * size() / batch_rows
@@ -107,7 +107,7 @@ class Steps:
                 return type(value)(values, value.indices, value.dense_shape)
             return value * keras.ops.cast(share, value.dtype)
 
-        return Step(
+        return BatchPart(
             rows=rows,
             batch_rows=batch_rows,
             # Keras' own step passes the loss to the optimizer, which weights it. A custom step may not do so.

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from multiring.frontend.keras_batch_norm import moments
-from multiring.frontend.keras_steps import Step, current_step
+from multiring.frontend.keras_steps import BatchPart, current_step
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.frontend.reduce_ops import Sum
 
@@ -60,7 +60,7 @@ def synchronize(layer: Any) -> None:
         layer.__class__ = SyncBatchNormalization
 
 
-def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: list[Any]) -> Sequence[Any]:
+def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: BatchPart, values: list[Any]) -> Sequence[Any]:
     """Return sums over the ranks, with gradients that respect different shares of the batch.
 
     In the backward pass, the gradient of each rank's loss flows to all ranks. The share of the sending rank must weight
@@ -73,7 +73,7 @@ def by_shares(plain: Callable[[list[Any]], Sequence[Any]], step: Step, values: l
     return [_backwards(value, step, inverse=False) for value in found]
 
 
-def _backwards(value: Any, step: Step, *, inverse: bool) -> Any:
+def _backwards(value: Any, step: BatchPart, *, inverse: bool) -> Any:
     """Return `value`; its gradient is multiplied by this rank's share, or divided by the share if `inverse`."""
     share = keras.ops.cast(step.weighted(keras.ops.ones((), "float32")), value.dtype)
     scaled = value * (keras.ops.divide_no_nan(keras.ops.ones_like(share), share) if inverse else share)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from multiring.errors import ArgumentError
-from multiring.lab.plan import Plan, Rate, host_name, parse_rate, rail_name, rate_text
+from multiring.lab.plan import LabPlan, Rate, host_name, parse_rate, rail_name, rate_text
 
 
-class Kind(Enum):
+class FaultType(Enum):
     """A kind of fault or repair. The value is its spelling."""
 
     FREEZE = "freeze"
@@ -23,12 +23,12 @@ class Kind(Enum):
 
 
 USAGE = {
-    Kind.FREEZE: "freeze HOST",
-    Kind.THAW: "thaw HOST",
-    Kind.KILL: "kill HOST",
-    Kind.CUT: "cut HOST [RAIL]",
-    Kind.SLOW: "slow HOST RATE [RAIL]",
-    Kind.MEND: "mend HOST [RAIL]",
+    FaultType.FREEZE: "freeze HOST",
+    FaultType.THAW: "thaw HOST",
+    FaultType.KILL: "kill HOST",
+    FaultType.CUT: "cut HOST [RAIL]",
+    FaultType.SLOW: "slow HOST RATE [RAIL]",
+    FaultType.MEND: "mend HOST [RAIL]",
 }
 
 
@@ -39,7 +39,7 @@ class Fault:
     `rate` is the new rate of the links for `SLOW`.
     """
 
-    kind: Kind
+    kind: FaultType
     host: int
     rails: tuple[int, ...] = ()
     rate: Rate | None = None
@@ -57,7 +57,7 @@ class TimedFault:
     fault: Fault
 
 
-def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
+def parse_fault(words: Sequence[str], plan: LabPlan) -> Fault:
     """Return the fault that words describe in a lab of `plan`.
 
     The words are like ("slow", "host1", "10mbit").
@@ -65,7 +65,7 @@ def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
     Raises:
         ArgumentError: the words describe no fault. The text shows the usage.
     """
-    spelt = {kind.value: kind for kind in Kind}
+    spelt = {kind.value: kind for kind in FaultType}
     if not words or words[0] not in spelt:
         raise ArgumentError(f"unknown fault {' '.join(words)!r}; want one of: {'; '.join(USAGE.values())}")
     kind = spelt[words[0]]
@@ -73,8 +73,8 @@ def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
     needed = [word for word in usage if not word.startswith("[")]
     if not len(needed) <= len(words) <= len(usage):
         raise ArgumentError(f"invalid fault {' '.join(words)!r}; want {USAGE[kind]}")
-    rate = parse_rate(words[2]) if kind is Kind.SLOW else None
-    if kind in (Kind.FREEZE, Kind.THAW, Kind.KILL):
+    rate = parse_rate(words[2]) if kind is FaultType.SLOW else None
+    if kind in (FaultType.FREEZE, FaultType.THAW, FaultType.KILL):
         rails: tuple[int, ...] = ()
     elif len(words) == len(usage):
         rails = (plan.rail_named(words[-1]),)
@@ -83,7 +83,7 @@ def parse_fault(words: Sequence[str], plan: Plan) -> Fault:
     return Fault(kind=kind, host=plan.host_named(words[1]), rails=rails, rate=rate)
 
 
-def parse_timed(seconds: str, words: str, plan: Plan) -> TimedFault:
+def parse_timed(seconds: str, words: str, plan: LabPlan) -> TimedFault:
     """Return the timed fault described by the user's texts `seconds` and `words`.
 
     Raises:

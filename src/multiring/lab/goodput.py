@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from multiring.errors import LaunchError
 from multiring.lab.machine import Lab
-from multiring.lab.namespaces import Space, inside
+from multiring.lab.namespaces import NamespaceKind, inside
 
 _CHUNK_BYTES = 1 << 18
 _SHORTEST_S = 1e-3
@@ -75,10 +75,10 @@ def _connect(lab: Lab, flow: Flow) -> tuple[socket.socket, socket.socket]:
 
     Any process can use the ends; each end stays in the namespace in which it was created.
     """
-    with inside(lab.hosts[flow.target].network, Space.NET), socket.socket() as listener:
+    with inside(lab.hosts[flow.target].network, NamespaceKind.NET), socket.socket() as listener:
         listener.bind((lab.plan.address(flow.target, flow.rail), 0))
         listener.listen()
-        with inside(lab.hosts[flow.source].network, Space.NET):
+        with inside(lab.hosts[flow.source].network, NamespaceKind.NET):
             source = socket.create_connection(listener.getsockname(), timeout=_LATE_S)
         listener.settimeout(_LATE_S)
         while True:

@@ -18,7 +18,7 @@ from pathlib import Path
 from multiring.errors import StateError, UnsupportedError
 from multiring.lab.namespaces import (
     Mount,
-    Space,
+    NamespaceKind,
     die_with_parent,
     enter,
     inside,
@@ -30,8 +30,8 @@ from multiring.lab.namespaces import (
 from multiring.lab.topology_file import TOPOLOGY_FILE
 
 AGENT = "/dev/shm/.multiring-lab/ssh"  # noqa: S108 -- on the host's own tmpfs, invisible outside
-_KEPT = (Space.MOUNT, Space.UTS, Space.IPC, Space.NET)
-_SHOWN = (*_KEPT, Space.PID)
+_KEPT = (NamespaceKind.MOUNT, NamespaceKind.UTS, NamespaceKind.IPC, NamespaceKind.NET)
+_SHOWN = (*_KEPT, NamespaceKind.PID)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- the standard path of shared memory
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _READY = b"+"
@@ -55,10 +55,10 @@ class Host:
 
     def __init__(self, name: str, hosts_file: str, topology: str = "") -> None:
         self.name = name
-        self._spaces: dict[Space, int] = {}
+        self._spaces: dict[NamespaceKind, int] = {}
         self._channel, theirs = socket.socketpair()
         try:
-            with inside_new(Space.PID):
+            with inside_new(NamespaceKind.PID):
                 self._pid = os.fork()
                 if self._pid == 0:
                     _keep(theirs, name, hosts_file, topology)
@@ -86,11 +86,11 @@ class Host:
 
         The Host object owns the descriptor.
         """
-        return self._spaces[Space.NET]
+        return self._spaces[NamespaceKind.NET]
 
     def birthplace(self) -> AbstractContextManager[None]:
         """Return a context in which this thread forks processes of the host."""
-        return inside(self._spaces[Space.PID], Space.PID)
+        return inside(self._spaces[NamespaceKind.PID], NamespaceKind.PID)
 
     def preparation(self, folder: Path, cpus: Iterable[int] = ()) -> Callable[[], None]:
         """Return the function that moves a child into the host before exec.
@@ -195,7 +195,7 @@ def _keep(channel: socket.socket, name: str, hosts_file: str, topology: str) -> 
 
 def _furnish(name: str, hosts_file: str, topology: str) -> None:
     """Enter new namespaces, and set up the host's name, mounts, /etc/hosts, ssh agent and topology file."""
-    unshare(Space.MOUNT | Space.UTS | Space.IPC | Space.NET)
+    unshare(NamespaceKind.MOUNT | NamespaceKind.UTS | NamespaceKind.IPC | NamespaceKind.NET)
     socket.sethostname(name)
     mount("none", "/", flags=Mount.REC | Mount.PRIVATE)  # keeps later mounts invisible outside
     mount("proc", "/proc", "proc", Mount.NOSUID | Mount.NODEV | Mount.NOEXEC)

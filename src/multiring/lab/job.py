@@ -23,16 +23,16 @@ from multiring.lab.control_socket import (
     open_host_socket,
     open_lab_socket,
 )
-from multiring.lab.faults import Fault, Kind, TimedFault, parse_fault
+from multiring.lab.faults import Fault, FaultType, TimedFault, parse_fault
 from multiring.lab.launchers import OPEN_MPI_STATE, Launcher, Process, processes_of
 from multiring.lab.machine import Lab, require_root
-from multiring.lab.namespaces import Space, inside
+from multiring.lab.namespaces import NamespaceKind, inside
 from multiring.lab.pid_namespace import FORWARDED, run_in_pid_namespace
-from multiring.lab.plan import Plan
+from multiring.lab.plan import LabPlan
 from multiring.lab.topology_file import TOPOLOGY_FILE
 from multiring.launch.commands import check_can_run, check_command, environment_of_process
 from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring.launch.job import Job, Member, Start, log_files
+from multiring.launch.job import Job, JobProcess, Start, log_files
 from multiring.launch.leftovers import signal_group
 from multiring.launch.local import job_name
 from multiring.launch.mpiexec import version_of_mpiexec
@@ -42,7 +42,7 @@ _PATIENCE_S = 10.0  # after a fault, the time for the other processes to report 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class LabOptions:
     """Options of a job in a lab.
 
     Args:
@@ -67,7 +67,7 @@ class Options:
         check_lab_name(self.name)
 
 
-def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) -> int:
+def run_lab(plan: LabPlan, command: Sequence[str], options: LabOptions | None = None) -> int:
     """Run `command` on every slot of a new lab and return the job's exit code.
 
     The exit code is defined as for `run_local`.
@@ -84,7 +84,7 @@ def run_lab(plan: Plan, command: Sequence[str], options: Options | None = None) 
             an unknown kind.
         StateError: the caller is not the main thread.
     """
-    options = options or Options()
+    options = options or LabOptions()
     environment = inherited_environment()
     check_can_run("multiring lab", command, environment)
     outer = Settings.from_environment(environment)
@@ -143,7 +143,9 @@ class LabJob(Job):
     The end of a host's keeper also ends leftover processes of the host.
     """
 
-    def __init__(self, lab: Lab, processes: Sequence[Process], environment: dict[str, str], options: Options) -> None:
+    def __init__(
+        self, lab: Lab, processes: Sequence[Process], environment: dict[str, str], options: LabOptions
+    ) -> None:
         super().__init__(_starts(lab, processes, environment), options.log_dir)
         self._lab = lab
         self._host_of = [process.host for process in processes]
@@ -165,14 +167,14 @@ class LabJob(Job):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # the signal handlers are installed now
         self._add_control_socket(stack, open_lab_socket(self._name, self._on_fault))
         for host in self._lab.hosts:
-            with inside(host.network, Space.NET):
+            with inside(host.network, NamespaceKind.NET):
                 self._add_control_socket(stack, open_host_socket(self._on_errand))
 
     def _add_control_socket(self, stack: contextlib.ExitStack, control_socket: ControlSocket) -> None:
         self._control_sockets.append(control_socket)
         stack.callback(control_socket.close)
 
-    def _born(self, member: Member) -> None:
+    def _born(self, member: JobProcess) -> None:
         self._begin = time.monotonic()
         member.known_as = _number_outside(member.pid)
 
@@ -202,7 +204,7 @@ class LabJob(Job):
         self._lab.apply(fault)
         self._say(f"lab: {fault}")
         self._patience_s = _PATIENCE_S
-        if fault.kind is Kind.KILL:
+        if fault.kind is FaultType.KILL:
             for member, host in zip(self._members, self._host_of, strict=True):
                 member.is_excused |= host == fault.host and member.code is None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from multiring.lab.host import AGENT
-from multiring.lab.plan import Plan, host_name
+from multiring.lab.plan import LabPlan, host_name
 from multiring.launch.mpiexec import Mpiexec, mpiexec_of, placement
 
 _RENDEZVOUS_PORT = 29400  # always free, because a new host runs nothing else
@@ -47,7 +47,7 @@ class Process:
 
 
 def processes_of(
-    plan: Plan, launcher: Launcher, command: Sequence[str], mpi: str, place: Mapping[str, object]
+    plan: LabPlan, launcher: Launcher, command: Sequence[str], mpi: str, place: Mapping[str, object]
 ) -> list[Process]:
     """Return the processes to start so that `command` runs on every slot.
 
@@ -109,7 +109,7 @@ def processes_of(
     ]
 
 
-def _torchrun(plan: Plan, host: int) -> list[str]:
+def _torchrun(plan: LabPlan, host: int) -> list[str]:
     return [
         f"--nnodes={plan.hosts}",
         f"--node-rank={host}",
@@ -121,7 +121,7 @@ def _torchrun(plan: Plan, host: int) -> list[str]:
     ]
 
 
-def _mpiexec(plan: Plan, version: str) -> tuple[list[str], dict[str, str]]:
+def _mpiexec(plan: LabPlan, version: str) -> tuple[list[str], dict[str, str]]:
     kind = mpiexec_of(version)
     # Do not bind ranks to cores. The hosts share this machine's cores, so the ranks of all hosts would be bound to the
     # first cores.

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import final
 
 from multiring.errors import StateError, UnsupportedError
-from multiring.lab.faults import Fault, Kind
+from multiring.lab.faults import Fault, FaultType
 from multiring.lab.host import Host
 from multiring.lab.network import Network
-from multiring.lab.plan import Plan, host_name
+from multiring.lab.plan import LabPlan, host_name
 from multiring.lab.topology_file import topology_text
 
 
@@ -33,7 +33,7 @@ class Lab:
         LaunchError: pyroute2 is not installed.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LabPlan) -> None:
         self.plan = plan
         self.hosts: list[Host] = []
         self._stack = ExitStack()
@@ -67,20 +67,20 @@ class Lab:
         if not host.is_alive:
             raise StateError(f"cannot {fault.kind.value} {host.name}: it was killed")
         match fault.kind:
-            case Kind.FREEZE:
+            case FaultType.FREEZE:
                 host.signal_all(signal.SIGSTOP)
-            case Kind.THAW:
+            case FaultType.THAW:
                 host.signal_all(signal.SIGCONT)
-            case Kind.KILL:
+            case FaultType.KILL:
                 host.kill()
-            case Kind.CUT | Kind.SLOW | Kind.MEND:
+            case FaultType.CUT | FaultType.SLOW | FaultType.MEND:
                 for rail in fault.rails:
                     self._change_link(fault, rail)
 
     def _change_link(self, fault: Fault, rail: int) -> None:
-        if fault.kind is Kind.SLOW:
+        if fault.kind is FaultType.SLOW:
             self._network.set_rate(fault.host, rail, fault.rate)
             return
-        self._network.set_link(fault.host, rail, is_up=fault.kind is Kind.MEND)
-        if fault.kind is Kind.MEND:
+        self._network.set_link(fault.host, rail, is_up=fault.kind is FaultType.MEND)
+        if fault.kind is FaultType.MEND:
             self._network.set_rate(fault.host, rail, self.plan.rails[rail])

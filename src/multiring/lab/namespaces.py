@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 _OWN = "/proc/thread-self/ns"
 
 
-class Space(IntFlag):
+class NamespaceKind(IntFlag):
     """Kinds of namespace, with the flags of clone(2)."""
 
     MOUNT = 0x00020000
@@ -26,7 +26,7 @@ class Space(IntFlag):
     @property
     def file_name(self) -> str:
         """The name of the file in /proc/PID/ns. It is valid for a single kind only."""
-        return {Space.MOUNT: "mnt"}.get(self, (self.name or "").lower())
+        return {NamespaceKind.MOUNT: "mnt"}.get(self, (self.name or "").lower())
 
 
 class Mount(IntFlag):
@@ -52,7 +52,7 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, os.strerror(number), what)
 
 
-def unshare(spaces: Space) -> None:
+def unshare(spaces: NamespaceKind) -> None:
     """Move the calling thread into new namespaces.
 
     A new PID namespace applies to its future children only.
@@ -60,7 +60,7 @@ def unshare(spaces: Space) -> None:
     _check(_libc().unshare(int(spaces)), f"unshare {spaces!r}")
 
 
-def enter(descriptor: int, space: Space) -> None:
+def enter(descriptor: int, space: NamespaceKind) -> None:
     """Move the calling thread into a namespace.
 
     A PID namespace applies to its future children only.
@@ -83,7 +83,7 @@ def die_with_parent(number: int) -> None:
     _check(_libc().prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
-def open_namespace(space: Space, process: str = _OWN) -> int:
+def open_namespace(space: NamespaceKind, process: str = _OWN) -> int:
     """Return a descriptor of a namespace of `process`, a folder like /proc/PID/ns.
 
     The caller must close it.
@@ -92,7 +92,7 @@ def open_namespace(space: Space, process: str = _OWN) -> int:
 
 
 @contextlib.contextmanager
-def _returning(space: Space) -> Iterator[None]:
+def _returning(space: NamespaceKind) -> Iterator[None]:
     own = open_namespace(space)
     try:
         yield
@@ -102,7 +102,7 @@ def _returning(space: Space) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def inside(descriptor: int, space: Space) -> Iterator[None]:
+def inside(descriptor: int, space: NamespaceKind) -> Iterator[None]:
     """Move the calling thread into a namespace during the `with` block.
 
     A PID namespace applies to the children that the thread makes in the block.
@@ -113,7 +113,7 @@ def inside(descriptor: int, space: Space) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def inside_new(space: Space) -> Iterator[None]:
+def inside_new(space: NamespaceKind) -> Iterator[None]:
     """Move the calling thread into a new namespace during the `with` block.
 
     The namespace exists after the block only if a process or a descriptor keeps it.

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from multiring.errors import LaunchError, UnsupportedError
-from multiring.lab.namespaces import Space, inside, inside_new, open_namespace
-from multiring.lab.plan import Plan, Rate, rail_name, rate_text
+from multiring.lab.namespaces import NamespaceKind, inside, inside_new, open_namespace
+from multiring.lab.plan import LabPlan, Rate, rail_name, rate_text
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT of <linux/pkt_sched.h>
 _BUCKET, _WIRE, _SWITCH = "tbf", "veth", "bridge"
@@ -46,12 +46,12 @@ class Network:
         LaunchError: pyroute2 is not installed.
     """
 
-    def __init__(self, plan: Plan, hosts: Sequence[int]) -> None:
+    def __init__(self, plan: LabPlan, hosts: Sequence[int]) -> None:
         self._plan = plan
         self._hosts = hosts
         self._netlink = _load_netlink()
-        with inside_new(Space.NET):
-            self._switches = open_namespace(Space.NET)
+        with inside_new(NamespaceKind.NET):
+            self._switches = open_namespace(NamespaceKind.NET)
         try:
             self._build()
         except BaseException:
@@ -78,7 +78,7 @@ class Network:
 
     @contextmanager
     def _talk(self, space: int) -> Iterator[Any]:
-        with inside(space, Space.NET):  # a netlink socket belongs to the namespace in which it was created
+        with inside(space, NamespaceKind.NET):  # a netlink socket belongs to the namespace in which it was created
             netlink = self._netlink.IPRoute()
         try:
             yield netlink

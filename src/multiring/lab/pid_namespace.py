@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 
 from multiring.errors import MultiringError, UnsupportedError
-from multiring.lab.namespaces import Space, die_with_parent, inside_new
+from multiring.lab.namespaces import NamespaceKind, die_with_parent, inside_new
 from multiring.launch.signals import StopSignals
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,7 +40,7 @@ def run_in_pid_namespace(work: Callable[[], int]) -> int:
     with StopSignals() as signals:
         former = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            with inside_new(Space.PID):
+            with inside_new(NamespaceKind.PID):
                 pid = os.fork()
                 if pid == 0:
                     os.close(answer)

@@ -54,7 +54,7 @@ def rate_text(rate: Rate | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class LabPlan:
     """The hosts and links of a lab.
 
     Hosts are assigned to racks in order, as evenly as possible.

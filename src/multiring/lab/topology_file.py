@@ -5,7 +5,7 @@ MULTIRING_TOPOLOGY names it for the ranks.
 
 from dataclasses import replace
 
-from multiring.lab.plan import Plan, Rate, host_name, rail_name
+from multiring.lab.plan import LabPlan, Rate, host_name, rail_name
 from multiring.topology import TCP, Link, Rack, Topology, text_of
 
 TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the host's own tmpfs, gone with the host
@@ -13,7 +13,7 @@ TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the 
 _PAYLOAD = 1448 / 1514
 
 
-def topology_of_lab(plan: Plan) -> Topology:
+def topology_of_lab(plan: LabPlan) -> Topology:
     """Return the topology of a lab with one rank per host.
 
     A link without limit gets the default constants of TCP.
@@ -30,7 +30,7 @@ def topology_of_lab(plan: Plan) -> Topology:
     )
 
 
-def topology_text(plan: Plan) -> str:
+def topology_text(plan: LabPlan) -> str:
     """Return the text of the topology file of a lab."""
     return text_of(topology_of_lab(plan), "The virtual hosts of multiring lab, with the requested rates.")
 

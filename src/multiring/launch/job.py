@@ -74,7 +74,7 @@ class Start:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class JobProcess:
     """A started process of the job.
 
     `code` is None while it runs, then its exit code, or -n for signal n.
@@ -183,8 +183,8 @@ class Job:
         self._grace_s = grace_s  # from a signal to killing the processes
         self._out, self._err = outlets()
         self._tracebacks = Tracebacks()
-        self._members: list[Member] = []
-        self._failed: list[Member] = []  # in the order in which the failures were found
+        self._members: list[JobProcess] = []
+        self._failed: list[JobProcess] = []  # in the order in which the failures were found
         self._patience_s = 0.0  # how long other processes may run on after a failure that has no other cause
         self._settle_until: float | None = None
         self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
@@ -218,7 +218,7 @@ class Job:
     def _open(self, stack: contextlib.ExitStack) -> None:
         """Create the resources of the processes; `stack` releases them after the processes have ended."""
 
-    def _born(self, member: Member) -> None:
+    def _born(self, member: JobProcess) -> None:
         """React to the start of a process."""
 
     def _reaped(self, pid: int) -> None:
@@ -230,7 +230,7 @@ class Job:
     def _end_leftovers(self, grace_s: float) -> None:
         """End every process that members started; kill processes that still run after `grace_s` seconds."""
 
-    def _lost_by(self, member: Member) -> set[Member] | None:
+    def _lost_by(self, member: JobProcess) -> set[JobProcess] | None:
         """Return the members that `member` reported as lost; None if it lost a member without naming the member."""
         return None if member.is_consequence else set()
 
@@ -264,7 +264,7 @@ class Job:
                 raise _start_error(start, error, counts) from None
             self._born(self._members[-1])
 
-    def _start(self, start: Start) -> Member:
+    def _start(self, start: Start) -> JobProcess:
         logs = [open_log(self._log_dir, name) for name in start.log_files]
         with start.birthplace():
             process = subprocess.Popen(  # noqa: S603 -- the user asked for this command
@@ -284,11 +284,11 @@ class Job:
         folder = None if is_seen_live else TracebackFolder(self._tracebacks, start.name)
         out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
         err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
-        return Member(start.name, process, out, err)
+        return JobProcess(start.name, process, out, err)
 
     # -- one turn of the loop
 
-    def _running(self) -> list[Member]:
+    def _running(self) -> list[JobProcess]:
         return [member for member in self._members if member.code is None]
 
     def _turn(self) -> None:
@@ -351,7 +351,7 @@ class Job:
         if self._failed and self._code is None:
             self._judge()
 
-    def _reap_ended(self) -> list[Member]:
+    def _reap_ended(self) -> list[JobProcess]:
         """Return the processes that have ended since the last call."""
         ended = []
         for member in self._running():
@@ -372,7 +372,7 @@ class Job:
             knows = any(self._lost_by(member) for member in self._failed)
             self._settle_until = time.monotonic() + (self._patience_s or (_CULPRIT_S if knows else _SETTLE_S))
 
-    def _is_consequence(self, member: Member) -> bool:
+    def _is_consequence(self, member: JobProcess) -> bool:
         """Return whether `member` may have failed because of another member.
 
         This is the case if `member` has lost another member, which has failed too or has not ended yet.
@@ -381,7 +381,7 @@ class Job:
         others = [each for each in self._members if each is not member] if lost is None else lost
         return any(each.code is None or each.has_failed for each in others)
 
-    def _stop_because_of(self, cause: Member) -> None:
+    def _stop_because_of(self, cause: JobProcess) -> None:
         self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
         if cause.code == -signal.SIGKILL and killed_for_memory(self._memory) > self._killed_before:
             limit = limit_bytes(self._memory)
@@ -449,7 +449,7 @@ class Job:
         left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
         self._end_leftovers(max(left_s, _LEAST_GRACE_S))
 
-    def _leave_stuck(self, members: Sequence[Member]) -> None:
+    def _leave_stuck(self, members: Sequence[JobProcess]) -> None:
         """Report killed processes that have not ended, and treat them as ended."""
         if members:
             self._say(
@@ -476,7 +476,7 @@ class Job:
             self._poll(None)
 
 
-def text_of(members: Sequence[Member]) -> str:
+def text_of(members: Sequence[JobProcess]) -> str:
     """Return the names of `members` as a short text.
 
     Examples are "rank 3", and "ranks 0, 1 and 20 more".

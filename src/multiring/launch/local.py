@@ -15,7 +15,7 @@ from multiring.errors import ArgumentError
 from multiring.launch.commands import check_can_run, environment_of_process, refuse_places
 from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring.launch.horovod import horovod_environment, positions_on
-from multiring.launch.job import Job, JobOptions, Member, Start, text_of
+from multiring.launch.job import Job, JobOptions, JobProcess, Start, text_of
 from multiring.launch.leftovers import (
     adopt_orphans,
     children_here,
@@ -191,7 +191,7 @@ class _LocalJob(Job):
         self._spared.add(self._watchdog.pid)
         stack.callback(self._watchdog.dismiss)
 
-    def _born(self, member: Member) -> None:
+    def _born(self, member: JobProcess) -> None:
         self._watchdog.watch(member.pid)
 
     def _reaped(self, pid: int) -> None:
@@ -214,7 +214,7 @@ class _LocalJob(Job):
                 del self._held_back[first]
                 self._signal_ranks(first, numbers)
 
-    def _lost_by(self, member: Member) -> set[Member] | None:
+    def _lost_by(self, member: JobProcess) -> set[JobProcess] | None:
         self._reports.hear()
         lost = self._reports.lost_by(member.pid)
         if ANY in lost or (not lost and member.is_consequence):

@@ -29,7 +29,7 @@ _LEAST_PART = 0.1  # the minimum share of a direct sum's time that is assigned t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class TransferDurations:
     """The time for which a large transfer is timed, and the time for which it runs before.
 
     The transfer must run before it is timed, because shaped links carry the first burst at full speed.
@@ -39,7 +39,7 @@ class Patience:
     drain_s: float
 
 
-class Throughput(NamedTuple):
+class SumThroughput(NamedTuple):
     """The throughput of large sums, and the part of the machine's cores that were idle at the same time."""
 
     bytes_per_s: float
@@ -57,7 +57,7 @@ class Between:
     part: Group
     engine: str
     shares: tuple[int, ...]
-    patience: Patience
+    patience: TransferDurations
 
     def link(self) -> tuple[Link, float]:
         """Return the constants of the link, and the part of the machine's cores that were idle during large sums.
@@ -101,7 +101,7 @@ class Between:
         taken_s = self._small("direct", 1, median)
         return max((taken_s - (rounds + 2) * latency_s) / (rounds + 2 * others), _LEAST_S)
 
-    def bandwidth(self) -> Throughput:
+    def bandwidth(self) -> SumThroughput:
         """Return the bandwidth of each rank in each direction, and the idle cores."""
         between_hosts = self.engine == "tcp"
         plan = self._plan("direct", _SEGMENT_BYTES if between_hosts else None)
@@ -110,7 +110,7 @@ class Between:
         idle_s, begin_s = _idle_s(), time.monotonic()
         taken_s = time_plan(self.part, task, plan, seconds=self.patience.seconds, drain_s=drain_s)
         idle = (_idle_s() - idle_s) / (time.monotonic() - begin_s) / (os.cpu_count() or 1)
-        return Throughput(2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s, idle)
+        return SumThroughput(2 * _LARGE_BYTES * (self.part.size - 1) / self.part.size / taken_s, idle)
 
     def _small(self, algorithm: str, pieces: int, usual: Callable[[list[float]], float] = min) -> float:
         task = all_reduce_task(_SMALL_BYTES * pieces)

@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from multiring.probe.fit import Between, Patience, reduce_rate
+from multiring.probe.fit import Between, TransferDurations, reduce_rate
 from multiring.probe.other_work import OtherWork, Taken
 from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
 from multiring.runtime import Group
@@ -49,7 +49,7 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
         drain_s: how long to run before each measurement: shaped links carry bursts at full speed.
     """
     known = group.topology
-    patience = Patience(seconds=seconds, drain_s=drain_s)
+    patience = TransferDurations(seconds=seconds, drain_s=drain_s)
     others = OtherWork(group)
     shm = _shm(group, patience)
     if len(known.hosts) == 1:
@@ -76,7 +76,7 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
 # ---- within hosts ----
 
 
-def _shm(group: Group, patience: Patience) -> Link:
+def _shm(group: Group, patience: TransferDurations) -> Link:
     """Measure memory between the ranks of each host, all hosts at once."""
     if len(group.topology.hosts) == 1 and group.size > 1:
         return Between(part=group, engine="shm", shares=(1,), patience=patience).memory()
@@ -128,7 +128,9 @@ def _ring(hosts: Sequence[int]) -> list[tuple[int, int]]:
     return [(host, hosts[(at + 1) % len(hosts)]) for at, host in enumerate(hosts)]
 
 
-def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: Patience) -> tuple[list[Link], float]:
+def _rail(
+    group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience: TransferDurations
+) -> tuple[list[Link], float]:
     """Measure one rail in all pairs of hosts.
 
     Returns:
@@ -152,7 +154,7 @@ def _rail(group: Group, rail: int, rounds: list[list[tuple[int, int]]], patience
     return links, float(np.median(best[:, 4]))
 
 
-def _busy_overhead_s(group: Group, rail: Link, patience: Patience) -> float:
+def _busy_overhead_s(group: Group, rail: Link, patience: TransferDurations) -> float:
     """Return the overhead in seconds of a message between hosts while all ranks send: the median over lines."""
     hosts = group.topology.hosts
     local = min(len(ranks) for ranks in hosts)
@@ -193,7 +195,7 @@ def outnumbered(machines: Sequence[bytes], cores: Sequence[frozenset[int]]) -> b
     return False
 
 
-def _uplink(group: Group, rail: int, patience: Patience) -> list[float]:
+def _uplink(group: Group, rail: int, patience: TransferDurations) -> list[float]:
     """Return the bytes per second of each rack's uplink, while all its hosts send to another rack."""
     topology = group.topology
     found = np.zeros(len(topology.racks))

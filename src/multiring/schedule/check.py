@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.expand import expand
-from multiring.schedule.form import Spans, text_of
+from multiring.schedule.form import ChunkSpans, text_of
 from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import Accumulation, Collective, Wire
 from multiring.schedule.layout import layout_of
@@ -94,7 +94,7 @@ def check(schedule: Schedule, ranks: Iterable[int] | None = None) -> None:
             compared=None if compared is None else tuple(sorted({each[axis] for each in compared})),
         )
         _prove_axis(schedule.collective, patterns[axis], line, once_per_axis=once_per_axis)
-    spans = Spans(layout_of(frame))
+    spans = ChunkSpans(layout_of(frame))
     for rank in (schedule.order[0], *(each for pair in frame.joined[:1] for each in pair)):
         moves = schedule.moves_of(rank)
         spans.prove(moves, rank)

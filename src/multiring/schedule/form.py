@@ -8,7 +8,7 @@ from multiring.schedule.layout import Layout
 from multiring.schedule.moves import NOWHERE, Move, Moves
 
 
-class Spans:
+class ChunkSpans:
     """The spans of chunks that are contiguous memory in a layout."""
 
     def __init__(self, layout: Layout) -> None:

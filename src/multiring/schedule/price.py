@@ -21,7 +21,7 @@ from multiring.schedule.expand import expand
 from multiring.schedule.kinds import Collective, Kind, Wire
 from multiring.schedule.model import Schedule
 from multiring.schedule.moves import Moves
-from multiring.schedule.timing import MOST_LANES, Message, Step, Way, last_end
+from multiring.schedule.timing import MOST_LANES, StepMessage, TimedStep, Way, last_end
 from multiring.schedule.wire import BLOCK, encoded_bytes
 from multiring.topology import Link
 
@@ -100,7 +100,7 @@ def _loads(schedule: Schedule) -> tuple[list[int], list[float], list[int]]:
 
 
 @lru_cache(maxsize=512)
-def representative(schedule: Schedule) -> tuple[Step, ...]:
+def representative(schedule: Schedule) -> tuple[TimedStep, ...]:
     """Return the timed steps of the representative rank.
 
     A peer's messages to this rank are the same as this rank's own messages.
@@ -120,7 +120,7 @@ def representative(schedule: Schedule) -> tuple[Step, ...]:
     return steps_of(rank, expand(frame, schedule.phases, rank), turn, {**dict.fromkeys(offsets, 0), **joined})
 
 
-def _joining(schedule: Schedule) -> list[tuple[Step, ...]]:
+def _joining(schedule: Schedule) -> list[tuple[TimedStep, ...]]:
     """Return the timed steps of the ranks that join the representative, in order; they use the last way."""
     frame, partner = replace(schedule.frame, shares=(1,)), _represents(schedule)
     return [
@@ -154,7 +154,7 @@ def _offsets_of(schedule: Schedule, rank: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int]) -> tuple[Step, ...]:
+def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, int]) -> tuple[TimedStep, ...]:
     """Return the timed steps of `moves`, the moves of `rank`.
 
     `index_of` maps peers to indices of timed ranks.
@@ -163,13 +163,13 @@ def steps_of(rank: int, moves: Moves, routing: Routing, index_of: Mapping[int, i
     for move in moves.rows():
         peers = [(peer, *routing(rank, peer)) for peer in move.peers if peer != rank]
         if move.kind is Kind.SEND:
-            sends = tuple(Message(axis, index_of[peer], sent) for peer, axis, sent, _ in peers)
+            sends = tuple(StepMessage(axis, index_of[peer], sent) for peer, axis, sent, _ in peers)
             codes = peers[0][1] if move.wire else -1
-            steps.append(Step(move.span, sends, (), codes, _CARRIED[move.wire]))
+            steps.append(TimedStep(move.span, sends, (), codes, _CARRIED[move.wire]))
             continue
         writes = move.kind is Kind.REDUCE or not peers or bool(move.wire)
         axis = peers[0][1] if peers else 0
-        steps.append(Step(move.span, (), tuple(taken for *_, taken in peers), axis if writes else -1))
+        steps.append(TimedStep(move.span, (), tuple(taken for *_, taken in peers), axis if writes else -1))
     return tuple(steps)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.contents import Content, kept_of, result_of, wants
-from multiring.schedule.form import Spans, prove_form, text_of
+from multiring.schedule.form import ChunkSpans, prove_form, text_of
 from multiring.schedule.kinds import Kind, Space, Wire
 from multiring.schedule.moves import NOWHERE, Move, Moves
 from multiring.schedule.promise import Promise
@@ -50,7 +50,7 @@ def prove(promise: Promise, programs: Mapping[int, Moves]) -> None:
     """
     if sorted(programs) != list(range(promise.ranks)):
         raise ScheduleError(f"programs of ranks {sorted(programs)}: want 0 to {promise.ranks - 1}")
-    spans = Spans(promise.layout)
+    spans = ChunkSpans(promise.layout)
     for rank, moves in programs.items():
         spans.prove(moves, rank)
     # Clocks are needed only if a chunk is written after it was offered: only such a write has readers to wait for.

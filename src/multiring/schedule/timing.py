@@ -30,7 +30,7 @@ class Way:
     uplink_bytes_per_s: float | None = None
 
 
-class Message(NamedTuple):
+class StepMessage(NamedTuple):
     """One message of a step: its axis, its receiver, and the receiver's queue."""
 
     axis: int
@@ -38,17 +38,17 @@ class Message(NamedTuple):
     queue: int
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """The parts of a move that cost time. A step without `sends` and `takes` is a local copy."""
 
     chunks: int
-    sends: tuple[Message, ...]
+    sends: tuple[StepMessage, ...]
     takes: tuple[int, ...]  # the queues from each of which the step takes one message
     axis: int  # the axis whose link gives the speed of writing or encoding; -1 if the step costs no such time
     carried: float = 1.0  # encoded bytes / bytes of the chunks
 
 
-def last_end(programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
+def last_end(programs: Sequence[Sequence[TimedStep]], ways: Sequence[Way], chunk_bytes: float, segments: int) -> float:
     """Return the time in seconds at which the last rank is done with all segments.
 
     All chunks have one size.
@@ -72,7 +72,7 @@ class _Rank:
 
     __slots__ = ("arrived", "in_free", "in_handled", "lanes", "now", "out_free", "out_handled", "steps", "uplink_free")
 
-    def __init__(self, steps: Sequence[Step], ports: int, lanes: int, segments: int) -> None:
+    def __init__(self, steps: Sequence[TimedStep], ports: int, lanes: int, segments: int) -> None:
         self.steps = steps
         self.now = 0.0
         # For each port: when its wire is free, and when it has handled its last message.
@@ -86,7 +86,7 @@ class _Rank:
 
 class _Run:
     def __init__(
-        self, programs: Sequence[Sequence[Step]], ways: Sequence[Way], chunk_bytes: float, segments: int
+        self, programs: Sequence[Sequence[TimedStep]], ways: Sequence[Way], chunk_bytes: float, segments: int
     ) -> None:
         ports = max((way.port for way in ways), default=0) + 1
         self.lanes = min(segments, MOST_LANES)
@@ -156,7 +156,7 @@ class _Run:
     def _sort(self, rank: _Rank) -> None:
         rank.lanes.sort(key=_segment_of)
 
-    def _send(self, rank: _Rank, segment: int, step: Step) -> None:
+    def _send(self, rank: _Rank, segment: int, step: TimedStep) -> None:
         size_bytes = step.chunks * self.chunk_bytes * step.carried
         for axis, to, queue in step.sends:
             way = self.ways[axis]

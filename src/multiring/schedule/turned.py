@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from multiring.errors import ScheduleError
 from multiring.schedule.contents import Content, kept_of, result_of, wants
-from multiring.schedule.form import Spans, prove_form, text_of
+from multiring.schedule.form import ChunkSpans, prove_form, text_of
 from multiring.schedule.kinds import Kind, Space, Wire
 from multiring.schedule.moves import NOWHERE, Move, Moves
 from multiring.schedule.promise import Promise
@@ -40,7 +40,7 @@ def prove_turned(promise: Promise, moves: Moves, is_fixed: NDArray[np.bool_], tu
         is_fixed: shape (moves,), from `Likeness`.
         turn: how the chunks rotate. If they rotate, every span is 1.
     """
-    Spans(promise.layout).prove(moves, 0)
+    ChunkSpans(promise.layout).prove(moves, 0)
     chunks_turn = bool((turn.length > 1).any())
     if chunks_turn and (moves.span != 1).any():
         raise ScheduleError("spans of several chunks cannot be rotated: want span 1")

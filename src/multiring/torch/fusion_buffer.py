@@ -24,7 +24,7 @@ _MOST_SPARE = 4  # the number of buffers that are kept for later groups of a lay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class BufferLayout:
     """The places of tensors of one type in a flat buffer. Offsets and `total` are in elements, and include gaps."""
 
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def layout_of(dtype: torch.dtype, shapes: tuple[torch.Size, ...]) -> Layout:
+def layout_of(dtype: torch.dtype, shapes: tuple[torch.Size, ...]) -> BufferLayout:
     """Return the layout of tensors of these shapes; equal arguments give the same object while it is cached."""
     grain = _ALIGNMENT_BYTES // dtype.itemsize
     offsets, end, has_gaps = [], 0, False
@@ -52,10 +52,10 @@ def layout_of(dtype: torch.dtype, shapes: tuple[torch.Size, ...]) -> Layout:
         has_gaps = has_gaps or start != end
         offsets.append(start)
         end = start + shape.numel()
-    return Layout(dtype, shapes, tuple(offsets), end, has_gaps)
+    return BufferLayout(dtype, shapes, tuple(offsets), end, has_gaps)
 
 
-def new_buffer(group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
+def new_buffer(group: Group, layout: BufferLayout) -> tuple[Tensor, list[Tensor]]:
     """Return a new buffer for `layout`, and the tensors' places in it."""
     memory = new_memory(group, (layout.total,), layout.dtype)
     if layout.has_gaps:
@@ -63,7 +63,7 @@ def new_buffer(group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
     return memory, layout.views(memory)
 
 
-class Blocks:
+class MemoryBlocks:
     """Known blocks of memory whose gaps between tensors are unused, so that a reduction may overwrite the gaps."""
 
     def __init__(self) -> None:
@@ -79,17 +79,17 @@ class Blocks:
         return any(first <= start and end <= last for first, last in list(self._ends.items()))
 
 
-blocks = Blocks()  # one object per process, because memory outlives groups
+blocks = MemoryBlocks()  # one object per process, because memory outlives groups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class TensorSpan:
     """Tensors that already have their layout in memory, and this memory as one tensor."""
 
     watched: list["weakref.ref[Tensor]"]  # while the tensors live, no other object has their `id`
     tensor_layout: TensorLayout
     memory: Tensor
-    layout: Layout
+    layout: BufferLayout
     repeats: dict[Hashable, Any]  # operations that can be repeated; the reducing caller stores them here
 
 
@@ -97,11 +97,11 @@ class Packing:
     """Buffers and spans of one process set's groups of tensors, kept for later groups of the same layout."""
 
     def __init__(self) -> None:
-        self._spans: dict[tuple[int, int], Span] = {}
-        self._layouts: dict[Hashable, Layout | None] = {}  # the span of each `form`; None if there is no span
-        self._spare: dict[Layout, list[tuple[Tensor, list[Tensor]]]] = {}
+        self._spans: dict[tuple[int, int], TensorSpan] = {}
+        self._layouts: dict[Hashable, BufferLayout | None] = {}  # the span of each `form`; None if there is no span
+        self._spare: dict[BufferLayout, list[tuple[Tensor, list[Tensor]]]] = {}
 
-    def span_of(self, tensors: Sequence[Tensor]) -> Span | None:
+    def span_of(self, tensors: Sequence[Tensor]) -> TensorSpan | None:
         """Return the span of `tensors`; None if their types differ or their memory does not have their layout.
 
         Gaps between the tensors are reduced too. They must therefore be in a registered block.
@@ -116,7 +116,7 @@ class Packing:
             self._spans[_key(tensors)] = found
         return found
 
-    def known_span(self, tensors: Sequence[Tensor]) -> Span | None:
+    def known_span(self, tensors: Sequence[Tensor]) -> TensorSpan | None:
         """Return the span that `span_of` returned for `tensors` before, or None."""
         found = self._spans.get(_key(tensors))
         if found is None or not found.tensor_layout.is_of(tensors):
@@ -134,7 +134,7 @@ class Packing:
         on_death = partial(self._drop, _key(group))
         return [weakref.ref(tensor, on_death) for tensor in tensors]
 
-    def _find(self, tensors: Sequence[Tensor]) -> Span | None:
+    def _find(self, tensors: Sequence[Tensor]) -> TensorSpan | None:
         tensor_layout = tensor_layout_of(tensors)
         if tensor_layout is None:
             return None
@@ -149,11 +149,11 @@ class Packing:
             return None
         if layout.has_gaps and not blocks.has(start, end):
             return None
-        return Span(
+        return TensorSpan(
             self._watch(tensors, tensors[:1]), tensor_layout, first.as_strided((layout.total,), (1,)), layout, {}
         )
 
-    def _layout_at(self, tensor_layout: TensorLayout, tensors: Sequence[Tensor]) -> Layout | None:
+    def _layout_at(self, tensor_layout: TensorLayout, tensors: Sequence[Tensor]) -> BufferLayout | None:
         """Return the layout of `tensors`; None if their memory does not have it."""
         form = tensor_layout.form
         if form not in self._layouts:
@@ -165,14 +165,14 @@ class Packing:
     def _drop(self, key: tuple[int, int], _dead: object) -> None:
         self._spans.pop(key, None)
 
-    def take(self, group: Group, layout: Layout) -> tuple[Tensor, list[Tensor]]:
+    def take(self, group: Group, layout: BufferLayout) -> tuple[Tensor, list[Tensor]]:
         """Return a kept or new buffer for `layout`, and the tensors' places in it."""
         spare = self._spare.get(layout)
         if spare:
             return spare.pop()
         return new_buffer(group, layout)
 
-    def give_back(self, layout: Layout, memory: Tensor, views: list[Tensor]) -> None:
+    def give_back(self, layout: BufferLayout, memory: Tensor, views: list[Tensor]) -> None:
         """Keep a buffer for a later group of its layout."""
         spare = self._spare.setdefault(layout, [])
         if len(spare) < _MOST_SPARE:
@@ -184,7 +184,7 @@ def _key(tensors: Sequence[Tensor]) -> tuple[int, int]:
     return id(tensors[0]), len(tensors)
 
 
-def _layout_at(start: int, tensors: Sequence[Tensor]) -> Layout | None:
+def _layout_at(start: int, tensors: Sequence[Tensor]) -> BufferLayout | None:
     layout = layout_of(tensors[0].dtype, tuple(tensor.shape for tensor in tensors))
     size = layout.dtype.itemsize
     for tensor, offset in zip(tensors, layout.offsets, strict=True):

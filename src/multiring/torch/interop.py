@@ -14,7 +14,8 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.runtime import Group
 from multiring.runtime.arrays import Buffer, numpy_dtype
 
-# Up to this size, ranks of one host exchange data through shared slots from any memory: the arena would not be faster.
+# Up to this size, ranks of one host exchange data through small shared buffers from any memory: the arena would not be
+# faster.
 _SMALL_BYTES = 16 << 10
 
 

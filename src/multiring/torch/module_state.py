@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multiring.frontend.consistency_check import told_to_others
+from multiring.frontend.consistency_check import reporting_errors
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.object_collectives import broadcast_object
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
@@ -48,7 +48,7 @@ def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = 
         CollectiveError: a rank has failed; or another rank's state cannot be read or pickled.
     """
     members = members_of(process_set)
-    with internal_errors("broadcast_parameters"), told_to_others(members.group, "broadcast_parameters"):
+    with internal_errors("broadcast_parameters"), reporting_errors(members.group, "broadcast_parameters"):
         state = ModuleState.of(module)
     unsaved, extra = broadcast_object(
         (state.unsaved, state.extra), root_rank, name="broadcast_parameters.rest", process_set=process_set

@@ -4,7 +4,7 @@ from multiring.trace.claims import Claim as Claim
 from multiring.trace.claims import TakenError as TakenError
 from multiring.trace.claims import is_held as is_held
 from multiring.trace.clocks import Alignment as Alignment
-from multiring.trace.clocks import Reading as Reading
+from multiring.trace.clocks import ClockReading as ClockReading
 from multiring.trace.clocks import best_reading as best_reading
 from multiring.trace.file import TraceFile as TraceFile
 from multiring.trace.file import clear as clear
@@ -28,10 +28,10 @@ from multiring.trace.spans import stop_spans as stop_spans
 __all__ = [
     "Alignment",
     "Claim",
+    "ClockReading",
     "Follower",
     "Glossary",
     "Part",
-    "Reading",
     "Spans",
     "TakenError",
     "TraceFile",

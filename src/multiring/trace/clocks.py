@@ -17,7 +17,7 @@ Stamps = tuple[int, int, int, int]  # ns: sent here, received there, sent there,
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockReading:
     """Another clock seen from this clock: at `at_ns` it was ahead by `offset_ns`, plus or minus `error_ns`."""
 
     at_ns: int
@@ -25,14 +25,14 @@ class Reading:
     error_ns: int
 
 
-def best_reading(stamps: Sequence[Stamps]) -> Reading:
+def best_reading(stamps: Sequence[Stamps]) -> ClockReading:
     """Return the reading of the quickest of these ping-pongs.
 
     `stamps` has at least one.
     """
     sent, received, replied, back = min(stamps, key=_travelled)
     error = (_travelled((sent, received, replied, back)) + 1) // 2
-    return Reading((sent + back) // 2, (received - sent + replied - back) // 2, error)
+    return ClockReading((sent + back) // 2, (received - sent + replied - back) // 2, error)
 
 
 def _travelled(stamps: Stamps) -> int:
@@ -47,8 +47,8 @@ class Alignment:
     Without a reading, times stay as they are.
     """
 
-    start: Reading | None = None
-    end: Reading | None = None
+    start: ClockReading | None = None
+    end: ClockReading | None = None
 
     @property
     def error_ns(self) -> int:

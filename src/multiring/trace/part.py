@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.errors import ArgumentError
-from multiring.trace.clocks import Alignment, Reading
+from multiring.trace.clocks import Alignment, ClockReading
 from multiring.trace.spans import Span
 
 # The layout is the same as `Event` in native/core/rank/event_recorder.h. Times are ns of the rank's monotonic clock;
@@ -90,7 +90,7 @@ class Part:
     who: dict[str, Any]
     rows: NDArray[np.void]
     spans: tuple[Span, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[ClockReading, ...] = ()
     operations: dict[int, tuple[str, str]] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
     rails: tuple[RailSample, ...] = ()
@@ -124,7 +124,7 @@ def read_part(data: bytes) -> Part:
     """
     rows: list[NDArray[np.void]] = []
     spans: list[Span] = []
-    readings: list[Reading] = []
+    readings: list[ClockReading] = []
     rails: list[RailSample] = []
     part: dict[str, Any] = {"operations": {}, "groups": {}, "end": None}
     for fields, payload in _blocks(data):
@@ -136,7 +136,7 @@ def read_part(data: bytes) -> Part:
         elif kind == "spans":
             spans += [Span(*each) for each in json.loads(payload)]
         elif kind == "reading":
-            readings.append(Reading(fields["at_ns"], fields["offset_ns"], fields["error_ns"]))
+            readings.append(ClockReading(fields["at_ns"], fields["offset_ns"], fields["error_ns"]))
         elif kind == "rails":
             rails.append(RailSample(fields["at_ns"], tuple((*each,) for each in json.loads(payload))))
         elif kind == "words":

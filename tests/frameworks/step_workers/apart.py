@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Iterator
 
 from multiring.bench.workers import step_worker
-from multiring.bench.workers.step_case import Rendezvous
-from multiring.bench.workers.step_task import Task
+from multiring.bench.workers.step_case import FileRendezvous
+from multiring.bench.workers.step_task import TrainingTask
 
 
 @contextlib.contextmanager
-def apart(task: Task, _rendezvous: Rendezvous) -> Iterator[step_worker.Training]:
+def apart(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[step_worker.Training]:
     yield step_worker.Training(task.model, task.optimizer(), "", {})
 
 

@@ -93,7 +93,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class FileRendezvous:
     """A rendezvous of a job's ranks, which exchange values through files in `folder`."""
 
     folder: Path

@@ -32,7 +32,7 @@ def signed_sums(model: nn.Module) -> Sums:
     """Return, for every parameter with a gradient, the sum of its elements with random signs, and its norm.
 
     The sum is linear: the sum of a mean of gradients is the mean of their sums. So a mean can be checked without
-    exchanging gradients.
+    communication of gradients.
     """
     signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
     sums = {}

@@ -12,7 +12,7 @@ _WORDS, _CONTEXT, _FEATURES, _HEADS, _BLOCKS = 8192, 128, 768, 12, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkFactory:
     """The constructors of a network and of a rank's batch.
 
     `samples(batch, image_size)` returns inputs and targets. `memory_format` applies to parameters and images. `units`
@@ -183,8 +183,10 @@ def _texts(batch: int, _image_size: int) -> tuple[Tensor, Tensor]:
 
 _CROSS_ENTROPY = nn.functional.cross_entropy
 NETWORKS = {
-    "resnet50": Network(resnet50, _images, _CROSS_ENTROPY, torch.channels_last),
-    "vgg16": Network(vgg16, _images, _CROSS_ENTROPY, torch.channels_last),
-    "embedding": Network(Recommender, _clicks, nn.functional.binary_cross_entropy_with_logits, torch.contiguous_format),
-    "transformer": Network(Transformer, _texts, _CROSS_ENTROPY, torch.contiguous_format, _blocks),
+    "resnet50": NetworkFactory(resnet50, _images, _CROSS_ENTROPY, torch.channels_last),
+    "vgg16": NetworkFactory(vgg16, _images, _CROSS_ENTROPY, torch.channels_last),
+    "embedding": NetworkFactory(
+        Recommender, _clicks, nn.functional.binary_cross_entropy_with_logits, torch.contiguous_format
+    ),
+    "transformer": NetworkFactory(Transformer, _texts, _CROSS_ENTROPY, torch.contiguous_format, _blocks),
 }

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from multiring.bench.workers.step_case import ANSWER, Pace, Rendezvous, read_case
-from multiring.bench.workers.step_task import Task
+from multiring.bench.workers.step_case import ANSWER, FileRendezvous, Pace, read_case
+from multiring.bench.workers.step_task import TrainingTask
 
 
-def measure(task: Task, steps: int, warmup: int) -> Pace:
+def measure(task: TrainingTask, steps: int, warmup: int) -> Pace:
     """Return the medians over `steps` steps."""
     arrived: list[tuple[str, float]] = []
     for name, parameter in task.model.named_parameters():
@@ -50,8 +50,8 @@ def main() -> None:
     """Measure, and write the answer."""
     case = read_case()
     torch.set_num_threads(case.threads)
-    pace = measure(Task(case, 0), case.steps, case.warmup)
-    Rendezvous(Path(case.out_dir), 0, 1).tell(ANSWER, {"wrong": "", **asdict(pace)})
+    pace = measure(TrainingTask(case, 0), case.steps, case.warmup)
+    FileRendezvous(Path(case.out_dir), 0, 1).tell(ANSWER, {"wrong": "", **asdict(pace)})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from multiring.bench.workers.step_models import NETWORKS
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 
 
-class Task:
+class TrainingTask:
     """One rank's network and batch.
 
     All ranks have the same weights and different samples.

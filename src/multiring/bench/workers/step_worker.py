@@ -31,14 +31,14 @@ from multiring.bench.workers.step_case import (
     FSDP_OURS_ARENA,
     INDEPENDENT,
     OURS,
-    Rendezvous,
+    FileRendezvous,
     StepCase,
     read_case,
 )
 from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
 from multiring.bench.workers.step_emulated import EmulatedTask
 from multiring.bench.workers.step_models import NETWORKS
-from multiring.bench.workers.step_task import Task
+from multiring.bench.workers.step_task import TrainingTask
 from multiring.settings import Settings
 from multiring.version import VERSION
 
@@ -56,7 +56,7 @@ class Training:
     settings: dict[str, str]
     is_shared: bool = True
 
-    def step(self, task: Task) -> None:
+    def step(self, task: TrainingTask) -> None:
         """Take one training step."""
         self.optimizer.zero_grad()
         task.backward(self.model)
@@ -67,7 +67,7 @@ class Training:
 
 
 @contextlib.contextmanager
-def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
+def with_multiring(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
     """Train with multiring's DistributedOptimizer, as at the start of its documentation."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
@@ -79,7 +79,7 @@ def with_multiring(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
 
 
 @contextlib.contextmanager
-def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
+def process_group(rendezvous: FileRendezvous, backend: str) -> Iterator[None]:
     """Create a process group of torch.distributed for the ranks, over one of its backends."""
     # Do not use init_method="file://...": torch does not decode %20 in the URL, so the ranks would never meet.
     store = dist.FileStore(str(rendezvous.folder / "store"), rendezvous.ranks)  # type: ignore[attr-defined] # torch does
@@ -89,7 +89,7 @@ def process_group(rendezvous: Rendezvous, backend: str) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
+def ddp_training(task: TrainingTask, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
     """Return a DistributedDataParallel over `group` (None: all ranks).
 
     `hooked`: with multiring's communication hook.
@@ -112,7 +112,9 @@ def ddp_training(task: Task, group: dist.ProcessGroup | None = None, *, hooked: 
 
 
 @contextlib.contextmanager
-def with_ddp(task: Task, rendezvous: Rendezvous, backend: str = "gloo", *, hooked: bool = False) -> Iterator[Training]:
+def with_ddp(
+    task: TrainingTask, rendezvous: FileRendezvous, backend: str = "gloo", *, hooked: bool = False
+) -> Iterator[Training]:
     """Train with DistributedDataParallel over a backend, see `ddp_training`."""
     with process_group(rendezvous, backend):
         training = ddp_training(task, hooked=hooked)
@@ -120,7 +122,9 @@ def with_ddp(task: Task, rendezvous: Rendezvous, backend: str = "gloo", *, hooke
 
 
 @contextlib.contextmanager
-def with_fsdp(task: Task, rendezvous: Rendezvous, backend: str, *, in_arena: bool = False) -> Iterator[Training]:
+def with_fsdp(
+    task: TrainingTask, rendezvous: FileRendezvous, backend: str, *, in_arena: bool = False
+) -> Iterator[Training]:
     """Train with fully_shard of the network's units and of the rest.
 
     Settings: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. If the backend's averages are
@@ -156,12 +160,12 @@ def _averages(ranks: int) -> bool:
 
 
 @contextlib.contextmanager
-def with_nobody(task: Task, _rendezvous: Rendezvous) -> Iterator[Training]:
+def with_nobody(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
     """Train each rank without communication."""
     yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", {}, is_shared=False)
 
 
-LIBRARIES: dict[str, Callable[[Task, Rendezvous], contextlib.AbstractContextManager[Training]]] = {
+LIBRARIES: dict[str, Callable[[TrainingTask, FileRendezvous], contextlib.AbstractContextManager[Training]]] = {
     OURS: with_multiring,
     DDP: with_ddp,
     DDP_OURS: partial(with_ddp, backend="multiring"),
@@ -175,7 +179,7 @@ LIBRARIES: dict[str, Callable[[Task, Rendezvous], contextlib.AbstractContextMana
 # ---- verification and timing ----
 
 
-def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -> str:
+def fault(task: TrainingTask, training: Training, alone: Sums, rendezvous: FileRendezvous) -> str:
     """Take a step, and return a description of its error, or "".
 
     Args:
@@ -200,14 +204,14 @@ def fault(task: Task, training: Training, alone: Sums, rendezvous: Rendezvous) -
     return difference(task, training, rendezvous, "one step")
 
 
-def difference(task: Task, training: Training, rendezvous: Rendezvous, when: str) -> str:
+def difference(task: TrainingTask, training: Training, rendezvous: FileRendezvous, when: str) -> str:
     """Return "", or a sentence if the ranks' parameters differ after `when` although they should not."""
     rendezvous.tell(f"digest after {when}", digest(task.model))
     is_one = len(set(rendezvous.hear(f"digest after {when}"))) == 1
     return "" if is_one or not training.is_shared else f"after {when} the ranks' parameters differ"
 
 
-def time_steps(case: StepCase, task: Task, training: Training, rendezvous: Rendezvous) -> list[float]:
+def time_steps(case: StepCase, task: TrainingTask, training: Training, rendezvous: FileRendezvous) -> list[float]:
     """Return the seconds of each of `case.steps` steps, taken one straight after the other."""
     task.verified()
     for _ in range(case.warmup):
@@ -231,9 +235,9 @@ def main() -> None:
     """Time the case, and write the answer; exit with 1 if the library is wrong."""
     case = read_case()
     settings = Settings.from_environment()
-    rendezvous = Rendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
+    rendezvous = FileRendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
     torch.set_num_threads(case.threads)
-    task = EmulatedTask(case, rendezvous.rank) if case.pace else Task(case, rendezvous.rank)
+    task = EmulatedTask(case, rendezvous.rank) if case.pace else TrainingTask(case, rendezvous.rank)
     task.reproducible_backward(task.model)
     alone = signed_sums(task.model)
     task.model.zero_grad()

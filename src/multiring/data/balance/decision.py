@@ -25,7 +25,7 @@ _FEW = 8  # with fewer requests that ran alone, their mean time is not reliable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
+class TrainingCounts:
     """One rank's measurements of its training.
 
     Times are in seconds; workers' times are sums over all workers.
@@ -131,7 +131,7 @@ class Balance:
         )
 
 
-def balance_of(ranks: list[Counted]) -> Balance:
+def balance_of(ranks: list[TrainingCounts]) -> Balance:
     """Return the bottleneck of a training of one or more ranks.
 
     The rank that waited least for other ranks is the slowest; its measurements decide.
@@ -161,7 +161,7 @@ def balance_of(ranks: list[Counted]) -> Balance:
     )
 
 
-def model_of(counted: Counted) -> Model:
+def model_of(counted: TrainingCounts) -> Model:
     """Return the model of a rank's step from its measurements."""
     steps, spent = counted.steps, counted.spent
     is_full = counted.cpu_s > _BUSY * counted.cores * counted.wall_s

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from multiring.data.balance.decision import Balance, Counted, balance_of
+from multiring.data.balance.decision import Balance, TrainingCounts, balance_of
 from multiring.data.feeding.loader import Loader
 from multiring.errors import StateError
 from multiring.runtime import event_reader, is_initialized
 from multiring.runtime.events import Event, event_of
 
-Gather = Callable[[Counted], list[Counted]]
+Gather = Callable[[TrainingCounts], list[TrainingCounts]]
 Span = tuple[float, float]
 
 
@@ -83,10 +83,10 @@ class BalanceWatch:
         both = length(common(common(merged(absent), merged(waits)), merged(wire)))
         self._totals["peers"] += alone - both
 
-    def counted(self) -> Counted:
+    def counted(self) -> TrainingCounts:
         """Return this rank's measurements."""
         totals = self._totals
-        return Counted(
+        return TrainingCounts(
             wall_s=totals["wall"],
             steps=max(1, int(totals["steps"])),
             waited_s=totals["waited"],

@@ -27,7 +27,7 @@ _PIECE = 1 << 20  # bytes of a batch that are worth a task of their own if sampl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class BatchLayout:
     """The layout of a batch: numeric fields become arrays, other fields become lists.
 
     arrays: the shape and type of one sample's value, by field.
@@ -61,13 +61,13 @@ class Layout:
             for name, (shape, dtype) in self.arrays.items()
         }
 
-    def widened(self, types: Mapping[str, np.dtype[Any]]) -> "Layout":
+    def widened(self, types: Mapping[str, np.dtype[Any]]) -> "BatchLayout":
         """Return the layout with wider types for some fields."""
         found = {name: (shape, types.get(name, dtype)) for name, (shape, dtype) in self.arrays.items()}
         return replace(self, arrays=found)
 
 
-def layout_of(record: Mapping[str, Any]) -> Layout:
+def layout_of(record: Mapping[str, Any]) -> BatchLayout:
     """Return the layout for records like this one.
 
     Numbers and arrays become arrays; text and other values become lists.
@@ -83,11 +83,11 @@ def layout_of(record: Mapping[str, Any]) -> Layout:
                 arrays[name] = (array.shape, array.dtype.newbyteorder("="))
                 continue
         lists.append(name)
-    return Layout(arrays=arrays, lists=tuple(lists))
+    return BatchLayout(arrays=arrays, lists=tuple(lists))
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SampleFailure:
     """A sample that could not be read."""
 
     row: int
@@ -100,13 +100,15 @@ class Filled:
     """The results of filling some rows, besides the arrays."""
 
     lists: Mapping[str, list[Any]]
-    failures: Sequence[Failure]
+    failures: Sequence[SampleFailure]
     # Types that samples need because a field's type is too narrow. The rows then lack these samples' values.
     wider: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the worker, by stage
 
 
-def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted") -> Filled:
+def fill(
+    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: "WantedSamples"
+) -> Filled:
     """Read samples into a batch's rows from `first` on.
 
     Args:
@@ -117,7 +119,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
         wanted: the samples to read.
     """
     lists: dict[str, list[Any]] = {name: [] for name in layout.lists}
-    failures: list[Failure] = []
+    failures: list[SampleFailure] = []
     wider: dict[str, np.dtype[Any]] = {}
     if (at := getattr(samples, "at", None)) is not None:
         at(wanted.epoch, wanted.begin)
@@ -141,7 +143,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
             _put(record, layout, out, number, wider)
             copied += time.perf_counter() - before
         except (DataError, OSError) as error:
-            failures.append(Failure(row, number, str(error)))
+            failures.append(SampleFailure(row, number, str(error)))
             record = {}
         for name, values in lists.items():
             values.append(record.get(name))
@@ -154,7 +156,7 @@ def fill(samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int
     return Filled(lists=lists, failures=failures, wider=wider, spent=spent)
 
 
-def pieces_of(samples: Samples, layout: Layout, rows: int, workers: int) -> int:
+def pieces_of(samples: Samples, layout: BatchLayout, rows: int, workers: int) -> int:
     """Return the number of tasks into which a batch is divided.
 
     Usually, each worker gets two tasks. A batch that needs no decoding may have fewer tasks, so that each task is worth
@@ -215,7 +217,7 @@ def queued_s() -> float:
 
 
 def _filled_at_once(
-    samples: Samples, layout: Layout, rows: Mapping[str, Array], first: int, wanted: "Wanted"
+    samples: Samples, layout: BatchLayout, rows: Mapping[str, Array], first: int, wanted: "WantedSamples"
 ) -> dict[str, list[Any]] | None:
     """Fill all rows by few calls and return the lists; return None if samples must be read one by one."""
     fills_rows = getattr(samples, "fills_rows", None)
@@ -233,7 +235,7 @@ def _filled_at_once(
 
 def _put(
     record: Mapping[str, Any],
-    layout: Layout,
+    layout: BatchLayout,
     out: Mapping[str, Array],
     number: int,
     wider: dict[str, np.dtype[Any]],
@@ -288,7 +290,7 @@ def wider_of(pieces: Iterable[Filled]) -> dict[str, np.dtype[Any]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class WantedSamples:
     """The samples to read for a batch, in the batch's order."""
 
     epoch: int
@@ -300,17 +302,17 @@ class Wanted:
         """Return the number that distinguishes repeated uses of a sample in an epoch."""
         return 0 if self.places is None else int(self.places[index])
 
-    def piece(self, begin: int, end: int) -> "Wanted":
+    def piece(self, begin: int, end: int) -> "WantedSamples":
         """Return only the samples from `begin` to `end`."""
         places = None if self.places is None else self.places[begin:end]
         return replace(self, numbers=self.numbers[begin:end], places=places)
 
 
 @dataclass(kw_only=True, slots=True)
-class Job:
+class BatchJob:
     """A batch that workers make in pieces."""
 
-    wanted: Wanted
+    wanted: WantedSamples
     arrays: dict[str, Array]
     slot: int = -1  # number of the batch's area of shared memory; -1 if it has none
     cancelled: bool = False
@@ -365,7 +367,7 @@ class Job:
                 found[name] += each
         return dict(found)
 
-    def wait(self) -> tuple[dict[str, list[Any]], list[Failure]]:
+    def wait(self) -> tuple[dict[str, list[Any]], list[SampleFailure]]:
         """Wait for the batch, and return its lists and its unreadable samples.
 
         Raises:
@@ -383,7 +385,7 @@ class Job:
         return lists, [each for piece in pieces for each in piece.failures]
 
 
-def wanted_by(samples: Samples, step: Step) -> Wanted:
+def wanted_by(samples: Samples, step: Step) -> WantedSamples:
     """Return the samples of a step on a rank.
 
     A rank without samples gets the step's first sample, with weight 0, because every rank must compute each step.
@@ -393,7 +395,7 @@ def wanted_by(samples: Samples, step: Step) -> Wanted:
         places = np.array([step.begin])
         numbers = samples.order.samples(step.epoch, places)
     repeats = isinstance(samples.order, WeightedOrder | MixtureOrder)
-    return Wanted(epoch=step.epoch, numbers=numbers, places=places if repeats else None, begin=step.begin)
+    return WantedSamples(epoch=step.epoch, numbers=numbers, places=places if repeats else None, begin=step.begin)
 
 
 def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
@@ -405,7 +407,7 @@ def batch_of(samples: Samples, step: Step) -> dict[str, Any]:
     return made_of(samples, wanted_by(samples, step))
 
 
-def made_of(samples: Samples, wanted: Wanted) -> dict[str, Any]:
+def made_of(samples: Samples, wanted: WantedSamples) -> dict[str, Any]:
     """Make a batch of samples in this thread, and return it.
 
     Raises:

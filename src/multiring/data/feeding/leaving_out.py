@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Failure, Layout, Wanted, layout_of, made_of, wanted_by
+from multiring.data.feeding.batches import BatchLayout, SampleFailure, WantedSamples, layout_of, made_of, wanted_by
 from multiring.data.progress import Step
 from multiring.data.readers.opening import tell
 from multiring.data.shares import Share
@@ -38,7 +38,7 @@ class LeavingOut:
         self._substitute: Batch | None = None
         self._in_a_row = 0
 
-    def rest(self, step: Step, batch: Batch, failures: Sequence[Failure]) -> tuple[Batch | None, Share]:
+    def rest(self, step: Step, batch: Batch, failures: Sequence[SampleFailure]) -> tuple[Batch | None, Share]:
         """Return a batch without its unreadable samples, and this rank's new share.
 
         The batch is None if no rank has a sample left. If only this rank has no sample left, the batch has one row of
@@ -75,7 +75,7 @@ class LeavingOut:
         return batch, replace(step.share, samples=left, total=total, least=least)
 
     @staticmethod
-    def _without(batch: Batch, failures: Sequence[Failure]) -> Batch:
+    def _without(batch: Batch, failures: Sequence[SampleFailure]) -> Batch:
         rows = max((len(value) for value in batch.values()), default=0)
         keep = np.ones(rows, bool)
         keep[[each.row for each in failures]] = False
@@ -95,7 +95,7 @@ class LeavingOut:
         raise none_readable(failure)
 
 
-def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
+def single_samples(samples: Samples, wanted: WantedSamples) -> Iterator[WantedSamples]:
     """Yield a batch's samples one by one, and then the epoch's next samples.
 
     The second part begins at the batch's first position in the epoch, and has at most `MOST` samples.
@@ -109,7 +109,7 @@ def single_samples(samples: Samples, wanted: Wanted) -> Iterator[Wanted]:
         yield following.piece(index, index + 1)
 
 
-def first_layout(samples: Samples, wanted: Wanted, *, skip_bad: bool) -> Layout:
+def first_layout(samples: Samples, wanted: WantedSamples, *, skip_bad: bool) -> BatchLayout:
     """Return the layout of a batch, determined by its first sample.
 
     Args:

@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Failure, Job, Layout, Wanted, wanted_by
+from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, SampleFailure, WantedSamples, wanted_by
 from multiring.data.feeding.leaving_out import Count, LeavingOut, first_layout
-from multiring.data.feeding.processes import ProcessWorkers, Start
+from multiring.data.feeding.processes import ProcessWorkers, WorkerArguments
 from multiring.data.feeding.threads import ThreadWorkers, WorkersEndedError
 from multiring.data.progress import Progress, Step, steps
 from multiring.data.readers.opening import tell
@@ -22,7 +22,7 @@ from multiring.errors import ArgumentError, DataError, StateError
 
 Batch = dict[str, Any]
 _Crew = ThreadWorkers | ProcessWorkers
-_Started = tuple[Job, _Crew]
+_Started = tuple[BatchJob, _Crew]
 _UnderWay = deque[tuple[Step, _Started]]
 
 
@@ -111,7 +111,7 @@ class Loader:
         self._made_for: tuple[Any, ...] | None = None  # the values for which the workers were made
         self._moves = 0  # how many times the data set has changed from one job to another
         self._where: Callable[[], tuple[int, int]] | None = None
-        self._layout: Layout | None = None
+        self._layout: BatchLayout | None = None
         self._expects: tuple[Any, ...] | None = None
         self.place(rank, ranks)
 
@@ -263,7 +263,7 @@ class Loader:
             for _, (job, crew) in under_way:
                 crew.drop(job)
 
-    def _started(self, wanted: Wanted) -> _Started:
+    def _started(self, wanted: WantedSamples) -> _Started:
         while True:
             crew = self._crew(wanted)
             try:
@@ -271,7 +271,7 @@ class Loader:
             except WorkersEndedError:  # another thread has just closed the workers
                 continue
 
-    def _waited(self, started: _Started) -> tuple[_Started, list[Failure], dict[str, list[Any]]]:
+    def _waited(self, started: _Started) -> tuple[_Started, list[SampleFailure], dict[str, list[Any]]]:
         """Wait for a batch, and return it with its failures and lists; restart it if its workers have ended."""
         while True:
             job, crew = started
@@ -324,7 +324,7 @@ class Loader:
 
     # ---- workers ----
 
-    def _crew(self, wanted: Wanted) -> _Crew:
+    def _crew(self, wanted: WantedSamples) -> _Crew:
         """Return this process's workers for the current rank, batch size and layout; start them if needed."""
         layout = self._layout = self._layout or self._looked_at(wanted)
         needed = (os.getpid(), self.batch, self._place, layout, self._moves)
@@ -336,7 +336,7 @@ class Loader:
             self._made_for = needed
         return self._workers
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Return the layout of a batch, determined by the next sample of the epoch.
 
         With `skip_bad=True`, the next readable sample determines it.
@@ -350,7 +350,7 @@ class Loader:
             self._layout = self._looked_at(wanted_by(self.samples, next(first)))
         return self._layout
 
-    def _looked_at(self, wanted: Wanted) -> Layout:
+    def _looked_at(self, wanted: WantedSamples) -> BatchLayout:
         return first_layout(self.samples, wanted, skip_bad=self._leaving_out is not None)
 
     def close(self) -> None:
@@ -364,9 +364,9 @@ class Loader:
             self.close()
 
 
-def _made(chosen: Workers, samples: Samples, layout: Layout, rows: int, allocate: Allocate | None) -> _Crew:
+def _made(chosen: Workers, samples: Samples, layout: BatchLayout, rows: int, allocate: Allocate | None) -> _Crew:
     """Start the chosen workers, for batches of up to `rows` rows."""
     if chosen.processes:
-        start = Start(samples=samples, layout=layout, rows=rows, spare=2, context=chosen.context)
+        start = WorkerArguments(samples=samples, layout=layout, rows=rows, spare=2, context=chosen.context)
         return ProcessWorkers(start, chosen.count, allocate, tell)
     return ThreadWorkers(samples, layout, chosen.count, allocate, chosen.ahead)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Filled, Job, Layout, Wanted, fill, pieces_of
+from multiring.data.feeding.batches import Allocate, BatchJob, BatchLayout, Filled, WantedSamples, fill, pieces_of
 from multiring.data.feeding.threads import WorkersEndedError
 from multiring.errors import DataError
 
@@ -42,7 +42,7 @@ _SENT_AHEAD = 1024
 
 @dataclass(slots=True)
 class _Task:
-    job: Job
+    job: BatchJob
     begin: int
     end: int
     deaths: int = 0
@@ -65,11 +65,11 @@ class _Area:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class WorkerArguments:
     """The arguments of a worker process."""
 
     samples: Samples
-    layout: Layout
+    layout: BatchLayout
     rows: int  # rows of most batches
     spare: int  # how many batches the user may hold in shared memory; further batches are copied out of it
     context: str  # multiprocessing's start method: "forkserver", "spawn" or "fork"
@@ -85,7 +85,9 @@ class ProcessWorkers:
         report: called with a message when a worker has died.
     """
 
-    def __init__(self, start: Start, workers: int, allocate: Allocate | None, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, start: WorkerArguments, workers: int, allocate: Allocate | None, report: Callable[[str], None]
+    ) -> None:
         self._start, self._allocate, self._report = start, allocate, report
         self.pid = os.getpid()
         self.layout = start.layout
@@ -130,7 +132,7 @@ class ProcessWorkers:
         """Return whether the processes were closed or have failed."""
         return self._closed or self._broken is not None
 
-    def start(self, wanted: Wanted) -> Job:
+    def start(self, wanted: WantedSamples) -> BatchJob:
         """Start to make a batch.
 
         Raises:
@@ -142,7 +144,7 @@ class ProcessWorkers:
                 raise WorkersEndedError("the loader's processes were closed")
             slot = self._area(max(rows, self._start.rows))
             pieces = pieces_of(self._start.samples, self._start.layout, rows, len(self._workers))
-            job = Job(wanted=wanted, arrays=self._start.layout.views(self._areas[slot].memory, 0, rows), slot=slot)
+            job = BatchJob(wanted=wanted, arrays=self._start.layout.views(self._areas[slot].memory, 0, rows), slot=slot)
             self._waiting += [_Task(job, begin, end) for begin, end in job.cut(pieces)]
         self._wake_up()
         return job
@@ -164,7 +166,7 @@ class ProcessWorkers:
         with contextlib.suppress(OSError):  # another thread may have closed the pipe
             self._wake.send_bytes(b"\0")
 
-    def hand_over(self, job: Job) -> dict[str, Any]:
+    def hand_over(self, job: BatchJob) -> dict[str, Any]:
         """Return a finished batch's arrays. Their memory is reused once nothing views it."""
         with self._lock:
             # The user may keep any number of batches, and the shared memory never shrinks: copy batches beyond `spare`.
@@ -185,21 +187,21 @@ class ProcessWorkers:
         job.arrays = {}
         return views
 
-    def _let_go(self, job: Job) -> None:
+    def _let_go(self, job: BatchJob) -> None:
         if os.getpid() != self.pid:
             return  # in a forked process, the lock may be held forever by a thread that does not exist there
         with self._lock:
             self._held -= 1
         self._give_back(job)
 
-    def _give_back(self, job: Job) -> None:
+    def _give_back(self, job: BatchJob) -> None:
         job.arrays = {}
         with self._lock:
             if job.slot >= 0:  # the area is not free yet
                 self._free.append(job.slot)
                 job.slot = -1
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: BatchJob) -> None:
         """Cancel a batch, and free its memory once no worker writes into it."""
         job.cancelled = True
         if os.getpid() != self.pid:
@@ -214,10 +216,10 @@ class ProcessWorkers:
             job.finish(each.begin, Filled(lists={}, failures=[]))
         threading.Thread(target=self._drained, args=(job,), daemon=True).start()
 
-    def _is_being_made(self, job: Job) -> bool:
+    def _is_being_made(self, job: BatchJob) -> bool:
         return any(task.job is job for each in self._workers for task in each.tasks)
 
-    def _drained(self, job: Job) -> None:
+    def _drained(self, job: BatchJob) -> None:
         with self._lock:
             while self._is_being_made(job) and not self.is_over:
                 self._lock.wait(0.1)
@@ -291,7 +293,7 @@ class ProcessWorkers:
             if is_exiting():  # multiprocessing stops all workers when the program exits
                 self._closed = True
             else:
-                self._bury(worker)
+                self._replace(worker)
             return
         except Exception as error:  # noqa: BLE001 -- unpickling a class of the user can raise any exception
             filled = f"data worker: its answer cannot be unpickled here: {type(error).__name__}: {error}"
@@ -303,7 +305,7 @@ class ProcessWorkers:
         else:
             task.job.fail(DataError(filled))
 
-    def _bury(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker) -> None:
         pid = worker.process.pid
         code = _end(worker.process)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -361,7 +363,7 @@ def _work(
         each.close()
     threading.Thread(target=_end_with, args=(trainer,), daemon=True, name="multiring-data-end").start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the training handles Ctrl-C
-    start: Start = pickle.loads(told)  # noqa: S301 -- the parent process made this pickle
+    start: WorkerArguments = pickle.loads(told)  # noqa: S301 -- the parent process made this pickle
     areas: dict[tuple[int, int], mmap.mmap] = {}
     while True:
         try:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from multiring.data.dataset import Samples
-from multiring.data.feeding.batches import Allocate, Array, Job, Layout, Wanted, fill, pieces_of
+from multiring.data.feeding.batches import Allocate, Array, BatchJob, BatchLayout, WantedSamples, fill, pieces_of
 from multiring.errors import StateError
 
 _HUGE = 1 << 22  # bytes of a batch from which huge pages are worth their cost
@@ -33,7 +33,7 @@ class Recycled:
         kept: how many free pieces of memory are kept for later batches.
     """
 
-    def __init__(self, layout: Layout, kept: int) -> None:
+    def __init__(self, layout: BatchLayout, kept: int) -> None:
         self._layout, self._kept = layout, kept
         self._free: deque[mmap.mmap] = deque(maxlen=kept)
 
@@ -71,7 +71,7 @@ class ThreadWorkers:
     """
 
     def __init__(
-        self, samples: Samples, layout: Layout, workers: int, allocate: Allocate | None, ahead: int = 2
+        self, samples: Samples, layout: BatchLayout, workers: int, allocate: Allocate | None, ahead: int = 2
     ) -> None:
         self.pid = os.getpid()  # to detect a fork: a forked process has no worker threads
         self.layout = layout
@@ -92,7 +92,7 @@ class ThreadWorkers:
         """Return whether the threads are closed."""
         return not self._end.alive
 
-    def start(self, wanted: Wanted) -> Job:
+    def start(self, wanted: WantedSamples) -> BatchJob:
         """Start to make a batch.
 
         Raises:
@@ -103,7 +103,7 @@ class ThreadWorkers:
             arrays = self._recycled.arrays(rows)
         else:
             arrays = {name: self._allocate((rows, *s), dtype) for name, (s, dtype) in self.layout.arrays.items()}
-        job = Job(wanted=wanted, arrays=arrays)
+        job = BatchJob(wanted=wanted, arrays=arrays)
         pieces = job.cut(self._pieces(rows))
         with self._lock:  # `close` queues end marks under this lock; no thread would take a task behind the marks
             if self.is_over:
@@ -112,11 +112,11 @@ class ThreadWorkers:
                 self._tasks.put((job, begin, end))
         return job
 
-    def hand_over(self, job: Job) -> dict[str, Any]:
+    def hand_over(self, job: BatchJob) -> dict[str, Any]:
         """Return a finished batch's arrays."""
         return job.arrays
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: BatchJob) -> None:
         """Cancel a batch that is no longer needed."""
         job.cancelled = True
 
@@ -131,7 +131,7 @@ def _end(tasks: _Queue, workers: int) -> None:
         tasks.put(None)
 
 
-def _work(samples: Samples, layout: Layout, tasks: _Queue) -> None:
+def _work(samples: Samples, layout: BatchLayout, tasks: _Queue) -> None:
     while (task := tasks.get()) is not None:
         job, begin, end = task
         if job.cancelled:

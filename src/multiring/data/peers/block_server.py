@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from multiring.data.peers.connection import Line
-from multiring.data.peers.peer import Tell
-from multiring.data.peers.words import Request
+from multiring.data.peers.block_client import Tell
+from multiring.data.peers.connection import Connection
+from multiring.data.peers.words import BlockRequest
 from multiring.errors import ArgumentError, MultiringError
 from multiring.runtime.bootstrap.addresses import TcpAddress, listen
 from multiring.runtime.bootstrap.handshake import FrameError
 
-Give = Callable[[Request], bytes]
+Give = Callable[[BlockRequest], bytes]
 
 CONNECTIONS = 256
 _PROOF_S = 10.0  # time-out of the handshake
@@ -49,7 +49,7 @@ class BlockServer:
         self._listener.setblocking(True)
         name = self._listener.getsockname()
         self.address = TcpAddress(str(name[0]), int(name[1]))
-        self._lines: set[Line] = set()
+        self._lines: set[Connection] = set()
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, daemon=True, name="multiring-blocks").start()
@@ -64,7 +64,7 @@ class BlockServer:
                 if not self._closed:
                     time.sleep(_AGAIN_S)
                 continue
-            line = Line(sock, _PROOF_S)
+            line = Connection(sock, _PROOF_S)
             with self._lock:
                 is_full = len(self._lines) >= CONNECTIONS or self._closed
                 if not is_full:
@@ -79,7 +79,7 @@ class BlockServer:
                     self._lines.discard(line)
                 line.close()
 
-    def _serve(self, line: Line, host: str) -> None:
+    def _serve(self, line: Connection, host: str) -> None:
         try:
             line.welcome(self._secret)
             line.patience(_IDLE_S, _PEER_S)

@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from multiring.data.peers.words import REQUEST_BYTES, Request, answer, length_of, request_of
+from multiring.data.peers.words import REQUEST_BYTES, BlockRequest, answer, length_of, request_of
 from multiring.runtime.bootstrap.handshake import (
     FrameError,
     Message,
@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 16  # bytes of a block that are sent at once; between these 
 _PEER = 0  # stands for the rank in proofs, because data peers have no rank
 
 
-class Line:
+class Connection:
     """A connected socket that transfers frames and blocks within a time-out.
 
     Args:
@@ -75,7 +75,7 @@ class Line:
         self._send(frame(encode({"proof": proof(secret, "server", nonce, theirs, _PEER)})))
         self._seal = Seal(proof(secret, "session", nonce, theirs, _PEER), "server")
 
-    def ask(self, request: Request) -> bytes:
+    def ask(self, request: BlockRequest) -> bytes:
         """Send a request, and return the bytes of the answer.
 
         Raises:
@@ -89,7 +89,7 @@ class Line:
             raise FrameError("the block's bytes do not match their SHA-256")
         return data
 
-    def request(self) -> Request | None:
+    def request(self) -> BlockRequest | None:
         """Return the next request; None if the other end has closed the connection."""
         found = self._frame_or_end()
         return None if found is None else request_of(self._sealed().open(found))

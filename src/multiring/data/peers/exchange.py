@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiring.data.caching.storage import CachedStorage
+from multiring.data.peers.block_client import BlockClient, Tell
 from multiring.data.peers.block_server import CONNECTIONS
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.peer import Peer, Tell
-from multiring.data.peers.words import Request
+from multiring.data.peers.words import BlockRequest
 from multiring.data.readers.manifest import xxh3
 from multiring.errors import DataError
 
@@ -27,7 +27,7 @@ _RECEIVING = 4  # blocks that a host receives at a time; more would flood its li
 
 
 @dataclass(slots=True)
-class Traffic:
+class ReceivedBytes:
     """The bytes that this host has received, by their origin."""
 
     source: int = 0
@@ -88,14 +88,14 @@ class Exchange:
     """
 
     def __init__(
-        self, storage: CachedStorage, owners: Owners, here: int, peers: Sequence[Peer | None], tell: Tell
+        self, storage: CachedStorage, owners: Owners, here: int, peers: Sequence[BlockClient | None], tell: Tell
     ) -> None:
         self.storage, self._owners, self._here, self._peers = storage, owners, here, peers
         self._tell = tell
-        self.traffic = Traffic()
+        self.traffic = ReceivedBytes()
         self._lock = threading.Lock()
         self._gate, self._receiving = Gate(), threading.Semaphore(_RECEIVING)
-        self.server: Peer | None = None  # this host's own server, for its other processes
+        self.server: BlockClient | None = None  # this host's own server, for its other processes
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process requests its host's own blocks from the host's serving process, as other hosts do.
@@ -104,7 +104,7 @@ class Exchange:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self.traffic, self._lock, self._gate, self.server = Traffic(), threading.Lock(), Gate(), None
+        self.traffic, self._lock, self._gate, self.server = ReceivedBytes(), threading.Lock(), Gate(), None
         self._receiving = threading.Semaphore(_RECEIVING)
 
     def fetch(self, shard: int, block: int) -> bytes:
@@ -113,7 +113,7 @@ class Exchange:
         The bytes come from the source if this host owns the block or the owner fails.
         """
         peer = self._peers[self.owner(shard, block)]
-        data = None if peer is None else peer.block(Request(self.storage.key, shard, block))
+        data = None if peer is None else peer.block(BlockRequest(self.storage.key, shard, block))
         if data is not None and xxh3(data) != self.storage.wanted(shard, block):
             self._tell(
                 f"data peer {peer and peer.address} sent block {block} of shard {shard} damaged; it is read from the "
@@ -140,7 +140,7 @@ class Exchange:
         """Return whether this host owns a block."""
         return self.owner(shard, block) == self._here
 
-    def give(self, request: Request) -> bytes:
+    def give(self, request: BlockRequest) -> bytes:
         """Return the verified bytes for a peer's request.
 
         Raises:
@@ -165,7 +165,7 @@ class Exchange:
             block.
         """
         peer = self._peers[self.owner(shard, block)]
-        request = Request(self.storage.key, shard, block, (begin, begin + len(out)))
+        request = BlockRequest(self.storage.key, shard, block, (begin, begin + len(out)))
         data = None if peer is None else peer.block(request)
         if data is None or len(data) != len(out):
             return False
@@ -226,7 +226,7 @@ class Exchange:
         if peer is None or self.storage.is_here(shard, block):
             self.storage.block(shard, block)
             return
-        peer.block(Request(self.storage.key, shard, block, waits_only=True))  # the peer reports a failure
+        peer.block(BlockRequest(self.storage.key, shard, block, waits_only=True))  # the peer reports a failure
         with self._receiving:
             self.storage.block(shard, block)
 

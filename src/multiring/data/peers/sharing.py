@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from multiring.data.caching.storage import CachedStorage
+from multiring.data.peers.block_client import BlockClient, Tell
 from multiring.data.peers.block_server import BlockServer
 from multiring.data.peers.exchange import Exchange
 from multiring.data.peers.owners import Owners
-from multiring.data.peers.peer import Peer, Tell
-from multiring.data.peers.words import Request
+from multiring.data.peers.words import BlockRequest
 from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.limits import Limits, require_size
 from multiring.data.readers.manifest import BLOCKS, INDEX, MANIFEST
@@ -65,7 +65,7 @@ class Sharing:
             self._server = BlockServer(secret, own, self._give, tell, wait)
         told = _told(group, str(self._server.address) if self._server else "")
         addresses = [each for each in told if each is not None]
-        self._peers: list[Peer | None] = [Peer(each, secret, tell) for each in addresses]
+        self._peers: list[BlockClient | None] = [BlockClient(each, secret, tell) for each in addresses]
         mine = told[group.rank if first_only else host[0]]
         if storage is not None and mine is not None and (serves or not first_only):
             here = addresses.index(mine)
@@ -78,7 +78,7 @@ class Sharing:
             storage.fetch_by(self.part.fetch, self.part.fetch_piece)
         group.barrier()
 
-    def _give(self, request: Request) -> bytes:
+    def _give(self, request: BlockRequest) -> bytes:
         if self.part is None:
             raise DataError("this host has no part in the exchange yet")
         return self.part.give(request)

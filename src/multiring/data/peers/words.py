@@ -21,7 +21,7 @@ _MOST = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BlockRequest:
     """A request for a block of a pack, or for a piece of a block."""
 
     pack: str
@@ -38,7 +38,7 @@ class Request:
         return told if self.piece is None else {**told, "begin": self.piece[0], "end": self.piece[1]}
 
 
-def request_of(message: Message) -> Request:
+def request_of(message: Message) -> BlockRequest:
     """Return the request in a message.
 
     Raises:
@@ -58,7 +58,7 @@ def request_of(message: Message) -> Request:
     waits_only = "ready" in message
     if waits_only and _number(message, "ready") != 1:
         raise FrameError("it sent an invalid request: its field `ready` is not 1")
-    return Request(pack, _number(message, "shard"), _number(message, "block"), piece, waits_only)
+    return BlockRequest(pack, _number(message, "shard"), _number(message, "block"), piece, waits_only)
 
 
 def _number(message: Message, name: str) -> int:

@@ -34,7 +34,7 @@ _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ArrayLayout:
     """The layout of an array in a file."""
 
     dtype: np.dtype[Any]
@@ -48,7 +48,7 @@ class Layout:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
+def layout_of(what: str, head: bytes, size: int, limits: Limits) -> ArrayLayout:
     """Return the layout of the array in a .npy file.
 
     Args:
@@ -66,7 +66,7 @@ def layout_of(what: str, head: bytes, size: int, limits: Limits) -> Layout:
         refuse_pickle(what, "its array of Python objects")
     if any(each < 0 for each in shape):
         raise DataError(f"{what} has the invalid shape {shape}")
-    found = Layout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
+    found = ArrayLayout(dtype, tuple(shape), begin, is_fortran and len(shape) > 1)
     # Python's integers cannot overflow, so this check also rejects shapes whose size exceeds 64 bits.
     require_size(what, found.size_bytes, size - found.begin, "the rest of the file")
     if found.begin + found.size_bytes != size:
@@ -127,7 +127,7 @@ def require_storable(what: str, array: Array) -> None:
         )
 
 
-def layout_in(storage: Storage, name: str, limits: Limits) -> Layout:
+def layout_in(storage: Storage, name: str, limits: Limits) -> ArrayLayout:
     """Return the layout of the array in a file of a storage."""
     size = storage.size(name)
     return layout_of(f"{storage.url}/{name}", read(storage, name, 0, min(size, _HEADER_BYTES)), size, limits)

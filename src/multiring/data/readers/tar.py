@@ -44,7 +44,7 @@ _RECORD = 512  # headers and contents begin at multiples of this size in bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """A file in a tar."""
 
     name: str
@@ -61,7 +61,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2].lower())
 
 
-def members(storage: Storage, name: str) -> Iterator[Member]:
+def members(storage: Storage, name: str) -> Iterator[TarMember]:
     """Yield a tar's files. Only the headers are read.
 
     Raises:
@@ -86,7 +86,7 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
             continue
         if not found.isreg() or found.issparse():
             raise DataError(f"{what}: {found.name!r} is a link, a device or a sparse file; want plain files")
-        yield Member(require_inside(what, found.name), found.offset_data, found.size)
+        yield TarMember(require_inside(what, found.name), found.offset_data, found.size)
     # tarfile accepts a file that is cut short before a header, but a complete tar ends with two empty records.
     if end + 2 * _RECORD > size or any(read(storage, name, end, end + 2 * _RECORD)):
         raise DataError(
@@ -94,9 +94,9 @@ def members(storage: Storage, name: str) -> Iterator[Member]:
         )
 
 
-def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[Member]]:
+def samples_in(storage: Storage, name: str, limits: Limits) -> list[list[TarMember]]:
     """Return a tar's samples, each as a list of its consecutive files."""
-    found: list[list[Member]] = []
+    found: list[list[TarMember]] = []
     last = ""
     fields: set[str] = set()
     for member in members(storage, name):

@@ -110,7 +110,7 @@ def require_ours(path: Path) -> None:
         )
 
 
-class Attempt:
+class SaveAttempt:
     """A save whose folder this process makes.
 
     If the block fails before `publish`, the folder is removed.
@@ -121,7 +121,7 @@ class Attempt:
         self._mark: IO[str] | None = None
         self._made_path = False
 
-    def __enter__(self) -> "Attempt":  # noqa: PYI034 -- no class derives from it, and Python 3.10 has no Self
+    def __enter__(self) -> "SaveAttempt":  # noqa: PYI034 -- no class derives from it, and Python 3.10 has no Self
         return self
 
     @property

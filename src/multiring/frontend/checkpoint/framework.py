@@ -10,7 +10,7 @@ from multiring.frontend.checkpoint.arrays import Arrays, NumpyArrays
 from multiring.frontend.checkpoint.tree import Special
 
 
-class State(NamedTuple):
+class SavedState(NamedTuple):
     """The saved state of an object.
 
     shared: the state that is equal on all ranks; rank 0 saves it.
@@ -32,7 +32,7 @@ class Framework:
     arrays: Arrays = NumpyArrays()
     special: Mapping[type, Special] = {}
 
-    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- subclasses use it in errors
+    def state(self, name: str, value: Any) -> SavedState:  # noqa: ARG002 -- subclasses use it in errors
         """Return the state to save of an object that has a state_dict.
 
         Every rank calls it.
@@ -40,7 +40,7 @@ class Framework:
         Raises:
             ArgumentError: the object cannot be saved.
         """
-        return State(value.state_dict())
+        return SavedState(value.state_dict())
 
     def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:  # noqa: ARG002 -- subclasses use them
         """Return arrays of an object that the file's arrays can be read into directly.
@@ -57,7 +57,7 @@ class Framework:
         """
         return {}
 
-    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- subclasses use it in errors
+    def load(self, name: str, value: Any, state: SavedState) -> None:  # noqa: ARG002 -- subclasses use it in errors
         """Load a state into an object.
 
         `own` and `beside` are None if the file has no such state for this rank.

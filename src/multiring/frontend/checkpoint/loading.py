@@ -25,7 +25,7 @@ from multiring.frontend.checkpoint.files import (
     shared_name,
 )
 from multiring.frontend.checkpoint.folder import BEFORE
-from multiring.frontend.checkpoint.framework import Framework, State
+from multiring.frontend.checkpoint.framework import Framework, SavedState
 from multiring.frontend.checkpoint.tree import Builder, Ref, refs_in
 from multiring.frontend.lifecycle import rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
@@ -118,7 +118,7 @@ def load(
         private = found.own.get(PARTS, {})
         for name, value in parts.items():
             beside = found.build(found.beside[name]) if name in found.beside else None
-            _load_part(framework, name, value, State(found.build(found.parts[name]), private.get(name), beside))
+            _load_part(framework, name, value, SavedState(found.build(found.parts[name]), private.get(name), beside))
         values = {name: found.build(each) for name, each in found.parts.items() if name not in parts}
     if found.ranks != size() and rank() == 0:
         _log.warning(
@@ -356,7 +356,7 @@ def _fill(part: OpenPart, entry: Entry, done: int, piece: memoryview, *, sends: 
     piece[:] = data
 
 
-def _load_part(framework: Framework, name: str, value: Any, state: State) -> None:
+def _load_part(framework: Framework, name: str, value: Any, state: SavedState) -> None:
     try:
         framework.load(name, value, state)
     except ArgumentError:

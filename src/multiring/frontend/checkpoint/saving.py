@@ -11,8 +11,8 @@ from multiring.errors import ArgumentError, MismatchError
 from multiring.frontend.checkpoint.agreeing import NAME, agreed, shown_path, target_of
 from multiring.frontend.checkpoint.arrays import Outgoing
 from multiring.frontend.checkpoint.files import Part, finish, gather, own_name, shared_name, write_part
-from multiring.frontend.checkpoint.folder import MARK, Attempt, data_folder, require_ours
-from multiring.frontend.checkpoint.framework import Framework, State
+from multiring.frontend.checkpoint.folder import MARK, SaveAttempt, data_folder, require_ours
+from multiring.frontend.checkpoint.framework import Framework, SavedState
 from multiring.frontend.checkpoint.loading import BESIDE, OWN, PARTS, RANDOM, is_saved, load
 from multiring.frontend.checkpoint.tree import Flattener
 from multiring.frontend.lifecycle import local_rank, rank, size
@@ -70,7 +70,7 @@ def save(
         private = _flat(mine, OWN, framework)
         shared: Part | None = _shared(states, framework) if rank() == 0 else None
         gathered = list(_gathered(states, framework)) if shared is None else []
-    with Attempt(target, token) as attempt:
+    with SaveAttempt(target, token) as attempt:
         _begin(doing, attempt, target, token)
         with agreed(doing):
             write_part(target, own_name(rank()), token, private)
@@ -87,7 +87,7 @@ def save(
     note_progress()
 
 
-def _begin(doing: str, attempt: Attempt, target: Path, token: str) -> None:
+def _begin(doing: str, attempt: SaveAttempt, target: Path, token: str) -> None:
     """Make the folder of a save on rank 0, and on one rank of each host that does not see rank 0's folder."""
     mark = data_folder(target, token) / MARK
     for turn in (rank() == 0, rank() != 0 and local_rank() == 0):
@@ -114,13 +114,13 @@ def _require_alike(path: str | os.PathLike[str], parts: Mapping[str, Any]) -> No
         )
 
 
-def _state(framework: Framework, name: str, value: Any) -> State:
+def _state(framework: Framework, name: str, value: Any) -> SavedState:
     if callable(getattr(value, "state_dict", None)):
         return framework.state(name, value)
-    return State(value)
+    return SavedState(value)
 
 
-def _shared(states: Mapping[str, State], framework: Framework) -> Part:
+def _shared(states: Mapping[str, SavedState], framework: Framework) -> Part:
     """Return the tree and the arrays that rank 0 saves for all ranks."""
     made = Flattener(framework.arrays, framework.special)
     parts = {name: made.tree(each.shared, name) for name, each in states.items()}
@@ -133,7 +133,7 @@ def _flat(value: Any, name: str, framework: Framework) -> Part:
     return made.tree(value, name), made.arrays
 
 
-def _gathered(states: Mapping[str, State], framework: Framework) -> Iterator[Outgoing]:
+def _gathered(states: Mapping[str, SavedState], framework: Framework) -> Iterator[Outgoing]:
     """Yield the arrays that are distributed over several ranks, in the order in which rank 0 writes them."""
     for name, state in states.items():
         yield from _gathered_in(state.shared, name, framework)

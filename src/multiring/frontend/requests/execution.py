@@ -18,7 +18,7 @@ from multiring.frontend.errors import RefusedInternalError
 from multiring.frontend.handles import Name, Repeat, submit
 from multiring.frontend.process_sets import Members, world_rank_in
 from multiring.frontend.reduce_ops import LINEAR, Adasum, name_of
-from multiring.frontend.requests.first_steps import Comparison, comparison_of
+from multiring.frontend.requests.first_steps import FirstStepsComparison, comparison_of
 from multiring.frontend.requests.wanted import Wanted, wanted_of, whole_signature, wire_of
 from multiring.frontend.signatures import (
     ALLGATHER,
@@ -111,7 +111,7 @@ class _Whole:
             return self._submit_first(request, self._comparison)
         return self._submit(request)
 
-    def _submit_first(self, request: Request, comparison: Comparison) -> Finish:
+    def _submit_first(self, request: Request, comparison: FirstStepsComparison) -> Finish:
         """Submit a request of one of the first steps, and compare the ranks before the request ends."""
         wanted = self._wanted
         arrays = [_view(request.input(part), shape, wanted.kind) for part, shape in enumerate(wanted.shapes)]
@@ -236,7 +236,7 @@ class _Flagged:
     The flag is 1 if the program must compare its parameters.
     """
 
-    def __init__(self, members: Members, wanted: Wanted, comparison: Comparison) -> None:
+    def __init__(self, members: Members, wanted: Wanted, comparison: FirstStepsComparison) -> None:
         self._shape = wanted.shapes[-1]
         self._kind = wanted.kind
         self._place = len(wanted.shapes) - 1
@@ -259,7 +259,7 @@ class _Flagged:
 class _Parameters:
     """A request with parameters to compare before the second step. Usually only their fingerprints are sent."""
 
-    def __init__(self, wanted: Wanted, comparison: Comparison) -> None:
+    def __init__(self, wanted: Wanted, comparison: FirstStepsComparison) -> None:
         self._wanted = wanted
         self._comparison = comparison
 

@@ -143,7 +143,7 @@ class NamedRanks:
         return array_collectives.allreduce(array, Sum, name=name, process_set=self._members)
 
 
-class Comparison:
+class FirstStepsComparison:
     """Compares the first two steps of one reduction, in one membership."""
 
     def __init__(self, members: Members, watched: Watched) -> None:
@@ -213,10 +213,10 @@ class Comparisons:
     """The comparisons of one membership of a process set."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Comparison] = {}
+        self._found: dict[int, FirstStepsComparison] = {}
         self._numbers = itertools.count(1)
 
-    def of(self, number: int, members: Members | None = None) -> Comparison | None:
+    def of(self, number: int, members: Members | None = None) -> FirstStepsComparison | None:
         """Return the comparison of a reduction; None if there is none.
 
         With `members`, create a missing comparison.
@@ -224,7 +224,7 @@ class Comparisons:
         found = self._found.get(number)
         watched = _registry.found.get(number)
         if found is None and watched is not None and members is not None:
-            found = self._found.setdefault(number, Comparison(members, watched))
+            found = self._found.setdefault(number, FirstStepsComparison(members, watched))
         return found
 
     def name_of(self, name: str | None) -> str:
@@ -235,6 +235,6 @@ class Comparisons:
         return f"first steps of {name}" if name else f"first steps {next(self._numbers)}"
 
 
-def comparison_of(members: Members, number: int) -> Comparison | None:
+def comparison_of(members: Members, number: int) -> FirstStepsComparison | None:
     """Return the comparison of the reduction with this number; None if the reduction is not watched."""
     return members.kept(Comparisons).of(number, members) if number else None

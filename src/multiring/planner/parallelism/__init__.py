@@ -13,7 +13,7 @@ from multiring.planner.parallelism.memory import Memory as Memory
 from multiring.planner.parallelism.memory import memory_of as memory_of
 from multiring.planner.parallelism.parts import gathered_together as gathered_together
 from multiring.planner.parallelism.parts import stages_of as stages_of
-from multiring.planner.parallelism.pipeline import Stage as Stage
+from multiring.planner.parallelism.pipeline import StageTime as StageTime
 from multiring.planner.parallelism.pipeline import makespan as makespan
 from multiring.planner.parallelism.profile import Compute as Compute
 from multiring.planner.parallelism.profile import Overheads as Overheads

@@ -9,14 +9,14 @@ _LITTLE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageTime:
     """The seconds that a stage takes for a microbatch while it has a core for itself."""
 
     forward_s: float
     backward_s: float
 
 
-def makespan(stages: Sequence[Stage], microbatches: int, cores: float, messages_s: Sequence[float]) -> float:
+def makespan(stages: Sequence[StageTime], microbatches: int, cores: float, messages_s: Sequence[float]) -> float:
     """Return the seconds from the first forward to the last backward.
 
     A stage takes its actions in the order of torch's Schedule1F1B: first as many forwards as there are stages left,
@@ -69,7 +69,7 @@ def _order(warm: int, microbatches: int) -> list[tuple[bool, int]]:
     return order
 
 
-def _work(stage: Stage, action: tuple[bool, int]) -> float:
+def _work(stage: StageTime, action: tuple[bool, int]) -> float:
     return stage.forward_s if action[0] else stage.backward_s
 
 

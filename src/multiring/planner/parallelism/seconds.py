@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
-from multiring.planner.parallelism.pipeline import Stage, makespan
+from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices
 from multiring.planner.parallelism.profile import Profile, Unit
 from multiring.schedule import Collective
@@ -130,7 +130,7 @@ def _pipeline(parallelism: Parallelism, profile: Profile, prices: Prices) -> Sec
     own_s = profile.overheads.microbatch_s / 2
     # Compute was measured while all ranks compute; a stage that runs alone has its core for itself.
     stages = [
-        Stage(
+        StageTime(
             (share * turn.forward_s + own_s) / profile.crowding,
             (share * turn.backward_s + own_s + sum_s) / profile.crowding,
         )

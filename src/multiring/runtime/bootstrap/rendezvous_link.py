@@ -16,7 +16,7 @@ _PARTS_A_CALL = 16
 LONGEST_WAIT_S = 1e6  # the longest wait of one system call, whose time-out is a 31-bit number of milliseconds
 
 
-class Link:
+class RendezvousLink:
     """One accepted connection, from a pending handshake to the connection of a rank."""
 
     def __init__(self, sock: socket.socket, origin: str, patience_s: float) -> None:
@@ -55,7 +55,7 @@ class Link:
         return False
 
 
-def tell(links: Iterable[Link], payload: bytes, patience_s: float) -> list[int]:
+def tell(links: Iterable[RendezvousLink], payload: bytes, patience_s: float) -> list[int]:
     """Send `payload` to all links; return the ranks that did not accept it in time.
 
     The links share the bytes of `payload`.

@@ -34,7 +34,7 @@ from multiring.runtime.bootstrap.handshake import (
 )
 from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.open_files import make_room_for_files
-from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, Link, tell
+from multiring.runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S, RendezvousLink, tell
 from multiring.runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 
 _MAX_PENDING_HANDSHAKES = 256  # one more connection waits, or replaces the oldest pending handshake
@@ -59,10 +59,10 @@ class Server:
         self._deadline = time.monotonic() + timeout_s
         self._round = 0
         self._peer_infos: dict[int, bytes] = {}  # JSON text, which rank 0 passes on without parsing it
-        self._pending_handshakes: dict[Link, None] = {}  # links that are not authenticated yet; oldest first
-        self._guests: dict[Link, None] = {}  # authenticated links that have not joined yet; oldest first
-        self._members: dict[int, Link] = {}
-        self._extras: list[Link] = []  # authenticated links that cannot be ranks; they get the job's error
+        self._pending_handshakes: dict[RendezvousLink, None] = {}  # links that are not authenticated yet; oldest first
+        self._guests: dict[RendezvousLink, None] = {}  # authenticated links that have not joined yet; oldest first
+        self._members: dict[int, RendezvousLink] = {}
+        self._extras: list[RendezvousLink] = []  # authenticated links that cannot be ranks; they get the job's error
         self._lost: set[int] = set()
         self._versions = {0: version}
         self._origins = {0: f"pid {os.getpid()}"}
@@ -199,7 +199,7 @@ class Server:
                 self._cannot_accept(error)
                 return
             sock.setblocking(False)
-            link = Link(sock, _origin(sock, place), _HANDSHAKE_S)
+            link = RendezvousLink(sock, _origin(sock, place), _HANDSHAKE_S)
             self._pending_handshakes[link] = None
             self._selector.register(sock, selectors.EVENT_READ, link)
             if not _is_same_user(sock):
@@ -237,7 +237,7 @@ class Server:
         elif not self._make_room() and self._rests_until is None:
             self._rest()
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, link: RendezvousLink) -> None:
         try:
             data = link.sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -257,7 +257,7 @@ class Server:
             else:
                 self._forget(link, f"it broke the protocol: {error}")
 
-    def _hear(self, link: Link, payload: bytes) -> None:
+    def _hear(self, link: RendezvousLink, payload: bytes) -> None:
         if link.seal is None:
             self._prove(link, decode(payload))
         elif link in self._guests:
@@ -267,7 +267,7 @@ class Server:
 
     # -- the three kinds of messages of a connection
 
-    def _prove(self, link: Link, message: Message) -> None:
+    def _prove(self, link: RendezvousLink, message: Message) -> None:
         nonce, rank = _field(message, "nonce", str), _field(message, "rank", int)
         if not is_nonce(nonce) or not 0 <= rank < MOST_RANKS:
             raise FrameError("its proof lacks a valid nonce or rank")
@@ -282,7 +282,7 @@ class Server:
         del self._pending_handshakes[link]
         self._guests[link] = None
 
-    def _join(self, link: Link, message: Message) -> None:
+    def _join(self, link: RendezvousLink, message: Message) -> None:
         rank, size = _field(message, "rank", int), _field(message, "size", int)
         version, job = _field(message, "version", str), _field(message, "job", str)
         origin = f"pid {_field(message, 'pid', int)} on {_field(message, 'host', str)}"
@@ -314,7 +314,7 @@ class Server:
             welcome["secret"] = self._secret.hex()
         _answer(link, {"welcome": welcome})
 
-    def _note(self, link: Link, message: Message) -> None:
+    def _note(self, link: RendezvousLink, message: Message) -> None:
         if link.rank is None:
             return  # the link is not a rank's; its messages are ignored
         if "failed" in message:
@@ -332,7 +332,7 @@ class Server:
 
     # -- losing a connection
 
-    def _refuse(self, link: Link, reason: str) -> None:
+    def _refuse(self, link: RendezvousLink, reason: str) -> None:
         if len(self._refusals) < _NAMED_RANKS:
             self._refusals.append(f"{link.origin}: {reason}")
         if link.seal is not None:
@@ -341,7 +341,7 @@ class Server:
             link.send(frame(encode({"refused": reason})))
         self._drop(link)
 
-    def _forget(self, link: Link, reason: str, verb: str = "was lost") -> None:
+    def _forget(self, link: RendezvousLink, reason: str, verb: str = "was lost") -> None:
         """Drop a connection that ended. If it belonged to a rank, the job fails."""
         if link.rank is not None:
             del self._members[link.rank]
@@ -349,7 +349,7 @@ class Server:
             self._blame(f"rank {link.rank} ({self._origins[link.rank]}) {verb} during init: {reason}")
         self._drop(link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: RendezvousLink) -> None:
         self._pending_handshakes.pop(link, None)
         self._guests.pop(link, None)
         if link in self._extras:
@@ -358,7 +358,7 @@ class Server:
         link.sock.close()
 
 
-def _answer(link: Link, message: Message) -> None:
+def _answer(link: RendezvousLink, message: Message) -> None:
     if link.seal is not None:
         link.send(link.seal.close(encode(message)))
 

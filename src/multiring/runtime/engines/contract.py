@@ -12,7 +12,7 @@ from multiring.runtime.arrays import Buffer
 from multiring.runtime.group.compile import Request
 
 
-class Running(Protocol):
+class RunningOperation(Protocol):
     """An operation that an engine has started.
 
     An engine may represent it by an event of its device.
@@ -54,7 +54,7 @@ class Engine(Protocol):
             ArgumentError: the array is not an array of this engine; or it is immutable and `writes` is set.
         """
 
-    def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> Running:
+    def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> RunningOperation:
         """Start an operation on which all ranks have agreed.
 
         Args:

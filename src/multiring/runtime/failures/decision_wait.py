@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from multiring.errors import StallError
-from multiring.runtime.group.handles import Lookout
+from multiring.runtime.group.handles import StatusSource
 from multiring.runtime.named.disagreement import named
 from multiring.runtime.named.handle import NamedHandle
 from multiring.runtime.named.negotiation import Negotiation
@@ -21,7 +21,7 @@ _log = logging.getLogger("multiring")
 _MOMENT_S = 0.2
 
 
-class Owner(Protocol):
+class DecisionWaitOwner(Protocol):
     """The set of named operations to which the waiting handle belongs."""
 
     ranks: tuple[int, ...]  # the world ranks of the set
@@ -39,24 +39,24 @@ class DecisionWait:
         negotiation: the ranks' negotiation of the order.
         handle: the handle of the operation to wait for.
         patience_s: the seconds after which to warn, and after which to give up.
-        lookout: gives the status of other ranks.
+        rank_status: gives the status of other ranks.
     """
 
     def __init__(
         self,
-        owner: Owner,
+        owner: DecisionWaitOwner,
         negotiation: Negotiation,
         handle: NamedHandle,
         patience_s: tuple[float, float],
-        lookout: Lookout,
+        rank_status: StatusSource,
     ) -> None:
         self._owner = owner
         self._negotiation = negotiation
         self._handle = handle
         self._warn_s, self._timeout_s = patience_s
-        self._lookout = lookout
+        self._rank_status = rank_status
         # The ranks first report which of them are missing. This rank then asks the missing ranks what they wait for.
-        self._ask_s = min(lookout.patience.ask_s, self._warn_s, self._timeout_s / 2)
+        self._ask_s = min(rank_status.patience.ask_s, self._warn_s, self._timeout_s / 2)
         self._ask_at_s, self._seek_at_s = self._ask_s, math.inf  # seconds without progress
         self._started_s = time.monotonic()
         self._before = negotiation.missing
@@ -105,12 +105,12 @@ class DecisionWait:
             self._owner.give_up(self._handle, self._stall(quiet_s))
         elif quiet_s >= self._seek_at_s:
             self._seek_at_s = math.inf
-            self._lookout.seek(self._handle)
+            self._rank_status.seek(self._handle)
         elif quiet_s >= self._ask_at_s:
-            self._ask_at_s = self._lookout.patience.after(quiet_s)
+            self._ask_at_s = self._rank_status.patience.after(quiet_s)
             self._seek_at_s = quiet_s + _MOMENT_S / 2
             # This rank is not blocked as long as another of its threads could announce the missing operation.
-            is_blocked = quiet_s >= self._lookout.patience.sure_s and self._lookout.is_single()
+            is_blocked = quiet_s >= self._rank_status.patience.sure_s and self._rank_status.is_single()
             with self._owner.changed:
                 if is_blocked and self._handle.posted is None and not self._handle.is_over:
                     self._negotiation.wait_for(self._handle)
@@ -118,7 +118,7 @@ class DecisionWait:
         absent = self._absent()
         if absent and not self._warned and quiet_s >= self._warn_s:
             self._warned = True
-            who, where = named(absent, self._owner.ranks), self._lookout.look(self._of_world(absent))
+            who, where = named(absent, self._owner.ranks), self._rank_status.look(self._of_world(absent))
             _log.warning("%s: %s has not come to it for %.0f s%s", self._handle.title, who, quiet_s, where)
 
     def _absent(self) -> Sequence[int]:
@@ -134,11 +134,11 @@ class DecisionWait:
         title, absent = self._handle.title, self._absent()
         if absent:
             who, verb = named(absent, self._owner.ranks), "has" if len(absent) == 1 else "have"
-            where = self._lookout.look(self._of_world(absent))
+            where = self._rank_status.look(self._of_world(absent))
             return StallError(
                 f"{title}: {who} {verb} not come to it for {quiet_s:.0f} s{where}; the operation has not run"
             )
-        where = self._lookout.look(self._owner.ranks)
+        where = self._rank_status.look(self._owner.ranks)
         return StallError(
             f"{title}: the ranks have not agreed on its order for {quiet_s:.0f} s{where}; the operation has not run"
         )

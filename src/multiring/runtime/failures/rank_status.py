@@ -13,8 +13,8 @@ from multiring._native import ControlMessage
 from multiring.errors import StateError
 from multiring.runtime.bootstrap.rank_process import lives
 from multiring.runtime.failures.control_thread import Control
-from multiring.runtime.failures.standoffs import Counted, Standoffs
-from multiring.runtime.group.handles import Lookout, Patience, Waiter
+from multiring.runtime.failures.standoffs import NumberedGroup, Standoffs
+from multiring.runtime.group.handles import Patience, StatusSource, Waiter
 from multiring.runtime.job.threads import main_place, thread_states
 
 _PATIENCE_S = 0.5  # an answer takes a millisecond; a missing answer must not delay an error for much longer
@@ -25,7 +25,7 @@ _FRESH_S = 60.0  # an older answer is outdated
 _NO_ANSWER = "does not answer: it is stopped, or held up outside Python"
 
 
-class RankStatus(Lookout):
+class RankStatus(StatusSource):
     """Asks other ranks for their status, and answers their questions.
 
     Any thread may ask.
@@ -57,7 +57,7 @@ class RankStatus(Lookout):
         """
         return "".join(f"; rank {rank} {self._told(rank, each)}" for rank, each in self._ask(ranks).items())
 
-    def know(self, group: Counted) -> None:
+    def know(self, group: NumberedGroup) -> None:
         """Register a group of this process.
 
         Its `id` and the number of its `last` operation are read later.

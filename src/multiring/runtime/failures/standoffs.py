@@ -38,7 +38,7 @@ _MOST_HOPS = 32
 _MOST_SEEN = 4096  # the maximum number of stored questions
 
 
-class Counted(Protocol):
+class NumberedGroup(Protocol):
     """A group whose operations are numbered."""
 
     id: int  # the same on all ranks
@@ -57,7 +57,7 @@ class Hop(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StandoffQuestion:
     """A question that travels along a path of waiting ranks."""
 
     serial: int  # the question's number on the first rank
@@ -74,7 +74,7 @@ class Question:
         return json.dumps([self.serial, self.path, self.is_certain]).encode()
 
     @classmethod
-    def read(cls, payload: bytes) -> "Question":
+    def read(cls, payload: bytes) -> "StandoffQuestion":
         """Decode a question of another rank."""
         serial, path, is_certain = json.loads(payload)
         return cls(serial, tuple(Hop(rank, where, tuple(key)) for rank, where, key in path), is_certain)
@@ -96,14 +96,14 @@ class Standoffs:
         self._rank = rank
         self._sure_s = sure_s
         self._serials = itertools.count()
-        self._groups: weakref.WeakValueDictionary[int, Counted] = weakref.WeakValueDictionary()
+        self._groups: weakref.WeakValueDictionary[int, NumberedGroup] = weakref.WeakValueDictionary()
         self._seen: OrderedDict[tuple[int, int, Key], None] = OrderedDict()
         self._told: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._is_leaving = False
         self._is_missed = threading.Event()  # set if another rank waits for this rank while it leaves
         control.add(_ADDRESS, self)
 
-    def know(self, group: Counted) -> None:
+    def know(self, group: NumberedGroup) -> None:
         """Register a group of this process."""
         self._groups[group.id] = group
 
@@ -111,7 +111,7 @@ class Standoffs:
         """Find out whether the ranks that `waiter` waits for also wait for this rank."""
         here = next((each for each in thread_states().blocked if each.waiter is waiter), None)
         if not self._is_leaving and here is not None and waiter.key is not None:
-            question = Question(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
+            question = StandoffQuestion(next(self._serials), (self._hop(here, waiter.key),), is_certain=True)
             for rank in waiter.stalled_on()[0]:
                 if rank != self._rank:  # a handle waits for this rank itself after the others have given up
                     self._send(rank, _ASK, question)
@@ -131,7 +131,7 @@ class Standoffs:
         """Handle a control message: pass a question on, or act on a detected circle."""
         if notice.kind is not ControlMessageKind.MESSAGE:
             return
-        question = Question.read(notice.payload)
+        question = StandoffQuestion.read(notice.payload)
         if notice.tag == _ASK:
             self._pass_on(question)
         elif notice.tag == _CIRCLE:
@@ -149,7 +149,7 @@ class Standoffs:
     def end(self) -> None:
         """Do nothing: questions of this rank end with their time-outs."""
 
-    def _pass_on(self, question: Question) -> None:
+    def _pass_on(self, question: StandoffQuestion) -> None:
         key = question.path[-1].key
         mark = (question.origin, question.serial, key)
         if mark in self._seen or len(question.path) > _MOST_HOPS:
@@ -172,7 +172,7 @@ class Standoffs:
             if own is None or (has_come and own != key):
                 continue
             is_certain = question.is_certain and each.is_lasting and (has_come or here.is_single)
-            ours = Question(question.serial, (*question.path, self._hop(each, own)), is_certain)
+            ours = StandoffQuestion(question.serial, (*question.path, self._hop(each, own)), is_certain)
             ranks = each.waiter.stalled_on()[0]
             if question.origin in ranks:
                 self._send(question.origin, _CIRCLE, ours)
@@ -181,7 +181,7 @@ class Standoffs:
                 if rank not in asked:
                     self._send(rank, _ASK, ours)
 
-    def _judge(self, circle: Question) -> None:
+    def _judge(self, circle: StandoffQuestion) -> None:
         """Act on a question of this rank that has returned.
 
         The last rank on its path waits for this rank.
@@ -198,9 +198,9 @@ class Standoffs:
         is_certain = circle.is_certain and own.is_lasting and here.is_single and quiet_s >= self._sure_s
         # For named operations of one set, the agreement reports the deadlock to all ranks itself.
         is_agreed_on = len({each.key[:2] for each in circle.path}) == 1 and circle.path[0].key[0] == "name"
-        self._tell(Question(circle.serial, circle.path, is_certain and not is_agreed_on))
+        self._tell(StandoffQuestion(circle.serial, circle.path, is_certain and not is_agreed_on))
 
-    def _tell(self, circle: Question) -> None:
+    def _tell(self, circle: StandoffQuestion) -> None:
         """Warn or fail this rank's waiting operation, and pass the circle on.
 
         The circle is passed to its next rank.
@@ -245,7 +245,7 @@ class Standoffs:
         # The key belongs to a message: only its sender and its receiver wait for each other.
         return _blocked_on(thread_states().blocked, key) is not None
 
-    def _send(self, rank: int, tag: int, question: Question) -> None:
+    def _send(self, rank: int, tag: int, question: StandoffQuestion) -> None:
         try:
             self._control.send(rank, _ADDRESS, tag, question.packed())
         except StateError:  # the rank accepts no control messages at the moment, or this rank is leaving

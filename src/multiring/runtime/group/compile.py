@@ -117,7 +117,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ProgramExecution:
     """How a program's moves are executed.
 
     `last_segment` is the program of the last segment, if that segment is shorter.
@@ -128,7 +128,7 @@ class Execution:
     last_segment: Program | None = None
 
 
-MOVE_BY_MOVE = Execution()
+MOVE_BY_MOVE = ProgramExecution()
 
 
 class Programs:
@@ -295,7 +295,7 @@ class Programs:
             request.dtype,
             request.op,
             self._world_ranks,
-            Execution(lowering, segments.count, last),
+            ProgramExecution(lowering, segments.count, last),
         )
         return Compiled(plan, program, lowering, digest_of(plan, request))
 
@@ -355,7 +355,7 @@ def compile_moves(
     dtype: str,
     op: str,
     world_ranks: NDArray[np.int32],
-    execution: Execution = MOVE_BY_MOVE,
+    execution: ProgramExecution = MOVE_BY_MOVE,
 ) -> Program:
     """Return the program of one rank's moves.
 

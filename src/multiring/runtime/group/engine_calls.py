@@ -13,7 +13,7 @@ from typing import Any
 
 from multiring.errors import UnsupportedError
 from multiring.runtime.arrays import Buffer
-from multiring.runtime.engines.contract import Engine, Running
+from multiring.runtime.engines.contract import Engine, RunningOperation
 from multiring.runtime.group.compile import Programs, Request, digest_of
 from multiring.runtime.group.handles import Key, OperationHandle, Waiter
 from multiring.runtime.group.posting import Call, Calls, ProcessServices, Work
@@ -26,12 +26,12 @@ class EngineHandle(Waiter):
     The handle covers the ranks' agreement on the operation, and then the engine's run.
     """
 
-    def __init__(self, agreement: OperationHandle, start: Callable[[], Running], result: Any) -> None:
+    def __init__(self, agreement: OperationHandle, start: Callable[[], RunningOperation], result: Any) -> None:
         self._agreement = agreement
         self._start = start
         self._result = result
         self._is_decided = threading.Event()
-        self._running: Running | None = None
+        self._running: RunningOperation | None = None
         self._error: Exception | None = None
 
     @property

@@ -164,7 +164,7 @@ class Patience(NamedTuple):
         return quiet_s + self.sure_s * (0.5 if quiet_s < 3.0 * self.sure_s else 1.5)
 
 
-class Lookout:
+class StatusSource:
     """The interface to the status of other ranks.
 
     This class is the implementation for a job of one rank. rank_status.py has the implementation for several ranks.
@@ -210,20 +210,20 @@ class Lookout:
         """
 
 
-NOBODY = Lookout()
+NOBODY = StatusSource()
 
 
 class Attention(NamedTuple):
     """How a thread waits for an operation; the same for all operations of a group."""
 
-    lookout: Lookout
+    rank_status: StatusSource
     look_s: float  # the time between two checks for progress
     warn_s: float  # the time before a warning about a silent rank
 
     @classmethod
-    def of(cls, lookout: Lookout, stall_warn_s: float) -> "Attention":
+    def of(cls, rank_status: StatusSource, stall_warn_s: float) -> "Attention":
         """Return the Attention of a process that warns after `stall_warn_s` seconds."""
-        return cls(lookout, min(stall_warn_s, lookout.patience.look_s), stall_warn_s)
+        return cls(rank_status, min(stall_warn_s, rank_status.patience.look_s), stall_warn_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,9 @@ class OperationHandle(Waiter):
                 # The failure is still being reported to the other ranks. If this rank left at once, they might report
                 # its departure as the cause.
                 time.sleep(LINGER_S)
-            raise failure_of(posted_operation.operation, self.title, self._ranks, self._attention.lookout, self.verdict)
+            raise failure_of(
+                posted_operation.operation, self.title, self._ranks, self._attention.rank_status, self.verdict
+            )
         return self._result
 
     @property
@@ -331,16 +333,16 @@ class OperationHandle(Waiter):
 
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()
-        lookout = self._attention.lookout
+        rank_status = self._attention.rank_status
         if quiet_s <= self._quiet_s or not self._ask_at_s:  # the operation has made progress
-            self._ask_at_s = lookout.patience.ask_s
+            self._ask_at_s = rank_status.patience.ask_s
         self._quiet_s = quiet_s
         if quiet_s >= self._ask_at_s:
-            self._ask_at_s = lookout.patience.after(quiet_s)
-            lookout.seek(self)
+            self._ask_at_s = rank_status.patience.after(quiet_s)
+            rank_status.seek(self)
         if quiet_s >= self._attention.warn_s and not self._warned:
             self._warned = True
-            silent, where = ", ".join(map(str, ranks)), lookout.look(ranks)
+            silent, where = ", ".join(map(str, ranks)), rank_status.look(ranks)
             _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, where)
 
 
@@ -446,7 +448,7 @@ _LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text ab
 
 
 def failure_of(
-    operation: Operation, title: str, ranks: Sequence[int], lookout: Lookout, verdict: str = ""
+    operation: Operation, title: str, ranks: Sequence[int], rank_status: StatusSource, verdict: str = ""
 ) -> MultiringError:
     """Return the error of a failed `operation`.
 
@@ -459,10 +461,10 @@ def failure_of(
     if operation.fault is FaultKind.PEER_LOST:
         lost = _LOST.match(text)
         if lost is not None:
-            lookout.let_end(int(lost[1]))
+            rank_status.let_end(int(lost[1]))
         return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
     if operation.fault is FaultKind.STALL:
-        where = verdict or (lookout.look([operation.culprit]) if operation.culprit >= 0 else "")
+        where = verdict or (rank_status.look([operation.culprit]) if operation.culprit >= 0 else "")
         return StallError(f"{title}: {text}{where}; the contents of its arrays are undefined")
     return StateError(f"{title}: {text}")
 

@@ -12,7 +12,7 @@ from multiring.runtime.arrays import Buffer
 from multiring.runtime.group.compile import Request
 from multiring.runtime.group.handles import AgreedHandle, Handle, TimedSteps, in_background
 from multiring.runtime.group.posting import Calls
-from multiring.runtime.group.varying_rows import Move, RowCalls, Rows
+from multiring.runtime.group.varying_rows import RowCalls, RowCollective, Rows
 from multiring.schedule import Collective, Splits
 
 
@@ -94,13 +94,13 @@ class KnownSizes:
         sent, expected = list(rows[0]), list(rows[1])
         width = source.shape[1]
 
-        def move(received: list[int], total: int, agreed: str) -> Move:
+        def move(received: list[int], total: int, agreed: str) -> RowCollective:
             if received != expected:
                 raise ArgumentError(f"this rank expects {expected} rows by sender, but the ranks send {received}")
             counts = Splits(tuple(each * width for each in sent), tuple(each * width for each in received))
             # The plan must not depend on one rank's splits, so every rank prices the job's mean buffer.
             request = Request(Collective.ALL_TO_ALL, "uint8", counts, total * width // len(calls.ranks), agreed=agreed)
-            return Move(request=request, buffers=(source, out), result=None)
+            return RowCollective(request=request, buffers=(source, out), result=None)
 
         call = calls.next("all_to_all")
         with calls.telling(call):

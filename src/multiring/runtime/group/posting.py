@@ -33,7 +33,7 @@ from multiring.runtime.engines.contract import Engine
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.failures.control_thread import Control
 from multiring.runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
-from multiring.runtime.group.handles import NOBODY, Attention, Lookout, OperationHandle, Posted, PostedOperation
+from multiring.runtime.group.handles import NOBODY, Attention, OperationHandle, Posted, PostedOperation, StatusSource
 from multiring.runtime.named.signature_text import LABELLED
 from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring.schedule import Collective
@@ -52,7 +52,7 @@ class ProcessServices:
     world_rank: int  # this process's number in the native core: its rank in the job's first generation
     stall_warn_s: float
     stall_timeout_s: float
-    lookout: Lookout = NOBODY
+    rank_status: StatusSource = NOBODY
     control: Control | None = None  # the control thread; None if there are no other ranks
     glossary: Glossary
     pins: Pins | None = None
@@ -141,7 +141,7 @@ class Calls:
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._attention = Attention.of(services.lookout, services.stall_warn_s)
+        self._attention = Attention.of(services.rank_status, services.stall_warn_s)
         meets = self._at_once and len(ranks) > 1
         slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
         watches = services.replan and len(topology.hosts) > 1
@@ -161,7 +161,7 @@ class Calls:
         self._edition = 0
         self._twins = itertools.count()
         self._latest: PostedOperation | None = None
-        services.lookout.know(self)
+        services.rank_status.know(self)
 
     @property
     def last(self) -> int:

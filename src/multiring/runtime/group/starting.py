@@ -14,7 +14,7 @@ from multiring.runtime.arrays import Buffer, buffer_of
 from multiring.runtime.group.compile import Request
 from multiring.runtime.group.handles import Handle, SteppedHandle, in_background
 from multiring.runtime.group.posting import Calls, Work
-from multiring.runtime.group.varying_rows import Move, RowCalls, Rows
+from multiring.runtime.group.varying_rows import RowCalls, RowCollective, Rows
 from multiring.schedule import Collective, Splits, wire_of
 
 Array = Any  # a NumPy array, an object with DLPack or the buffer protocol (runtime/arrays.py), or an engine's array
@@ -88,13 +88,15 @@ def start_all_gather(
     with calls.telling(call):
         buffer = _rows(calls.buffer_of(array, writes=False))
 
-        def move(rows: list[int], total: int, agreed: str) -> Move:
+        def move(rows: list[int], total: int, agreed: str) -> RowCollective:
             start = sum(rows[: calls.own])
             whole, output = _out(calls, out, (total, *buffer.shape[1:]), buffer, own_row=start)
             width = math.prod(buffer.shape[1:])
             counts = tuple([each * width for each in rows])
             request = Request(Collective.ALL_GATHER, buffer.dtype, counts, total * width, agreed=agreed)
-            return Move(request=request, buffers=(buffer, output), result=(whole, rows) if with_rows else whole)
+            return RowCollective(
+                request=request, buffers=(buffer, output), result=(whole, rows) if with_rows else whole
+            )
 
         title = f"all_gather of {_shown_rows(buffer)}"
         return row_calls.start(call, Rows(title=title, own=[buffer.shape[0]], column=0, move=move), waits=waits)
@@ -117,13 +119,15 @@ def start_all_to_all(  # noqa: PLR0913 -- the arguments of Group.all_to_all
         buffer, size = _rows(calls.buffer_of(array, writes=False)), len(calls.ranks)
         sent = _splits(buffer, splits, size)
 
-        def move(received: list[int], total: int, agreed: str) -> Move:
+        def move(received: list[int], total: int, agreed: str) -> RowCollective:
             width = math.prod(buffer.shape[1:])
             whole, output = _out(calls, out, (sum(received), *buffer.shape[1:]), buffer)
             counts = Splits(tuple(rows * width for rows in sent), tuple(rows * width for rows in received))
             # The plan must not depend on one rank's splits, so every rank prices the job's mean buffer.
             request = Request(Collective.ALL_TO_ALL, buffer.dtype, counts, total * width // size, agreed=agreed)
-            return Move(request=request, buffers=(buffer, output), result=(whole, received) if with_rows else whole)
+            return RowCollective(
+                request=request, buffers=(buffer, output), result=(whole, received) if with_rows else whole
+            )
 
         title = f"all_to_all of {_shown_rows(buffer)}"
         return row_calls.start(call, Rows(title=title, own=sent, column=calls.own, move=move), waits=waits)

@@ -22,7 +22,7 @@ from multiring.schedule import Collective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
+class RowCollective:
     """A collective for which every rank's number of rows is known or assumed."""
 
     request: Request
@@ -37,9 +37,9 @@ class Rows:
     title: str  # the properties in which all ranks must agree
     own: list[int]  # this rank's numbers: the rows of its array, or the rows it sends to each rank
     column: int  # the index of the number in `own` that this rank needs from each rank
-    # Makes the Move. The arguments are the numbers in the column, the sum of the numbers of all ranks, and a text on
-    # which the ranks must also agree. The function raises ArgumentError if the caller's `out` does not fit.
-    move: Callable[[list[int], int, str], Move]
+    # Makes the RowCollective. The arguments are the numbers in the column, the sum of the numbers of all ranks, and a
+    # text on which the ranks must also agree. The function raises ArgumentError if the caller's `out` does not fit.
+    move: Callable[[list[int], int, str], RowCollective]
 
 
 class RowCalls:
@@ -89,7 +89,7 @@ class RowCalls:
 
         return finish
 
-    def _assumed(self, rows: Rows) -> Move | None:
+    def _assumed(self, rows: Rows) -> RowCollective | None:
         """Return the collective for equal numbers on all ranks.
 
         The result is None if the numbers are likely to differ.
@@ -103,7 +103,7 @@ class RowCalls:
         except ArgumentError:  # `out` may still fit the other ranks' rows; after the count a wrong `out` is an error
             return None
 
-    def _run(self, call: Call, rows: Rows, move: Move, *, waits: bool) -> AgreedHandle:
+    def _run(self, call: Call, rows: Rows, move: RowCollective, *, waits: bool) -> AgreedHandle:
         return self.calls.run(call, rows.title, move.request, move.buffers, move.result, waits=waits)
 
     def _count(self, call: Call, rows: Rows, *, waits: bool) -> AgreedHandle:

@@ -19,7 +19,7 @@ from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.joining import join_job
 from multiring.runtime.job.membership import Membership
-from multiring.runtime.job.rank_or_worker import Attempt, Worker, WorkerGroup, refuse_other_systems, worker_here
+from multiring.runtime.job.rank_or_worker import JoinAttempt, Worker, WorkerGroup, refuse_other_systems, worker_here
 from multiring.runtime.job.world import World
 from multiring.settings import JobNews, Settings, withhold_secret
 
@@ -89,7 +89,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
             _require_same(_current.world.settings, settings, changes)
             return _current.world.group
         chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
-        attempt = Attempt(chosen)
+        attempt = JoinAttempt(chosen)
         _current.worker = attempt.become_rank()
         if _current.worker is not None:
             return cast("Group", WorkerGroup(_current.worker))
@@ -147,7 +147,7 @@ def enter(identity: Identity, settings: Settings, *, is_current: bool) -> World:
         world = _entered(settings, identity)
         if is_current:
             _current.world = world
-            Attempt(settings).note(world.place)
+            JoinAttempt(settings).note(world.place)
         else:
             _current.others.append(world)
     if is_current:
@@ -247,7 +247,7 @@ def move_on(membership: Membership) -> World:
                 f"generation {membership.number}: want one after the job's generation {world.membership.number}"
             )
         _current.world = world.in_generation(membership)
-        Attempt(world.settings).note(_current.world.place)
+        JoinAttempt(world.settings).note(_current.world.place)
         world = _current.world
     _current.tell()
     return world

@@ -262,7 +262,7 @@ def _world(
         world_rank=identity.rank,
         stall_warn_s=settings.stall_warn_s,
         stall_timeout_s=settings.stall_timeout_s,
-        lookout=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s, siblings),
+        rank_status=NOBODY if control is None else RankStatus(control, identity.rank, settings.stall_warn_s, siblings),
         control=control,
         glossary=glossary,
         pins=planned[0],

@@ -66,7 +66,7 @@ class WorkerGroup:
         raise self._worker.refusal()
 
 
-class Attempt:
+class JoinAttempt:
     """An attempt of this process to become a rank.
 
     The settings and launchers' variables say which rank.
@@ -136,7 +136,7 @@ def worker_here(fork_of: RankProcess | None) -> Worker | None:
     if fork_of is not None:
         worker = _worker_of(fork_of)
         return None if worker is None else replace(worker, is_fork=True)
-    return None if inherited_mark() is None else Attempt(Settings.from_environment()).worker()
+    return None if inherited_mark() is None else JoinAttempt(Settings.from_environment()).worker()
 
 
 def _worker_of(rank: RankProcess | None) -> Worker | None:

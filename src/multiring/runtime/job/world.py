@@ -19,7 +19,7 @@ from multiring.runtime.group.posting import ProcessServices
 from multiring.runtime.job.launcher_news import LauncherNews
 from multiring.runtime.job.membership import Membership
 from multiring.runtime.rails.select import RailWatch
-from multiring.runtime.tracing.clocks import Patience
+from multiring.runtime.tracing.clocks import MessageTimeLimit
 from multiring.runtime.tracing.event_log import EventLog, EventReader
 from multiring.runtime.tracing.timeline import Timelines
 from multiring.settings import Settings
@@ -31,7 +31,7 @@ _MOST_TIMELINE_S = 60.0  # how long to wait at most for the timeline parts of ra
 Kind = TypeVar("Kind")
 
 
-class Belongings:
+class JobObjects:
     """Objects of other modules that live as long as this generation, by class.
 
     Examples are process sets and an adapter's groups.
@@ -80,7 +80,7 @@ class World:
     timelines: Timelines
     events: EventLog
     news: LauncherNews
-    belongings: Belongings = field(default_factory=Belongings)
+    job_objects: JobObjects = field(default_factory=JobObjects)
 
     @property
     def local_rank(self) -> int:
@@ -105,7 +105,7 @@ class World:
     def in_generation(self, membership: Membership) -> "World":
         """Return the World of the next generation, with the same connections and memory.
 
-        Every rank of the new generation must make the same call. The previous generation's groups and belongings stay
+        Every rank of the new generation must make the same call. The previous generation's groups and objects stay
         open; their creators must close them.
         """
         numbers = {number: rank for rank, number in enumerate(membership.ids)}
@@ -118,7 +118,7 @@ class World:
             timelines=Timelines(
                 membership, self.context, glossary, lambda name: group_named(name, services, membership)
             ),
-            belongings=Belongings(),
+            job_objects=JobObjects(),
         )
 
     def drain_events(self) -> list[Event]:
@@ -157,7 +157,7 @@ class World:
         is_wanted = announce or self.context.has_failed()
         if len(self.membership.topology.hosts) > 1 and self.timelines.path is not None:
             most_s = min(self.settings.stall_warn_s, _MOST_TIMELINE_S) if announce else grace_s
-            patience = Patience(most_s, self.services.lookout.leave())
+            patience = MessageTimeLimit(most_s, self.services.rank_status.leave())
             try:
                 self.timelines.close(patience, is_wanted=is_wanted)
             finally:

@@ -11,7 +11,7 @@ from multiring._native import NOTE_BYTES, ControlMessage
 from multiring.runtime.failures.control_thread import Control
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kind of a message."""
 
     COUNT = 0  # a number of posted operations; see order_switch.py
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
     sender: int  # the sender's rank in the set
     generation: int  # the number of the set's negotiations so far
-    kind: Kind
+    kind: MessageKind
     payload: bytes
 
 
@@ -41,7 +41,7 @@ class ControlChannel:
         self.own = own
         self._parts: dict[int, list[bytes]] = defaultdict(list)
 
-    def send(self, to: int, generation: int, kind: Kind, payload: bytes) -> None:
+    def send(self, to: int, generation: int, kind: MessageKind, payload: bytes) -> None:
         """Send a message to rank `to` of the set. A message to a lost rank is dropped."""
         parts = [payload[at : at + NOTE_BYTES] for at in range(0, len(payload), NOTE_BYTES)]
         for index, part in enumerate(parts):
@@ -59,4 +59,4 @@ class ControlChannel:
         if notice.tag & 1:
             return None
         payload = b"".join(self._parts.pop(sender))
-        return Message(sender, notice.tag >> 8, Kind(notice.tag >> 1 & 0x7F), payload)
+        return Message(sender, notice.tag >> 8, MessageKind(notice.tag >> 1 & 0x7F), payload)

@@ -27,7 +27,7 @@ from multiring.runtime.events import STEPS
 from multiring.runtime.failures.decision_wait import DecisionWait
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle
-from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.channel import ControlChannel, Message, MessageKind
 from multiring.runtime.named.decided_order import DecidedOrder
 from multiring.runtime.named.disagreement import disagreement
 from multiring.runtime.named.handle import HandlesByName, NamedHandle, Start
@@ -198,7 +198,7 @@ class NamedOperations:
         if negotiation is None:
             return True
         patience = self._services.stall_warn_s, self._services.stall_timeout_s
-        return DecisionWait(self, negotiation, handle, patience, self._services.lookout).keep(timeout)
+        return DecisionWait(self, negotiation, handle, patience, self._services.rank_status).keep(timeout)
 
     def give_up(self, handle: NamedHandle, error: StallError) -> None:
         """Make all operations of the set fail with `error`, on all ranks."""
@@ -246,9 +246,9 @@ class NamedOperations:
         with self._lock:
             self._losses.note(self.ranks.index(rank), rank, died=died, why=why)
             if died:
-                self._lament()
+                self._handle_loss()
             else:
-                control.after(_LAST_WORDS_S, self._lament)
+                control.after(_LAST_WORDS_S, self._handle_loss)
 
     def has_come(self, name: str) -> bool:
         """Return whether this rank has an operation of this name in flight."""
@@ -264,12 +264,12 @@ class NamedOperations:
         with self._lock:
             self._in_flight, self._joining, self._negotiation = HandlesByName(), None, None
 
-    def _lament(self) -> None:
+    def _handle_loss(self) -> None:
         with self._lock:
             if self._negotiation is not None:
                 rank = self._losses.first
                 if not self._negotiation.lose(rank):
-                    self.mourn(rank)
+                    self.fail_for_lost(rank)
 
     def _take(self, message: Message) -> None:
         if self._broken is not None:
@@ -279,7 +279,7 @@ class NamedOperations:
         if message.generation > self._generation:
             self._unexpected.append(message)
         elif self._negotiation is not None and message.generation == self._generation:
-            if message.kind is Kind.STALL:
+            if message.kind is MessageKind.STALL:
                 self._pass_on_stall(message.payload.decode(errors="replace"))
             else:
                 self._negotiation.take(message)
@@ -317,7 +317,7 @@ class NamedOperations:
         self._negotiation = Negotiation(self, self._decided, self._channel, self._generation)
         self._negotiation.begin(self._calls.last)
         if self._losses:
-            self.mourn(self._losses.first)
+            self.fail_for_lost(self._losses.first)
 
     def fill(self, count: int) -> None:
         """Post filler operations until `count` operations are posted in optimistic order."""
@@ -340,7 +340,7 @@ class NamedOperations:
 
     # ---- failing ----
 
-    def mourn(self, rank: int) -> None:
+    def fail_for_lost(self, rank: int) -> None:
         """Fail the open operations, because `rank` of the set is lost.
 
         Nothing more will be decided.
@@ -355,7 +355,7 @@ class NamedOperations:
     def _pass_on_stall(self, text: str) -> None:
         if self._broken is None and self._channel is not None:
             for rank in self._near:
-                self._channel.send(rank, self._generation, Kind.STALL, text.encode())
+                self._channel.send(rank, self._generation, MessageKind.STALL, text.encode())
             self._break(StallError(text))
 
     def _break(self, error: MultiringError) -> None:

@@ -12,9 +12,21 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
-from multiring.agreement import Deadlock, Decision, Joined, Lost, Member, Missing, Note, Outcome, Ready, Refused, Silent
+from multiring.agreement import (
+    AgreementOutcome,
+    Deadlock,
+    Decision,
+    Joined,
+    Lost,
+    Member,
+    Missing,
+    Note,
+    Ready,
+    Refused,
+    Silent,
+)
 from multiring.errors import ArgumentError
-from multiring.runtime.named.channel import ControlChannel, Kind, Message
+from multiring.runtime.named.channel import ControlChannel, Message, MessageKind
 from multiring.runtime.named.decided_order import DecidedOrder
 from multiring.runtime.named.disagreement import deadlock, disagreement
 from multiring.runtime.named.handle import NamedHandle
@@ -25,7 +37,7 @@ _PATIENCE_S = 0.25  # ample time for a message of the agreement and its handling
 _RETRY_S = 0.005
 
 
-class Owner(Protocol):
+class NegotiationOwner(Protocol):
     """The set of named operations. It holds its lock when it calls a negotiation."""
 
     changed: threading.Condition  # the condition of the owner's lock
@@ -39,7 +51,7 @@ class Owner(Protocol):
     def go_back(self, joined: Joined) -> None:
         """End the negotiation: all ranks have joined, and no operation is in flight."""
 
-    def mourn(self, rank: int) -> None:
+    def fail_for_lost(self, rank: int) -> None:
         """Fail the open operations, because `rank` of the set is lost.
 
         Nothing more will be decided.
@@ -52,7 +64,9 @@ class Negotiation:
     The caller of each method must hold the owner's lock.
     """
 
-    def __init__(self, owner: Owner, decided: DecidedOrder, channel: ControlChannel, generation: int) -> None:
+    def __init__(
+        self, owner: NegotiationOwner, decided: DecidedOrder, channel: ControlChannel, generation: int
+    ) -> None:
         self._owner = owner
         self._decided = decided
         self._channel = channel
@@ -73,7 +87,7 @@ class Negotiation:
 
     def take(self, message: Message) -> None:
         """Handle a message of another rank."""
-        if message.kind is Kind.COUNT:
+        if message.kind is MessageKind.COUNT:
             self._send_counts(self._switch.take(message.sender, int.from_bytes(message.payload, "little")))
         elif self._member is None:
             self._unexpected.append(message)
@@ -127,7 +141,7 @@ class Negotiation:
 
     def _send_counts(self, counts: Iterable[tuple[int, int]]) -> None:
         for to, count in counts:
-            self._channel.send(to, self.generation, Kind.COUNT, count.to_bytes(8, "little"))
+            self._channel.send(to, self.generation, MessageKind.COUNT, count.to_bytes(8, "little"))
         if self._switch.agreed is not None and self._member is None:
             self._open(self._switch.agreed)
 
@@ -154,9 +168,9 @@ class Negotiation:
 
     # ---- decisions of the agreement ----
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _carry_out(self, outcome: AgreementOutcome) -> None:
         for to, message in outcome.messages:
-            self._channel.send(to, self.generation, Kind.AGREEMENT, message)
+            self._channel.send(to, self.generation, MessageKind.AGREEMENT, message)
         for each in (*outcome.notes, *outcome.decisions):
             self._act_on(each)
         self._mind_patience()
@@ -179,7 +193,7 @@ class Negotiation:
             case Joined():
                 self._owner.go_back(decision)
             case Lost(rank):
-                self._owner.mourn(rank)
+                self._owner.fail_for_lost(rank)
             case Missing():
                 self.missing, self.silent = decision, None
                 return

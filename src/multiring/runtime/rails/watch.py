@@ -44,7 +44,7 @@ _USED = 1 / 8  # a connection with less than this share of the busiest connectio
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredOperation:
     """An operation and its predicted time."""
 
     operation: Operation
@@ -96,7 +96,7 @@ class Watch:
         self._host_of = topology.host_of()
         self._hosts = len(topology.hosts)
         self._review = Review(topology)
-        self._posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
+        self._posted: deque[MeasuredOperation] = deque(maxlen=_MOST_KEPT)
         self._slowdowns = SlowdownDetector()
         self._usual_rates: dict[int, deque[float]] = {}  # the bytes per second that each host received
         self._own_host = self._host_of[own]
@@ -106,7 +106,7 @@ class Watch:
 
     def add(self, operation: Operation, predicted_s: float) -> None:
         """Register an operation, which is evaluated once it has ended."""
-        each = Measured(operation, predicted_s)
+        each = MeasuredOperation(operation, predicted_s)
         self._posted.append(each)
         self._slowdowns.posted.append(each)
         slower = self._slowdowns.look(self._context)
@@ -158,8 +158,8 @@ class Watch:
 
         The row covers the operations that ended since the last call.
         """
-        ended: list[Measured] = []
-        kept: list[Measured] = []
+        ended: list[MeasuredOperation] = []
+        kept: list[MeasuredOperation] = []
         for each in self._posted:
             (ended if self._context.has_ended(each.operation) else kept).append(each)
         row = np.zeros(2 + self._hosts)
@@ -199,7 +199,7 @@ class SlowdownDetector:
     """
 
     def __init__(self) -> None:
-        self.posted: deque[Measured] = deque(maxlen=_MOST_KEPT)
+        self.posted: deque[MeasuredOperation] = deque(maxlen=_MOST_KEPT)
         self.usual: deque[float] = deque(maxlen=_MOST_KEPT)  # ratios of operations that were not slow
         self.slow = 0  # the number of slow operations in a row
         self._silent_until_s = 0.0

@@ -13,14 +13,14 @@ import numpy as np
 from multiring.runtime.bootstrap.addresses import boot_id
 from multiring.runtime.group.group import Group
 from multiring.runtime.group.handles import Handle, Waiter
-from multiring.trace import Reading, best_reading
+from multiring.trace import ClockReading, best_reading
 
 PINGS = 8  # the first ping may wait until rank 0 is ready; the quickest ping counts
 _LEAST_S = 0.2  # the shortest wait, even past the deadline; an earlier message arrives within this time
 _LOOK_S = 0.1  # the time between two checks of `gives_up`
 
 
-class Patience:
+class MessageTimeLimit:
     """The limit of the time that this rank waits for other ranks' timeline messages.
 
     Args:
@@ -56,7 +56,7 @@ class Patience:
                 raise TimeoutError(f"{why} after {waited_s:.1f} s") from None
 
 
-FOREVER = Patience()
+FOREVER = MessageTimeLimit()
 
 
 def clock_name() -> str:
@@ -69,7 +69,7 @@ def clock_name() -> str:
     return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()
 
 
-def ask_time(group: Group, patience: Patience) -> Reading:
+def ask_time(group: Group, patience: MessageTimeLimit) -> ClockReading:
     """Measure the offset of rank 0's clock from this rank's clock.
 
     Rank 0 must call `tell_time`.
@@ -85,7 +85,7 @@ def ask_time(group: Group, patience: Patience) -> Reading:
     return best_reading(stamps)
 
 
-def tell_time(group: Group, rank: int, patience: Patience) -> None:
+def tell_time(group: Group, rank: int, patience: MessageTimeLimit) -> None:
     """Answer the `ask_time` of `rank`. Only rank 0 calls this function."""
     ping, answer = np.zeros(1, np.int64), np.zeros(2, np.int64)
     for _ in range(PINGS):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from multiring._native import Context
-from multiring.trace import Claim, Glossary, Reading, Spans, block, start_spans, stop_spans
+from multiring.trace import Claim, ClockReading, Glossary, Spans, block, start_spans, stop_spans
 from multiring.trace.part import OPERATION, ROW
 
 _log = logging.getLogger("multiring")
@@ -56,7 +56,7 @@ class Recording:
         self._file = claim.take()
         self._write(block("start", **who))
 
-    def note(self, reading: Reading) -> None:
+    def note(self, reading: ClockReading) -> None:
         """Write a measured offset of rank 0's clock from this rank's clock into the part."""
         fields = {"at_ns": reading.at_ns, "offset_ns": reading.offset_ns, "error_ns": reading.error_ns}
         self._write(block("reading", **fields))

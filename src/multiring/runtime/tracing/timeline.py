@@ -30,7 +30,7 @@ from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerL
 from multiring.runtime.events import NAMES, STEPS
 from multiring.runtime.group.group import Group
 from multiring.runtime.job.membership import Membership
-from multiring.runtime.tracing.clocks import FOREVER, Patience, ask_time, clock_name, tell_time
+from multiring.runtime.tracing.clocks import FOREVER, MessageTimeLimit, ask_time, clock_name, tell_time
 from multiring.runtime.tracing.last_rank import merge_if_last
 from multiring.runtime.tracing.recording import Recording
 from multiring.trace import Claim, Glossary, Part, TakenError, TraceFile, clear, file_path, part_path, read_part
@@ -43,7 +43,7 @@ _HOW_TO_MERGE = "`multiring trace merge FILE PART...` makes a timeline of parts"
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningTimeline:
     """The timeline in progress. `group` is reserved for its messages."""
 
     path: Path
@@ -70,7 +70,7 @@ class Timelines:
         self._glossary = glossary
         self._group_named = group_named
         self._timeline_group: Group | None = None
-        self._running: Running | None = None
+        self._running: RunningTimeline | None = None
 
     @property
     def path(self) -> Path | None:
@@ -118,7 +118,7 @@ class Timelines:
             if claim is not None:
                 claim.release()
 
-    def stop(self, patience: Patience = FOREVER) -> None:
+    def stop(self, patience: MessageTimeLimit = FOREVER) -> None:
         """Stop recording and return once the file is written.
 
         Every rank must call this method.
@@ -148,7 +148,7 @@ class Timelines:
         finally:
             running.recording.close()
 
-    def close(self, patience: Patience, *, is_wanted: bool) -> None:
+    def close(self, patience: MessageTimeLimit, *, is_wanted: bool) -> None:
         """Stop the timeline in progress, if any, at the end of the job.
 
         Errors are logged.
@@ -195,7 +195,7 @@ class Timelines:
             _log.warning("%s", self._left(running, "this rank ends before the others"))
         return lambda patience_s: merge_if_last(running.path, self._membership.size, patience_s)
 
-    def _begin(self, meeting: Group, peer_info: dict[str, Any], claim: Claim | None) -> Running:
+    def _begin(self, meeting: Group, peer_info: dict[str, Any], claim: Claim | None) -> RunningTimeline:
         rank = self._membership.rank
         path = Path(peer_info["path"])
         recording = self._agreed_recording(meeting, path, peer_info, claim)
@@ -210,7 +210,7 @@ class Timelines:
         except BaseException:
             recording.remove()
             raise
-        return Running(path, peer_info["mark_cycles"], group, recording)
+        return RunningTimeline(path, peer_info["mark_cycles"], group, recording)
 
     def _agreed_recording(
         self, meeting: Group, path: Path, peer_info: dict[str, Any], claim: Claim | None
@@ -258,7 +258,7 @@ class Timelines:
 
     # ---- the end, on ranks other than 0
 
-    def _hand_over(self, running: Running, patience: Patience) -> None:
+    def _hand_over(self, running: RunningTimeline, patience: MessageTimeLimit) -> None:
         group, recording = running.group, running.recording
         answer = np.zeros(1, np.uint8)
         data = b""
@@ -276,13 +276,13 @@ class Timelines:
             raise StateError(self._left(running, f"rank 0 could not write {running.path}"))
         recording.remove()
 
-    def _left(self, running: Running, why: str) -> str:
+    def _left(self, running: RunningTimeline, why: str) -> str:
         where = running.recording.path
         return f"rank {self._membership.rank}'s part of the timeline stays in {where}: {why}; {_HOW_TO_MERGE}"
 
     # ---- the end, on rank 0
 
-    def _collect(self, running: Running, patience: Patience) -> None:
+    def _collect(self, running: RunningTimeline, patience: MessageTimeLimit) -> None:
         writing = _Writing(running)
         come: list[int] = []
         try:
@@ -318,7 +318,7 @@ class _Writing:
     After a write error it ignores further parts.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningTimeline) -> None:
         self._running = running
         self._failure: OSError | None = None
         self._taken: list[Path] = []
@@ -410,7 +410,7 @@ def _write_preview(path: Path, peer_info: dict[str, Any], data: bytes) -> None:
     file.close()
 
 
-def _received(group: Group, rank: int, patience: Patience) -> bytes:
+def _received(group: Group, rank: int, patience: MessageTimeLimit) -> bytes:
     tell_time(group, rank, patience)
     size = np.zeros(1, np.int64)
     patience.wait(group.recv_async(size, rank))

@@ -24,7 +24,7 @@ from multiring.torch.c10d.buffers import (
     touching,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import CallOptions, GroupState, Ready
+from multiring.torch.c10d.group_state import CallOptions, GroupState, ReadyOperation
 from multiring.torch.interop import dtype_name, new_memory
 
 Settle = Callable[[], None] | None
@@ -57,7 +57,7 @@ def broadcast(
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.broadcast(memory, source, title, waits=waits)
 
-    return state.issue("broadcast", Ready(start, settle), state.options_of(opts, timeout), several)
+    return state.issue("broadcast", ReadyOperation(start, settle), state.options_of(opts, timeout), several)
 
 
 def allgather(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -137,10 +137,12 @@ def barrier(state: GroupState, opts: Any = None, *, timeout: timedelta | None = 
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return start_barrier(state.calls, "", waits=waits)
 
-    return state.issue("barrier", Ready(start), state.options_of(opts, timeout), ())
+    return state.issue("barrier", ReadyOperation(start), state.options_of(opts, timeout), ())
 
 
-def _into_list(state: GroupState, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False) -> Ready:
+def _into_list(
+    state: GroupState, what: str, blocks: Sequence[Tensor], tensor: Tensor, *, apart: bool = False
+) -> ReadyOperation:
     require_host(what, tensor)
     require_like(what, tensor, blocks[state.group.rank])
     place = None if apart else in_a_row(blocks)
@@ -153,7 +155,7 @@ def _into_list(state: GroupState, what: str, blocks: Sequence[Tensor], tensor: T
     return _gather(state, tensor, place, counts, settle)
 
 
-def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, apart: bool = False) -> Ready:
+def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, apart: bool = False) -> ReadyOperation:
     ranks, each = state.group.size, source.numel()
     require_host(what, source)
     require_host(what, output)
@@ -167,7 +169,9 @@ def _into_one(state: GroupState, what: str, output: Tensor, source: Tensor, *, a
     return _gather(state, source, place, (each,) * ranks, settle)
 
 
-def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle) -> Ready:
+def _gather(
+    state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int, ...], settle: Settle
+) -> ReadyOperation:
     """Return the operation that fills the contiguous `place` with `counts[r]` elements from each rank r."""
     own, out = as_bytes(contents(tensor)), as_bytes(place)
     itemsize = tensor.element_size()
@@ -181,4 +185,4 @@ def _gather(state: GroupState, tensor: Tensor, place: Tensor, counts: tuple[int,
     def start(waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return state.group.known_sizes.all_gather(own, out, sizes, title, waits=waits)
 
-    return Ready(start, settle)
+    return ReadyOperation(start, settle)

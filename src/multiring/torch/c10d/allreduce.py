@@ -25,8 +25,8 @@ from multiring.torch.c10d.buffers import (
     touching,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import GroupState, Ready
-from multiring.torch.c10d.reduce_ops import Fold, Reduction, reduction_of
+from multiring.torch.c10d.group_state import GroupState, ReadyOperation
+from multiring.torch.c10d.reduce_ops import Fold, ReduceRule, reduction_of
 from multiring.torch.c10d.sparse import sparse_sum
 from multiring.torch.interop import dtype_name, is_one_piece, is_sparse, new_memory
 
@@ -133,8 +133,8 @@ def reduce_scatter_single_coalesced(
 
 
 def _equal_parts(
-    state: GroupState, what: str, output: Tensor, source: Tensor, reduction: Reduction, *, apart: bool = False
-) -> Ready:
+    state: GroupState, what: str, output: Tensor, source: Tensor, reduction: ReduceRule, *, apart: bool = False
+) -> ReadyOperation:
     ranks, each = state.group.size, output.numel()
     require_host(what, source)
     require_host(what, output)
@@ -157,8 +157,8 @@ def _options(opts: Any, op: Any) -> tuple[Any, Any]:
 
 
 def _all_reduce(
-    group: Group, tensor: Tensor, reduction: Reduction, name: str = "all_reduce", *, apart: bool = False
-) -> Ready:
+    group: Group, tensor: Tensor, reduction: ReduceRule, name: str = "all_reduce", *, apart: bool = False
+) -> ReadyOperation:
     require_host(name, tensor)
     reduction.check(name, tensor.dtype)
     if reduction.fold is not None:
@@ -172,10 +172,12 @@ def _all_reduce(
             place.copy_(tensor.detach())
     buffer = _combined(place)
     title = f"{name} {reduction.name} of {buffer.dtype} of shape {buffer.shape}"
-    return Ready(lambda waits: group.known_sizes.all_reduce(buffer, str(reduction.op), title, waits=waits), settle)
+    return ReadyOperation(
+        lambda waits: group.known_sizes.all_reduce(buffer, str(reduction.op), title, waits=waits), settle
+    )
 
 
-def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Reduction) -> Ready:
+def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: ReduceRule) -> ReadyOperation:
     """Return an all_reduce of the combination of this rank's tensors; all of them receive the result."""
     count = len(tensors)
     name = f"all_reduce of {count} tensors a rank,"
@@ -198,10 +200,10 @@ def _all_reduce_several(group: Group, tensors: Sequence[Tensor], reduction: Redu
         for each in tensors:
             put(each, together)
 
-    return Ready(ready.start, settle)
+    return ReadyOperation(ready.start, settle)
 
 
-def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Ready:
+def _reduce(group: Group, tensor: Tensor, reduction: ReduceRule, root: int) -> ReadyOperation:
     """Return an all_reduce whose result only the root keeps. On one host, it passes over the memory only once."""
     if group.rank == root:
         work = tensor
@@ -213,8 +215,8 @@ def _reduce(group: Group, tensor: Tensor, reduction: Reduction, root: int) -> Re
 
 
 def _reduce_scatter(
-    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: Reduction, *, apart: bool = False
-) -> Ready:
+    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], reduction: ReduceRule, *, apart: bool = False
+) -> ReadyOperation:
     """Return the operation that combines the contiguous `whole`, and gives `counts[r]` elements to rank r."""
     reduction.check("reduce_scatter", whole.dtype)
     if reduction.fold is not None:
@@ -228,12 +230,12 @@ def _reduce_scatter(
         counts = tuple(2 * count for count in counts)
     title = f"reduce_scatter {reduction.name} of {_parts(counts)} {source.dtype}"
     op = str(reduction.op)
-    return Ready(
+    return ReadyOperation(
         lambda waits: group.known_sizes.reduce_scatter((source, target), counts, op, title, waits=waits), settle
     )
 
 
-def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
+def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> ReadyOperation:
     """Return an operation in which every rank gathers all contributions and combines them itself."""
     require_places(tensor)
     own = contents(tensor).detach()
@@ -241,13 +243,15 @@ def _folded(group: Group, tensor: Tensor, name: str, fold: Fold) -> Ready:
     source, target = as_bytes(own), as_bytes(everyone)
     title = f"{name} of {dtype_name(own.dtype)} of shape ({own.numel()},)"
     sizes = (source.shape[0],) * group.size
-    return Ready(
+    return ReadyOperation(
         lambda waits: group.known_sizes.all_gather(source, target, sizes, title, waits=waits),
         lambda: put(tensor, functools.reduce(fold, everyone.unbind())),
     )
 
 
-def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]) -> Ready:
+def _folded_parts(
+    group: Group, output: Tensor, whole: Tensor, counts: tuple[int, ...], how: tuple[str, Fold]
+) -> ReadyOperation:
     """Return an operation in which every rank receives all contributions to its part and combines them itself."""
     require_places(output)
     everyone = new_memory(group, (group.size, output.numel()), output.dtype)
@@ -256,7 +260,7 @@ def _folded_parts(group: Group, output: Tensor, whole: Tensor, counts: tuple[int
     sizes = Splits(tuple(count * itemsize for count in counts), (output.numel() * itemsize,) * group.size)
     name, fold = how
     title = f"reduce_scatter {name} of {_parts(counts)} {dtype_name(output.dtype)}"
-    return Ready(
+    return ReadyOperation(
         lambda waits: group.known_sizes.all_to_all((source, target), sizes, source.shape[0], title, waits=waits),
         lambda: put(output, functools.reduce(fold, everyone.unbind())),
     )

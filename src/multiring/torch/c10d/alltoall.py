@@ -23,7 +23,7 @@ from multiring.torch.c10d.buffers import (
     require_places,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import GroupState, Ready
+from multiring.torch.c10d.group_state import GroupState, ReadyOperation
 from multiring.torch.interop import dtype_name, new_memory
 
 Settle = Callable[[], None] | None
@@ -59,7 +59,7 @@ def all_to_all_single(  # noqa: PLR0913, PLR0917 -- torch's
         )
     place, settle = place_for(state.group, output)
     start = _exchange(state, source, place, rows, (dtype_name(source.dtype), width))
-    return state.issue(what, Ready(start, settle), state.options_of(opts, timeout), (output,))
+    return state.issue(what, ReadyOperation(start, settle), state.options_of(opts, timeout), (output,))
 
 
 def alltoall(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
@@ -80,7 +80,7 @@ def alltoall(state: GroupState, outputs: Any, inputs: Any, opts: Any = None, tim
         place = new_memory(state.group, (sum(rows[1]),), targets[0].dtype)
         settle = partial(put_in_order, targets, place)
     start = _exchange(state, whole, place, rows, (dtype_name(whole.dtype), 1))
-    return state.issue(what, Ready(start, settle), state.options_of(opts, timeout), targets)
+    return state.issue(what, ReadyOperation(start, settle), state.options_of(opts, timeout), targets)
 
 
 def _exchange(

@@ -42,7 +42,7 @@ class CallOptions(NamedTuple):
     timeout_s: float
 
 
-class Ready(NamedTuple):
+class ReadyOperation(NamedTuple):
     """An operation that is ready to start."""
 
     start: Callable[[bool], Handle]  # its argument says whether the calling thread waits for the handle next
@@ -107,7 +107,7 @@ class GroupState:
     def issue(
         self,
         what: str,
-        ready: Ready,
+        ready: ReadyOperation,
         options: CallOptions,
         outputs: Sequence[Tensor],
         kind: type[OperationWork] = OperationWork,
@@ -150,7 +150,7 @@ class GroupState:
             self._lent.append(work)
         return work
 
-    def issue_several(self, what: str, ready: Sequence[Ready], opts: Any, outputs: Sequence[Tensor]) -> Any:
+    def issue_several(self, what: str, ready: Sequence[ReadyOperation], opts: Any, outputs: Sequence[Tensor]) -> Any:
         """Start several operations and return one Work for all of them; see `issue`."""
         settles = [each.settle for each in ready if each.settle is not None]
 
@@ -161,7 +161,7 @@ class GroupState:
             for each in settles:
                 each()
 
-        return self.issue(what, Ready(start, settle if settles else None), self.options_of(opts), outputs)
+        return self.issue(what, ReadyOperation(start, settle if settles else None), self.options_of(opts), outputs)
 
     def require_state(self, what: str) -> None:
         """Raise DistBackendError if the group was destroyed or aborted."""

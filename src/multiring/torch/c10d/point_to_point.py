@@ -11,14 +11,14 @@ from multiring.runtime.group.point_to_point import AnySourceMatching
 from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
-from multiring.torch.c10d.group_state import GroupState, Ready
+from multiring.torch.c10d.group_state import GroupState, ReadyOperation
 from multiring.torch.c10d.work import OperationWork
 from multiring.torch.interop import described
 
 Settle = Callable[[], None] | None
 
 
-class Message(OperationWork):
+class MessageWork(OperationWork):
     """The Work of a message, a send or a receive."""
 
     in_order = False  # ranks may start messages in different orders
@@ -89,4 +89,4 @@ def _issue_message(
     def started(_waits: bool) -> Handle:  # noqa: FBT001 -- `issue` calls it this way
         return start()
 
-    return state.issue(what, Ready(started, settle), state.options_of(None), (tensor,), Message)
+    return state.issue(what, ReadyOperation(started, settle), state.options_of(None), (tensor,), MessageWork)

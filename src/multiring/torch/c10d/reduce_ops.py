@@ -16,7 +16,7 @@ Fold = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReduceRule:
     """A way to combine the ranks' contributions."""
 
     name: str  # the name on which the ranks must agree
@@ -51,19 +51,19 @@ _COMBINED: dict[str, Fold] = {
 }
 
 _PLAIN = {
-    ReduceOp.SUM: Reduction("sum", "sum"),
-    ReduceOp.AVG: Reduction("average", "average"),
-    ReduceOp.PRODUCT: Reduction("product", "product"),
-    ReduceOp.MIN: Reduction("min", "min"),
-    ReduceOp.MAX: Reduction("max", "max"),
-    ReduceOp.BAND: Reduction("bitwise and", fold=torch.bitwise_and),
-    ReduceOp.BOR: Reduction("bitwise or", fold=torch.bitwise_or),
-    ReduceOp.BXOR: Reduction("bitwise xor", fold=torch.bitwise_xor),
+    ReduceOp.SUM: ReduceRule("sum", "sum"),
+    ReduceOp.AVG: ReduceRule("average", "average"),
+    ReduceOp.PRODUCT: ReduceRule("product", "product"),
+    ReduceOp.MIN: ReduceRule("min", "min"),
+    ReduceOp.MAX: ReduceRule("max", "max"),
+    ReduceOp.BAND: ReduceRule("bitwise and", fold=torch.bitwise_and),
+    ReduceOp.BOR: ReduceRule("bitwise or", fold=torch.bitwise_or),
+    ReduceOp.BXOR: ReduceRule("bitwise xor", fold=torch.bitwise_xor),
 }
 
 
-def reduction_of(op: Any) -> Reduction:
-    """Return the Reduction for `op`, a ReduceOp or a member of its enum.
+def reduction_of(op: Any) -> ReduceRule:
+    """Return the ReduceRule for `op`, a ReduceOp or a member of its enum.
 
     Raises:
         RefusedError: `op` is unknown.
@@ -73,7 +73,7 @@ def reduction_of(op: Any) -> Reduction:
     if found is not None:
         return found
     if kind == ReduceOp.PREMUL_SUM:
-        return Reduction("sum of multiples", "sum", factor=_factor_of(op))
+        return ReduceRule("sum of multiples", "sum", factor=_factor_of(op))
     raise RefusedError(f"op={op}: want one of {', '.join(str(known) for known in _PLAIN)}, or PREMUL_SUM")
 
 

@@ -26,7 +26,7 @@ from multiring.torch.c10d.buffers import (
     require_places,
 )
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import GroupState, Ready
+from multiring.torch.c10d.group_state import GroupState, ReadyOperation
 from multiring.torch.interop import dtype_name, new_memory
 
 
@@ -63,7 +63,7 @@ def gather(
     else:
         _require_none(state, "gather", "output", outputs, root)
     start = _start(state, f"gather to rank {root}", own, place, root, is_gather=True)
-    return state.issue("gather", Ready(start, settle), state.options_of(opts, timeout), blocks)
+    return state.issue("gather", ReadyOperation(start, settle), state.options_of(opts, timeout), blocks)
 
 
 def scatter(
@@ -87,7 +87,7 @@ def scatter(
     else:
         _require_none(state, "scatter", "input", inputs, root)
     start = _start(state, f"scatter from rank {root}", whole, place, root, is_gather=False)
-    return state.issue("scatter", Ready(start, settle), state.options_of(opts, timeout), (tensor,))
+    return state.issue("scatter", ReadyOperation(start, settle), state.options_of(opts, timeout), (tensor,))
 
 
 def _start(

@@ -12,15 +12,15 @@ from multiring.runtime.group.handles import AgreedHandle, TimedSteps, in_backgro
 from multiring.schedule import Collective
 from multiring.torch.c10d.buffers import as_bytes
 from multiring.torch.c10d.errors import RefusedError
-from multiring.torch.c10d.group_state import Ready
-from multiring.torch.c10d.reduce_ops import Reduction
+from multiring.torch.c10d.group_state import ReadyOperation
+from multiring.torch.c10d.reduce_ops import ReduceRule
 from multiring.torch.interop import dtype_name, new_memory
 from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 
 Wait = Callable[[AgreedHandle], Any]
 
 
-def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
+def sparse_sum(group: Group, tensor: Tensor, reduction: ReduceRule) -> ReadyOperation:
     """Return the operation that sums or averages a sparse COO tensor over all ranks, in place.
 
     The result is coalesced.
@@ -57,7 +57,7 @@ def sparse_sum(group: Group, tensor: Tensor, reduction: Reduction) -> Ready:
             else:
                 tensor.copy_(total)
 
-    return Ready(start, settle)
+    return ReadyOperation(start, settle)
 
 
 class _SparseGather:

@@ -12,7 +12,7 @@ from multiring.runtime import Group
 from multiring.runtime.bootstrap.addresses import own_address
 from multiring.runtime.bootstrap.launchers import identify
 from multiring.runtime.job.job import current, enter, is_initialized
-from multiring.runtime.job.rank_or_worker import Attempt
+from multiring.runtime.job.rank_or_worker import JoinAttempt
 from multiring.runtime.job.world import World
 from multiring.settings import Settings, foreign_environment
 from multiring.torch.c10d.errors import torch_error
@@ -51,15 +51,15 @@ def store_of_job(url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
 
 def is_begun_here(world: World) -> bool:
     """Return whether this process joined the job of `world` for torch."""
-    return world.belongings.get(_Begun) is not None
+    return world.job_objects.get(_Begun) is not None
 
 
 def _join(timeout_s: float) -> World:
     settings = Settings.from_environment()
     settings = settings.changed(init_timeout_s=timeout_s, stall_timeout_s=max(timeout_s, settings.stall_timeout_s))
-    Attempt(settings).become_rank()
+    JoinAttempt(settings).become_rank()
     world = enter(identify(settings, foreign_environment()), settings, is_current=True)
-    world.belongings.made(_Begun, _Begun)
+    world.job_objects.made(_Begun, _Begun)
     return world
 
 

@@ -20,7 +20,7 @@ from multiring.torch.c10d.errors import torch_error
 _NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"
 
 
-class Owner(Protocol):
+class WorkOwner(Protocol):
     """The methods of a process group that its Work objects use."""
 
     @property
@@ -78,7 +78,7 @@ class OperationWork(dist.Work):
 
     def __init__(
         self,
-        owner: Owner,
+        owner: WorkOwner,
         what: str,
         handle: Handle,
         result: tuple[Sequence[Tensor], Callable[[], None] | None],

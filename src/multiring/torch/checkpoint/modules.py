@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint.framework import State
+from multiring.frontend.checkpoint.framework import SavedState
 from multiring.frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
 from multiring.torch.checkpoint.tensors import (
     TensorArrays,
@@ -47,7 +47,7 @@ def matched(own: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
     return {name: found[short] for short, name in plain.items()}
 
 
-def state_of_module(module: nn.Module) -> State:
+def state_of_module(module: nn.Module) -> SavedState:
     """Return the state of a module for a checkpoint.
 
     Buffers, such as BatchNorm's running statistics, are saved for each rank by itself.
@@ -58,7 +58,7 @@ def state_of_module(module: nn.Module) -> State:
     # The module's author left these buffers out of its state_dict, but a bit-identical continuation needs them.
     beside = {name: each for name, each in buffers.items() if name not in keys and is_plain_memory(each)}
     own = {keys[name]: state[keys[name]] for name in buffers if name in keys} | beside
-    return State(state, own or None, {BUFFERS: beside} if beside else None)
+    return SavedState(state, own or None, {BUFFERS: beside} if beside else None)
 
 
 def _keys_of(module: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _difference(ref: Ref | None, mine: Tensor) -> str:
     return ""
 
 
-def load_module(module: nn.Module, state: State) -> None:
+def load_module(module: nn.Module, state: SavedState) -> None:
     """Load the result of `state_of_module`, perhaps of a model in other wrappers."""
     own, shared = module.state_dict(), dict(state.shared)
     names = matched(own, shared)

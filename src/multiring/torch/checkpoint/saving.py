@@ -9,7 +9,7 @@ from torch import nn
 
 from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint import saving
-from multiring.frontend.checkpoint.framework import Framework, State
+from multiring.frontend.checkpoint.framework import Framework, SavedState
 from multiring.frontend.checkpoint.tree import Special
 from multiring.gradients.compression_state import KEY
 from multiring.torch.checkpoint.modules import (
@@ -33,7 +33,7 @@ class _Torch(Framework):
         torch.dtype: Special(dtype_name, dtype_of),
     }
 
-    def state(self, name: str, value: Any) -> State:  # noqa: ARG002 -- the signature of Framework
+    def state(self, name: str, value: Any) -> SavedState:  # noqa: ARG002 -- the signature of Framework
         held = _in_stages(value)
         if held is not None:
             # Imported here, because the import takes half a second and few programs need it.
@@ -41,15 +41,15 @@ class _Torch(Framework):
 
             if isinstance(value, nn.Module):
                 return whole_module_state(value, held)
-            return State(whole_optimizer_state(value, held, value.state_dict(), STAGES))
+            return SavedState(whole_optimizer_state(value, held, value.state_dict(), STAGES))
         if isinstance(value, nn.Module):
             return state_of_module(value)
         state = value.state_dict()
         carried = state.get(KEY) if isinstance(state, Mapping) else None
         if not carried:
-            return State(state)
+            return SavedState(state)
         own = {key: carried[key] for key in ("rank", "size", "residuals")}
-        return State({**state, KEY: {"queries": carried["queries"]}}, own)
+        return SavedState({**state, KEY: {"queries": carried["queries"]}}, own)
 
     def places(self, name: str, value: Any, tree: Any) -> dict[str, Any]:
         if _in_stages(value) is not None:
@@ -60,7 +60,7 @@ class _Torch(Framework):
             return dict(places_in_optimizer(value, self.state(name, value).shared, tree))
         return {}
 
-    def load(self, name: str, value: Any, state: State) -> None:  # noqa: ARG002 -- the signature of Framework
+    def load(self, name: str, value: Any, state: SavedState) -> None:  # noqa: ARG002 -- the signature of Framework
         held, shared = _in_stages(value), state.shared
         if isinstance(value, torch.optim.Optimizer):
             _require_own_options(value, shared)

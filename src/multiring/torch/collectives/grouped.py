@@ -27,7 +27,7 @@ from multiring.frontend.signatures import (
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.compression import Compression, compressor_of
-from multiring.torch.fusion_buffer import Layout, Packing, Span, layout_of, new_buffer
+from multiring.torch.fusion_buffer import BufferLayout, Packing, TensorSpan, layout_of, new_buffer
 from multiring.torch.interop import (
     dtype_name,
     dtype_of,
@@ -148,7 +148,7 @@ def _submit(
     *,
     in_place: bool,
     waits: bool = False,
-    span: Span | None = None,
+    span: TensorSpan | None = None,
 ) -> Pending | Several:
     """Start to combine `tensors`; `span` is their span if the caller has already found it."""
     members = members_of(process_set)
@@ -209,7 +209,7 @@ def _is_in_place(members: Members, dtype: torch.dtype, how: Combination) -> bool
     return conversion_of(dtype, how.op, how.postscale, members.size).is_plain
 
 
-def _span_of(group: _Group, known: Span | None = None) -> Span | None:
+def _span_of(group: _Group, known: TensorSpan | None = None) -> TensorSpan | None:
     """Return the span of the group's tensors, or None if they cannot be combined in their own memory."""
     span = known or group.members.kept(Packing).span_of(group.tensors)
     return span if span is not None and _is_in_place(group.members, span.layout.dtype, group.how) else None
@@ -252,7 +252,7 @@ def _put_each(places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(places), list(found))
 
 
-def _submit_span(group: _Group, span: Span) -> Pending:
+def _submit_span(group: _Group, span: TensorSpan) -> Pending:
     """Start to combine tensors in their own memory."""
     members, tensors, how, name, part, waits = group
 
@@ -275,7 +275,7 @@ def _submit_span(group: _Group, span: Span) -> Pending:
 
 
 @lru_cache(maxsize=1024)
-def _signature(layout: Layout, elements: int, how: Combination, part: str) -> Signature:
+def _signature(layout: BufferLayout, elements: int, how: Combination, part: str) -> Signature:
     return (
         (OPERATION, GROUPED_ALLREDUCE),
         (TENSORS, str(len(layout.shapes))),

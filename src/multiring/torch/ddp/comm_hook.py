@@ -28,7 +28,7 @@ from multiring.gradients.options import Options
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import SteppedHandle
-from multiring.torch.c10d.group_state import Ready
+from multiring.torch.c10d.group_state import ReadyOperation
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of, states_of, tensor_reductions_of
@@ -109,7 +109,9 @@ class BucketSharing:
     ) -> Future[Tensor]:
         """Start an operation; return a future that is set to `buffer` after the operation and `settle` have ended."""
         over = self._process_group
-        work = over.issue("allreduce_hook", Ready(lambda _waits: start(), settle), over.options_of(None), (buffer,))
+        work = over.issue(
+            "allreduce_hook", ReadyOperation(lambda _waits: start(), settle), over.options_of(None), (buffer,)
+        )
         made: Future[Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return made
 

@@ -16,7 +16,7 @@ from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 _NOTHING_MORE = (0, 0, UNKNOWN)
 
 
-class Counted(NamedTuple):
+class CountedBatch(NamedTuple):
     """A batch, and the number of samples in it that belong to this rank."""
 
     batch: Any
@@ -45,17 +45,17 @@ class Counting:
         self._ranks = ranks
         self._looks = looks
 
-    def __call__(self, samples: list[Any]) -> Counted:
+    def __call__(self, samples: list[Any]) -> CountedBatch:
         """Collate this rank's part of `samples`.
 
         If the part is empty, the batch consists of the first sample, and its count is 0.
         """
         part = shard_batch(samples, self._rank, self._ranks)
         seen = fingerprint(samples) if self._looks else UNKNOWN
-        return Counted(self._collate(part or samples[:1]), len(part), len(samples), seen)
+        return CountedBatch(self._collate(part or samples[:1]), len(part), len(samples), seen)
 
 
-def divided(batches: Iterator[Counted], *, agree: bool) -> Iterator[tuple[Any, Share]]:
+def divided(batches: Iterator[CountedBatch], *, agree: bool) -> Iterator[tuple[Any, Share]]:
     """Yield this rank's part of each batch; every rank reads the whole batch.
 
     Args:
@@ -79,7 +79,7 @@ def divided(batches: Iterator[Counted], *, agree: bool) -> Iterator[tuple[Any, S
         )
 
 
-def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
+def together(batches: Iterator[CountedBatch]) -> Iterator[tuple[Any, Share]]:
     """Yield this rank's batches until no rank has any left.
 
     The batches of all ranks together form the global batch. A rank that has run out of batches yields its last batch
@@ -89,7 +89,7 @@ def together(batches: Iterator[Counted]) -> Iterator[tuple[Any, Share]]:
         ArgumentError: a rank has no samples at all. Every rank raises it, in the first iteration.
     """
     ranks = size()
-    last: Counted | None = None
+    last: CountedBatch | None = None
     for number in itertools.count():
         counted = next(batches, None)
         counts = [samples for samples, _, _ in _told(counted)]
@@ -120,7 +120,7 @@ def require_distinct(batch: Any, share: Share) -> None:
             )
 
 
-def _told(counted: Counted | None) -> list[tuple[int, int, int]]:
+def _told(counted: CountedBatch | None) -> list[tuple[int, int, int]]:
     """Exchange the counts and fingerprints of all ranks' batches, and return them by rank."""
     own = _NOTHING_MORE if counted is None else (counted.samples, counted.total, counted.seen)
     if size() == 1:

@@ -15,7 +15,7 @@ from multiring.frontend.lifecycle import rank, size
 from multiring.runtime.job.job import is_rank
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.broadcast import broadcast_
-from multiring.torch.distributing.counting import Counted, Counting, divided, require_distinct, together
+from multiring.torch.distributing.counting import CountedBatch, Counting, divided, require_distinct, together
 from multiring.torch.distributing.fingerprints import UNKNOWN
 from multiring.torch.distributing.order import OwnBatches, SharedBatches
 from multiring.torch.distributing.rules import Rules
@@ -144,7 +144,7 @@ class DistributedLoader(DataLoader[Batch_co]):
         counted = iter(batches) if self._order is None else _counted(batches, self._order.counts)
         return self._handed_out(counted)
 
-    def _handed_out(self, counted: Iterator[Counted]) -> Iterator[Batch_co]:
+    def _handed_out(self, counted: Iterator[CountedBatch]) -> Iterator[Batch_co]:
         batches = together(counted) if self._rules.sharded else divided(counted, agree=self._order is None)
         checks = self._rules.check and size() > 1
         # The last batch ends the last accumulation group, even if the group is incomplete. Only the loader can detect
@@ -184,10 +184,10 @@ class DistributedLoader(DataLoader[Batch_co]):
                 self._last_epochs[number] = each.epoch
 
 
-def _counted(batches: Any, counts: deque[tuple[int, int]]) -> Iterator[Counted]:
+def _counted(batches: Any, counts: deque[tuple[int, int]]) -> Iterator[CountedBatch]:
     for batch in batches:
         samples, total = counts.popleft()
-        yield Counted(batch, samples, total, UNKNOWN)
+        yield CountedBatch(batch, samples, total, UNKNOWN)
 
 
 def _with_epochs(loader: DataLoader[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.lifecycle import init, rank, size
 from multiring.frontend.process_sets import global_process_set, members_of
 from multiring.runtime import is_initialized
@@ -120,7 +120,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
     if not is_initialized():
         init()
     group = members_of(global_process_set).group
-    with told_to_others(group, _WHAT):
+    with reporting_errors(group, _WHAT):
         rules = Rules(batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check)
         _require_model(model)
         _require_optimizer(optimizer, rules)

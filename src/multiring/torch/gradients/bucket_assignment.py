@@ -33,7 +33,7 @@ class BucketAssignment:
         reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]],
     ) -> None:
-        """Lay out the buckets; the arguments are those of GradientReducer."""
+        """Lay out the buckets; the arguments are those of AutogradReducer."""
         self._group = group
         self._op = options.op
         self._stays_dense = options.sparse_as_dense

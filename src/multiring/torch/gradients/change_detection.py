@@ -14,7 +14,7 @@ from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradie
 _LOOKED_AT = 64  # the number of elements to compare in a gradient
 
 
-class Witnesses:
+class GradientRecords:
     """A record of the gradients of some buckets, which detects later changes."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from multiring.data import Share
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.errors import LoopOrderError
 from multiring.frontend.process_sets import Members, members_of
 from multiring.gradients.compression_state import KEY, packed
@@ -23,8 +23,8 @@ from multiring.runtime.arrays import numpy_dtype
 from multiring.runtime.job.job import is_rank
 from multiring.torch.compression import Compression
 from multiring.torch.gradients.adasum_delta import DeltaReducer
+from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home
 from multiring.torch.gradients.bucket_tensors import spec_of, states_of, tensor_reductions_of
-from multiring.torch.gradients.gradient_reducer import GradientReducer, Home
 from multiring.torch.gradients.hook_registry import is_shared, take_over
 from multiring.torch.gradients.rounds import GradientWatch, Round
 from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
@@ -49,7 +49,7 @@ class Distributed(torch.optim.Optimizer):
     _setup: Setup
     _members: Members | None = None  # the ranks that share gradients; None if this rank is not among them
     _group: Group | None = None  # the group of these ranks; None if this rank is not among them
-    _reducer: GradientReducer | None = None
+    _reducer: AutogradReducer | None = None
     _delta_reducer: DeltaReducer | None = None
     _skips: bool = False
     _is_accumulating: bool = False
@@ -360,7 +360,7 @@ def _move(optimizer: "weakref.ref[Distributed]", parameter: torch.Tensor) -> Non
     if found is None:
         return
     found.share_anew()
-    reducer: GradientReducer | None = vars(found)["_reducer"]
+    reducer: AutogradReducer | None = vars(found)["_reducer"]
     if reducer is not None:
         reducer.take(list(reducer.names()).index(id(parameter)))
 
@@ -422,9 +422,9 @@ def share(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
 
 def _reducers(
     optimizer: torch.optim.Optimizer, group: Group | None, setup: Setup
-) -> tuple[GradientReducer | None, DeltaReducer | None]:
+) -> tuple[AutogradReducer | None, DeltaReducer | None]:
     options = setup.options
-    with nullcontext() if group is None else told_to_others(group, "DistributedOptimizer"):
+    with nullcontext() if group is None else reporting_errors(group, "DistributedOptimizer"):
         parameters = trained(optimizer, setup.named)
         for name, parameter in parameters:
             refuse_elsewhere(parameter, f"parameter {name}")
@@ -446,7 +446,7 @@ def _reducers(
     own = _subgroup(group)
     if options.op == "adasum":
         return None, DeltaReducer(parameters, own, options.compression or Compression.none)
-    reducer = GradientReducer(
+    reducer = AutogradReducer(
         parameters, own, options, tensor_reductions_of(own, lambda: _subgroup(own), options), together
     )
     reducer.load_states(states)

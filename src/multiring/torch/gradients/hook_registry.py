@@ -7,13 +7,13 @@ from torch import Tensor
 from multiring.errors import ArgumentError
 from multiring.gradients.reductions import CompressionState
 from multiring.torch.autograd import gradient_hooks
-from multiring.torch.gradients.gradient_reducer import Arrival, GradientReducer
+from multiring.torch.gradients.autograd_reducer import AutogradReducer, GradientHook
 
 
 def is_shared(parameter: Tensor) -> bool:
     """Return whether a gradient reducer handles `parameter`."""
     hooks = gradient_hooks(parameter)
-    return any(isinstance(hook, Arrival) and hook.reducer() is not None for hook in hooks)
+    return any(isinstance(hook, GradientHook) and hook.reducer() is not None for hook in hooks)
 
 
 def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, CompressionState]:
@@ -23,9 +23,9 @@ def take_over(parameters: Sequence[tuple[str, Tensor]]) -> dict[int, Compression
         ArgumentError: such a reducer has parameters that are not in `parameters`. No reducer was closed then.
     """
     ours = {id(parameter) for _, parameter in parameters}
-    reducers: dict[int, tuple[str, GradientReducer]] = {}
+    reducers: dict[int, tuple[str, AutogradReducer]] = {}
     for name, parameter in parameters:
-        found = [hook.reducer() for hook in gradient_hooks(parameter) if isinstance(hook, Arrival)]
+        found = [hook.reducer() for hook in gradient_hooks(parameter) if isinstance(hook, GradientHook)]
         reducers |= {id(reducer): (name, reducer) for reducer in found if reducer is not None}
     for name, reducer in reducers.values():
         others = [other for key, other in reducer.names().items() if key not in ours]

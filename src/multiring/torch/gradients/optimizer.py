@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import told_to_others
+from multiring.frontend.consistency_check import reporting_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, no_process_set
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.gradients.buckets import BUCKET_BYTES
@@ -80,7 +80,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    with _told_to_others(process_set):
+    with _reporting_errors(process_set):
         require_optimizer(optimizer)
         refuse_held(
             "DistributedOptimizer",
@@ -135,10 +135,10 @@ def share_anew(optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 
 
-def _told_to_others(process_set: ProcessSet) -> Any:
+def _reporting_errors(process_set: ProcessSet) -> Any:
     """Return a context that reports an error within it to the other ranks; before `init`, it does nothing."""
     if not isinstance(process_set, ProcessSet):
         raise no_process_set(process_set)
     if not is_initialized() or not process_set.included():
         return nullcontext()
-    return told_to_others(members_of(process_set).group, "DistributedOptimizer")
+    return reporting_errors(members_of(process_set).group, "DistributedOptimizer")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from multiring.errors import ArgumentError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.runtime import Group
@@ -42,7 +42,7 @@ def broadcast_parameters(
     """
     members = members_of(process_set)
     with internal_errors("broadcast_parameters"):
-        with told_to_others(members.group, "broadcast_parameters"):
+        with reporting_errors(members.group, "broadcast_parameters"):
             root = world_rank_in(members, root_rank)
             named = _named(params)
             held = held_of_module(params) if isinstance(params, nn.Module) else held_of(each for _, each in named)

@@ -11,7 +11,7 @@ from multiring.gradients.buckets import TRAINS_FLAG
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import Reduction
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
-from multiring.torch.gradients.change_detection import Witnesses
+from multiring.torch.gradients.change_detection import GradientRecords
 from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
 from multiring.torch.gradients.sparse_rows import Gathered
 
@@ -101,9 +101,9 @@ class Rounds:
     Without `delays`, each reduction ends with its backward, and this object only counts the rounds.
     """
 
-    def __init__(self, assignment: BucketAssignment, witnesses: Witnesses) -> None:
+    def __init__(self, assignment: BucketAssignment, records: GradientRecords) -> None:
         self._assignment = assignment
-        self._witnesses = witnesses
+        self._records = records
         self.delays = False  # whether a backward ends before its gradients are reduced
         self._current: Round | None = None  # the round in flight, until it is taken
         self._taken: Round | None = None  # the last round that was taken
@@ -150,8 +150,8 @@ class Rounds:
         """
         see_whole = None if self._watch is None else self._watch.see_whole
         self._current = Round(self._number, self._assignment, wait, see_whole)
-        self._witnesses.clear()
-        self._witnesses.see(self._assignment.buckets)
+        self._records.clear()
+        self._records.see(self._assignment.buckets)
 
     def take(self) -> Round | None:
         """Return the round in flight, or None if its gradients were already handed out.
@@ -187,7 +187,7 @@ class Rounds:
             passes_done: the number of backwards since the last reduction.
             passes: the number of backwards per step.
         """
-        how = self._witnesses.changed()
+        how = self._records.changed()
         if how and self.is_on_its_way:
             return (
                 f"{how} after the last backward, but gradient lag is already reducing copies of them while the next "
@@ -250,7 +250,7 @@ class Rounds:
                     assignment.move_out(assignment.learn_sparse())
 
     def _forget_own(self) -> None:
-        self._witnesses.clear()
+        self._records.clear()
         for entry in self._assignment.gradients:
             entry.brought = None
 

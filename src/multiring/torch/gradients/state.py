@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import require_alike, told_to_others
+from multiring.frontend.consistency_check import reporting_errors, require_alike
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring.gradients.compression_state import KEY
@@ -50,7 +50,7 @@ def broadcast_optimizer_state(
 
 def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: int) -> None:
     group = members.group
-    with told_to_others(group, "broadcast_optimizer_state"):
+    with reporting_errors(group, "broadcast_optimizer_state"):
         require_optimizer(optimizer)
         refuse_parts("broadcast_optimizer_state", held_by(optimizer), "mt.load loads a checkpoint on every rank")
         if isinstance(optimizer, torch.optim.LBFGS):

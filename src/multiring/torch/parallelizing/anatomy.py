@@ -33,7 +33,7 @@ class Split(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelUnit:
     """A unit: its name in the model, and its module.
 
     The module is None for the parameters of the model itself.
@@ -54,7 +54,7 @@ class Anatomy:
         refused: the axes that the model cannot have, with the reason.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelUnit, ...]
     splits: MappingProxyType[str, Split]
     divisor: int
     refused: MappingProxyType[str, str]
@@ -64,9 +64,9 @@ def anatomy_of(model: nn.Module, ranks: int) -> Anatomy:
     """Return the structure of `model`, with layers that `ranks` ranks can divide."""
     parts = [*_parts(model, "")]
     if not parts:
-        parts = [Part("", model)]
+        parts = [ModelUnit("", model)]
     elif next(model.parameters(recurse=False), None) is not None:
-        parts.insert(0, Part("", None))
+        parts.insert(0, ModelUnit("", None))
     splits, divisor = _splits(model, ranks)
     return Anatomy(tuple(parts), MappingProxyType(splits), divisor, MappingProxyType(_refused(model, parts, splits)))
 
@@ -77,16 +77,16 @@ def modules_below(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]
         yield ".".join(filter(None, (name, below))), module
 
 
-def _parts(module: nn.Module, prefix: str) -> Iterator[Part]:
+def _parts(module: nn.Module, prefix: str) -> Iterator[ModelUnit]:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if type(child) in _CONTAINERS:
             yield from _parts(child, f"{path}.")
         else:
-            yield Part(path, child)
+            yield ModelUnit(path, child)
 
 
-def _refused(model: nn.Module, parts: list[Part], splits: dict[str, Split]) -> dict[str, str]:
+def _refused(model: nn.Module, parts: list[ModelUnit], splits: dict[str, Split]) -> dict[str, str]:
     found = {}
     times = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
     shared = [name for name, each in model.named_parameters() if times[id(each)] > 1]

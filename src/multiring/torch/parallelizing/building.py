@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from multiring.planner.parallelism import Unit, gathered_together
-from multiring.torch.parallelizing.anatomy import Part, Split
+from multiring.torch.parallelizing.anatomy import ModelUnit, Split
 from multiring.torch.parallelizing.held import is_dtensor, local
 
 _SPARE = "_multiring_spare"
@@ -50,7 +50,7 @@ def replicated(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
     return found
 
 
-def sharded(model: nn.Module, parts: tuple[Part, ...], units: tuple[Unit, ...], mesh: DeviceMesh) -> nn.Module:
+def sharded(model: nn.Module, parts: tuple[ModelUnit, ...], units: tuple[Unit, ...], mesh: DeviceMesh) -> nn.Module:
     """Return the model, sharded over the last axis of `mesh`.
 
     If `mesh` has another axis, the model is replicated over it.

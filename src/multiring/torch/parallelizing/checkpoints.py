@@ -15,7 +15,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.utils._pytree import tree_map
 
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.checkpoint.framework import State as Saved
+from multiring.frontend.checkpoint.framework import SavedState
 from multiring.torch.checkpoint.modules import BUFFERS, load_module, matched, state_of_module, unwrapped
 from multiring.torch.parallelizing.held import Held, is_dtensor, whole
 
@@ -31,13 +31,13 @@ def whole_state(module: nn.Module, held: Held) -> State:
     return _merged(held, "save", lambda: {name: whole(value) for name, value in module.state_dict().items()})
 
 
-def whole_module_state(module: nn.Module, held: Held) -> Saved:
+def whole_module_state(module: nn.Module, held: Held) -> SavedState:
     """Return a pipeline model's state for a checkpoint.
 
     It contains the state_dict and the buffers outside the state_dict.
     """
     beside = _merged(held, "save", lambda: dict(state_of_module(module).beside or {}).get(BUFFERS, {}))
-    return Saved(whole_state(module, held), None, {BUFFERS: beside} if beside else None)
+    return SavedState(whole_state(module, held), None, {BUFFERS: beside} if beside else None)
 
 
 def load_whole_state(module: nn.Module, held: Held, state: Mapping[str, Any]) -> None:
@@ -47,10 +47,10 @@ def load_whole_state(module: nn.Module, held: Held, state: Mapping[str, Any]) ->
         ArgumentError: a name is missing or unknown, or a shape differs. Every rank raises it.
         MismatchError: another stage of a pipeline could not load its part.
     """
-    load_whole_module(module, held, Saved(state))
+    load_whole_module(module, held, SavedState(state))
 
 
-def load_whole_module(module: nn.Module, held: Held, saved: Saved) -> None:
+def load_whole_module(module: nn.Module, held: Held, saved: SavedState) -> None:
     """Load this rank's part of a checkpoint of the whole model into `module`.
 
     The checkpoint may come from any mesh, and from a model in wrappers.
@@ -66,7 +66,7 @@ def load_whole_module(module: nn.Module, held: Held, saved: Saved) -> None:
     buffers = {name for name, _ in module.named_buffers()}
     everything = dict((saved.beside or {}).get(BUFFERS, {}))
     beside = {short: each for name, each in everything.items() if (short := unwrapped(name)) in map(unwrapped, buffers)}
-    _told_by_stages(held, "load", lambda: load_module(module, Saved(shared, mine or None, {BUFFERS: beside})))
+    _told_by_stages(held, "load", lambda: load_module(module, SavedState(shared, mine or None, {BUFFERS: beside})))
 
 
 def _saved_names(module: nn.Module, held: Held, state: Mapping[str, Any]) -> dict[str, str]:

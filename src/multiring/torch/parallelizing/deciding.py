@@ -28,9 +28,9 @@ from multiring.torch.parallelizing.held import held_of
 from multiring.torch.parallelizing.measuring import batch_of
 from multiring.torch.parallelizing.model import ParallelModel
 from multiring.torch.parallelizing.placing import mesh_of, topology_now
-from multiring.torch.parallelizing.profiling import Measured, measure
-from multiring.torch.parallelizing.staging import Cut, Stage
-from multiring.torch.parallelizing.trying import Outcome, tried
+from multiring.torch.parallelizing.profiling import MeasuredProfile, measure
+from multiring.torch.parallelizing.staging import Cut, ModelStage
+from multiring.torch.parallelizing.trying import TrialOutcome, tried
 
 Mesh = str | Mapping[str, int]
 
@@ -40,7 +40,7 @@ class Prospect:
     """A model's measurements for a batch, and a forecast per parallelism, best first."""
 
     inputs: tuple[Tensor, ...]
-    measured: Measured
+    measured: MeasuredProfile
     topology: Topology
     memory_bytes: float | None
     forecasts: list[Forecast]
@@ -87,7 +87,7 @@ def decide(model: nn.Module, mesh: Mesh, prospect: Prospect) -> ParallelModel:
     return build(model, parallelism, prospect)
 
 
-def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, Outcome]]:
+def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Parallelism, dict[Parallelism, TrialOutcome]]:
     """Return the chosen parallelism, and the outcome of each trial.
 
     Every rank calls it. "auto" chooses the best parallelism that runs and has the gradients of one process. If no
@@ -97,7 +97,7 @@ def settled(model: nn.Module, mesh: Mesh, prospect: Prospect) -> tuple[Paralleli
         ArgumentError: no parallelism fits into memory, the model runs under none, or it does not run under the
             requested one.
     """
-    outcomes: dict[Parallelism, Outcome] = {}
+    outcomes: dict[Parallelism, TrialOutcome] = {}
     fitting = [each.parallelism for each in prospect.forecasts if each.fits]
     while isinstance(mesh, Mapping) or not outcomes or len(outcomes) < len(fitting):
         parallelism = prospect.taken(mesh, outcomes)
@@ -210,7 +210,7 @@ def build(model: nn.Module, parallelism: Parallelism, prospect: Prospect) -> Par
             samples=profile.batch // parallelism.data_ranks,
             microbatches=parallelism.microbatches,
         )
-        stage = Stage(model, prospect.inputs, cut)
+        stage = ModelStage(model, prospect.inputs, cut)
     else:
         model = replicated(model, mesh.get_group(Axis.DATA.value))
     return ParallelModel(model, mesh, prospect.forecasts, parallelism, profile.batch, stage)

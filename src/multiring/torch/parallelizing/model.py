@@ -15,7 +15,7 @@ from multiring.torch.parallelizing.building import average_gradients, settle_gra
 from multiring.torch.parallelizing.checkpoints import load_whole_state, whole_state
 from multiring.torch.parallelizing.first_batch import compare_first_batch
 from multiring.torch.parallelizing.held import Held, as_part, is_dtensor, mark_module
-from multiring.torch.parallelizing.staging import Loss, Stage
+from multiring.torch.parallelizing.staging import Loss, ModelStage
 
 
 @final
@@ -39,7 +39,7 @@ class ParallelModel:
         forecasts: list[Forecast],
         parallelism: Parallelism,
         batch: int,
-        stage: Stage | None,
+        stage: ModelStage | None,
     ) -> None:
         self.module = module
         self.mesh = mesh

@@ -12,7 +12,7 @@ from multiring.planner import Task, cheapest
 from multiring.planner.parallelism import Profile, Unit
 from multiring.schedule import Collective
 from multiring.topology import Topology
-from multiring.torch.parallelizing.anatomy import Anatomy, Part, Split, modules_below
+from multiring.torch.parallelizing.anatomy import Anatomy, ModelUnit, Split, modules_below
 from multiring.torch.parallelizing.measuring import (
     Call,
     alone,
@@ -30,7 +30,7 @@ _SMALL = Task(collective=Collective.ALL_REDUCE, size_bytes=4)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredProfile:
     """A profile, and the output of each unit for one sample.
 
     `made` maps a unit's name to the output's shape and type; None means that the output is not a single tensor.
@@ -42,7 +42,7 @@ class Measured:
 
 def measure(
     model: nn.Module, inputs: tuple[Tensor, ...], anatomy: Anatomy, optimizer_states: int, topology: Topology
-) -> Measured:
+) -> MeasuredProfile:
     """Return the profile of `model` for `inputs`, the batch of all ranks.
 
     Every rank calls it. All ranks get the same profile. The measurement takes about ten steps of the whole batch,
@@ -77,7 +77,7 @@ def measure(
         divisor=anatomy.divisor,
         refused=refused,
     )
-    return Measured(_of_rank_0(profile), MappingProxyType({name: _made(calls[name]) for name in modules}))
+    return MeasuredProfile(_of_rank_0(profile), MappingProxyType({name: _made(calls[name]) for name in modules}))
 
 
 def _cuts(ranks: int, *, has_stages: bool) -> list[int]:
@@ -119,7 +119,9 @@ def _uncut(anatomy: Anatomy, calls: dict[str, list[Call]], samples: int) -> dict
     return {}
 
 
-def _unit(model: nn.Module, part: Part, calls: dict[str, list[Call]], splits: dict[str, Split], samples: int) -> Unit:
+def _unit(
+    model: nn.Module, part: ModelUnit, calls: dict[str, list[Call]], splits: dict[str, Split], samples: int
+) -> Unit:
     if part.module is None:
         own = list(model.parameters(recurse=False))
         return Unit(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from multiring.planner.parallelism import Unit, stages_of
-from multiring.torch.parallelizing.anatomy import Part
+from multiring.torch.parallelizing.anatomy import ModelUnit
 
 Loss = Callable[[Any, Tensor], Tensor]
 Made = Mapping[str, tuple[torch.Size, torch.dtype] | None]
@@ -30,7 +30,7 @@ class Cut:
         microbatches: number of microbatches into which these samples are cut.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[ModelUnit]
     units: Sequence[Unit]
     made: Made
     group: dist.ProcessGroup
@@ -38,7 +38,7 @@ class Cut:
     microbatches: int
 
 
-class Stage:
+class ModelStage:
     """This rank's stage of a model.
 
     It replaces all other parts of the model by nn.Identity.
@@ -55,7 +55,7 @@ class Stage:
         if own[0]:
             given = (_like(cut, own[0] - 1, count),)
         self._stage = PipelineStage(
-            Between(model, receives=own[0] > 0),
+            MiddleStage(model, receives=own[0] > 0),
             cut.group.rank(),
             cut.group.size(),
             torch.device("cpu"),
@@ -101,7 +101,7 @@ class Stage:
         return Schedule1F1B(self._stage, count, loss_fn=part, **options)
 
 
-class Between(nn.Module):
+class MiddleStage(nn.Module):
     """A stage that leaves its inputs unchanged, and sends dense tensors."""
 
     def __init__(self, stage: nn.Module, *, receives: bool) -> None:

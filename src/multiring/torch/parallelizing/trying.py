@@ -18,8 +18,8 @@ from multiring.torch.parallelizing.anatomy import anatomy_of
 from multiring.torch.parallelizing.held import whole
 from multiring.torch.parallelizing.measuring import fork_random_numbers
 from multiring.torch.parallelizing.model import ParallelModel
-from multiring.torch.parallelizing.profiling import Measured
-from multiring.torch.parallelizing.staging import Between
+from multiring.torch.parallelizing.profiling import MeasuredProfile
+from multiring.torch.parallelizing.staging import MiddleStage
 
 _ALIKE = 1e-3  # relative to the norm of the gradient, and to the loss, because each parallelism adds in another order
 _TOLD = 200  # characters of an error that are printed
@@ -28,7 +28,7 @@ Build = Callable[[nn.Module, Parallelism], ParallelModel]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """The outcome of a trial of a parallelism.
 
     Attributes:
@@ -75,8 +75,8 @@ def alone(model: nn.Module, inputs: tuple[Tensor, ...]) -> Alone:
 
 
 def tried(
-    model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured, build: Build
-) -> Outcome:
+    model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: MeasuredProfile, build: Build
+) -> TrialOutcome:
     """Compare two steps of a copy of `model` under `parallelism` with one process.
 
     Every rank calls it.
@@ -93,7 +93,7 @@ def tried(
     except (TypeError, RuntimeError) as error:
         if "deepcopy" not in str(error) and "pickle" not in str(error):
             raise
-        return Outcome()  # the model cannot be copied, so nothing can be tried
+        return TrialOutcome()  # the model cannot be copied, so nothing can be tried
     failure = difference = ""
     try:
         with fork_random_numbers(), warnings.catch_warnings():
@@ -109,9 +109,9 @@ def tried(
         raise
     except Exception as error:  # noqa: BLE001 -- any error of a step rules out this parallelism
         failure = f"a trial step raised {type(error).__name__}: {_shortened(str(error))}"
-    outcomes: list[Outcome] = [Outcome()] * dist.get_world_size()
-    dist.all_gather_object(outcomes, Outcome(failure, difference))
-    return Outcome(
+    outcomes: list[TrialOutcome] = [TrialOutcome()] * dist.get_world_size()
+    dist.all_gather_object(outcomes, TrialOutcome(failure, difference))
+    return TrialOutcome(
         next((each.failure for each in outcomes if each.failure), ""),
         next((each.difference for each in outcomes if each.difference), ""),
     )
@@ -148,13 +148,13 @@ def _on_ranks(model: ParallelModel, inputs: tuple[Tensor, ...]) -> tuple[float, 
 
 
 def _in_stages(
-    model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: Measured
+    model: nn.Module, inputs: tuple[Tensor, ...], parallelism: Parallelism, measured: MeasuredProfile
 ) -> tuple[float, dict[str, Tensor]]:
     """Run all stages of a pipeline in this process, so that a failing stage leaves no rank waiting."""
     parts = [each.module for each in anatomy_of(model, parallelism.ranks).parts]
     cuts = stages_of(measured.profile.units, parallelism.size(Axis.PIPELINE))
     stages = [
-        Between(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # type: ignore[arg-type] # no part of a sequence is None
+        MiddleStage(nn.Sequential(*(parts[index] for index in cut)), receives=cut[0] > 0)  # type: ignore[arg-type] # no part of a sequence is None
         for cut in cuts
     ]
     count = parallelism.data_ranks * parallelism.microbatches

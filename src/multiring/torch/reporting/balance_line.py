@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from multiring.data.balance.decision import Counted
+from multiring.data.balance.decision import TrainingCounts
 from multiring.data.balance.watching import BalanceWatch
 from multiring.data.feeding.loader import Loader
 from multiring.frontend.lifecycle import local_size
@@ -32,6 +32,6 @@ def measure_bottleneck(loader: Loader) -> BalanceWatch:
     return BalanceWatch(loader, local_size(), _every)
 
 
-def _every(own: Counted) -> list[Counted]:
+def _every(own: TrainingCounts) -> list[TrainingCounts]:
     found: list[Any] = allgather_object(own, name="balance")
     return found

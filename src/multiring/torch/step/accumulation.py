@@ -11,7 +11,7 @@ from multiring.torch.gradients.distributed import Distributed
 _HELD = ("step", "zero_grad")
 
 
-class Accumulation:
+class GradientAccumulation:
     """A context that makes one optimizer step from several batches; see `accumulate`."""
 
     def __init__(self, optimizer: Any, steps: Any) -> None:
@@ -28,7 +28,7 @@ class Accumulation:
         if isinstance(optimizer, Distributed):
             optimizer.accumulate(steps)
 
-    def __call__(self, *, last: bool) -> "Accumulation":
+    def __call__(self, *, last: bool) -> "GradientAccumulation":
         """Set whether the next batch is the last of its pass. The last batch completes the step in any case."""
         self._is_last = last
         if isinstance(self._optimizer, Distributed):
@@ -61,7 +61,7 @@ class Accumulation:
             self(last=False)
 
 
-def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> Accumulation:
+def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> GradientAccumulation:
     """Return a context for one batch; `steps` batches make one step of the optimizer.
 
         accumulated = mt.accumulate(optimizer, 4)
@@ -85,7 +85,7 @@ def accumulate(optimizer: torch.optim.Optimizer, steps: int) -> Accumulation:
     Raises:
         ArgumentError: `steps` is below 1, or `optimizer` is not an optimizer.
     """
-    return Accumulation(optimizer, steps)
+    return GradientAccumulation(optimizer, steps)
 
 
 def _nothing(*_arguments: Any, **_keywords: Any) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multiring.convergence.adascale import AdaScale
 from multiring.convergence.arguments import require_number
-from multiring.convergence.rate_schedules import Schedule
+from multiring.convergence.rate_schedules import LearningRateSchedule
 from multiring.errors import ArgumentError
 from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.parallelizing.held import as_spread, is_dtensor, local
@@ -23,7 +23,7 @@ class RateSchedule:
 
     name = "schedule"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rule: Schedule, adascale: AdaScale | None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, rule: LearningRateSchedule, adascale: AdaScale | None) -> None:
         self._optimizer = optimizer
         self._rule = rule
         self._adascale = adascale
@@ -60,7 +60,7 @@ class RateSchedule:
             group["lr"] = base * self._rule(self.position) * self.gain
 
 
-def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: Schedule) -> RateSchedule:
+def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: LearningRateSchedule) -> RateSchedule:
     """Scale the optimizer's learning rates by `rule` at each step.
 
         mt.schedule_learning_rate(optimizer, Warmup(500) * Cosine(10_000))
@@ -78,7 +78,7 @@ def schedule_learning_rate(optimizer: torch.optim.Optimizer, rule: Schedule) -> 
 
 
 def adascale(
-    optimizer: torch.optim.Optimizer, rule: Schedule, noise: NoiseWatch, *, scale: float, batch: int
+    optimizer: torch.optim.Optimizer, rule: LearningRateSchedule, noise: NoiseWatch, *, scale: float, batch: int
 ) -> RateSchedule:
     """Use a small batch's learning rate schedule for a larger batch, by AdaScale.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from multiring.convergence.adascale import AdaScale
 from multiring.convergence.convergence_concerns import Facts, concerns
 from multiring.convergence.critical_batch import Advice, recommend_batch_size
-from multiring.convergence.noise_scale import Interval, NoiseSample, NoiseScale, sample_of_means
+from multiring.convergence.noise_scale import ConfidenceInterval, NoiseSample, NoiseScale, sample_of_means
 from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
 from multiring.former_names import refuse
@@ -70,7 +70,7 @@ class NoiseWatch:
         """The number of samples of the last measured step."""
         return self._batch
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = 0.95) -> ConfidenceInterval:
         """Return the noise scale with its confidence interval; see `NoiseScale.interval`."""
         return self._known.interval(level)
 
@@ -307,7 +307,7 @@ def _sample_of(mark: Mark) -> NoiseSample | None:
     return sample_of_means(mark["mean"], mark["whole"] / mark["divisor"], mark["total"], mark["parts"])
 
 
-def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: Interval | None) -> Facts:
+def facts_of(optimizer: torch.optim.Optimizer, batch: float, noise: ConfidenceInterval | None) -> Facts:
     """Return the facts of a run that its convergence depends on."""
     options = None
     share, owed = None, 0.0

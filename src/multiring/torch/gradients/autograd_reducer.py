@@ -27,7 +27,7 @@ from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_compiled_backward, is_within_backward
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf
-from multiring.torch.gradients.change_detection import Witnesses
+from multiring.torch.gradients.change_detection import GradientRecords
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
 from multiring.torch.gradients.rounds import Rounds
 from multiring.torch.gradients.sparse_rows import Gathered
@@ -58,7 +58,7 @@ _COMPILED = (
 )
 
 
-class GradientReducer:
+class AutogradReducer:
     """Reduce the gradients of some parameters over the ranks of a group, backward by backward.
 
     The caller must keep a reference to the reducer: the parameters' hooks hold only weak ones. If this process joins
@@ -96,14 +96,14 @@ class GradientReducer:
         self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
         self._is_unused = False  # a backward produced gradients, and neither `step` nor `synchronize` has used them
-        self._witnesses = Witnesses()  # records of gradients that the last backward left unreduced
-        self.rounds = Rounds(self._assignment, self._witnesses)
+        self._records = GradientRecords()  # records of gradients that the last backward left unreduced
+        self.rounds = Rounds(self._assignment, self._records)
         self.home: Home | None = None
         self.reduces_early = False  # whether the next backward may end an incomplete group of backwards
         self.is_synchronized = False  # `synchronize` was called since the last backward and the last step
         this = weakref.ref(self)
         self._hooks = [
-            add_gradient_hook(entry.parameter, Arrival(this, index)) for index, entry in enumerate(self._gradients)
+            add_gradient_hook(entry.parameter, GradientHook(this, index)) for index, entry in enumerate(self._gradients)
         ]
 
     def names(self) -> dict[int, str]:
@@ -258,7 +258,7 @@ class GradientReducer:
         self._is_shared = False
         self.rounds.begin()
         self._order.begin()
-        self._witnesses.clear()
+        self._records.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.gradients)
         for entry in self._gradients:
@@ -271,7 +271,7 @@ class GradientReducer:
             return
         self._passes_done += 1
         if self._passes_done < self._passes and not self.reduces_early:
-            self._witnesses.see(self._buckets)
+            self._records.see(self._buckets)
             self._is_open = False
             return
         self._start_rest()
@@ -374,12 +374,12 @@ class Home(NamedTuple):
     move: Callable[[Tensor], None]
 
 
-class Arrival:
+class GradientHook:
     """The hook of one parameter, called when its gradient has arrived."""
 
     __slots__ = ("_index", "reducer")
 
-    def __init__(self, reducer: "weakref.ref[GradientReducer]", index: int) -> None:
+    def __init__(self, reducer: "weakref.ref[AutogradReducer]", index: int) -> None:
         self.reducer = reducer
         self._index = index
 

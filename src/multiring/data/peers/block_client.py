@@ -5,8 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from multiring.data.peers.connection import Line
-from multiring.data.peers.words import Request
+from multiring.data.peers.connection import Connection
+from multiring.data.peers.words import BlockRequest
 from multiring.runtime.bootstrap.addresses import TcpAddress
 from multiring.runtime.bootstrap.handshake import FrameError
 
@@ -16,7 +16,7 @@ _BLOCK_S = 60.0  # time-out for a block
 _PAUSE_S = 30.0  # seconds for which a failed peer gets no requests
 
 
-class Peer:
+class BlockClient:
     """A client of another host's server. It opens connections as they are needed.
 
     Args:
@@ -29,16 +29,16 @@ class Peer:
     def __init__(self, address: TcpAddress, secret: bytes, tell: Tell, timeout_s: float = _BLOCK_S) -> None:
         self.address = address
         self._secret, self._tell, self._timeout_s = secret, tell, timeout_s
-        self._idle: deque[Line] = deque()
+        self._idle: deque[Connection] = deque()
         self._paused_until = 0.0
 
     def __getstate__(self) -> tuple[TcpAddress, bytes, Tell, float]:
         return (self.address, self._secret, self._tell, self._timeout_s)
 
     def __setstate__(self, state: tuple[TcpAddress, bytes, Tell, float]) -> None:
-        Peer.__init__(self, *state)
+        BlockClient.__init__(self, *state)
 
-    def block(self, request: Request) -> bytes | None:
+    def block(self, request: BlockRequest) -> bytes | None:
         """Return the bytes for a request; None if the peer fails, which is reported.
 
         A peer that has failed gets no requests for 30 s; the result is then None, too.
@@ -61,10 +61,10 @@ class Peer:
         self._idle.append(line)
         return data
 
-    def _connected(self) -> Line:
+    def _connected(self) -> Connection:
         sock = socket.create_connection((self.address.host, self.address.port), timeout=self._timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Line(sock, self._timeout_s)
+        line = Connection(sock, self._timeout_s)
         try:
             line.greet(self._secret)
         except BaseException:
