@@ -4,8 +4,9 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -224,6 +225,21 @@ class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
             print(json.dumps([epoch, sorted(logs)]), file=file)
 
 
+class AfterEvaluation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """A callback of `evaluate` and `predict` that saves the model, and reads the file on every rank."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_test_end(self, logs: Any = None) -> None:
+        del logs
+        self.model.save(self.path)
+        keras.models.load_model(self.path)
+
+    on_predict_end = on_test_end
+
+
 @contextmanager
 def meeting_before_folders() -> Iterator[None]:
     """While this lasts, ranks that find the same folder missing wait for each other before they create it."""
@@ -271,6 +287,8 @@ def written(folder: str) -> Any:
     ]
     with meeting_before_folders():
         model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+    model.evaluate(x, y, 8, 0, callbacks=AfterEvaluation(f"{folder}/evaluated.keras"))
+    model.predict(x, 8, 0, callbacks=[AfterEvaluation(f"{folder}/predicted.keras")])
     if mk.rank():
         here = {Path(path).name for path in opened if folder in path}
         assert here <= {"of-rank-1.keras"}, here  # rank 0 writes all other files
@@ -283,6 +301,37 @@ def written(folder: str) -> Any:
     assert len((Path(folder) / "log.csv").read_text().splitlines()) == 4
     assert len((Path(folder) / "text").read_text().splitlines()) == 3
     return [name for name in names if not name.startswith("of-rank-")]
+
+
+class Summary:
+    """Stands in for tensorflow.summary: it records the numbers, in place of files for TensorBoard."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, int, float]] = []
+
+    def create_file_writer(self, _folder: str) -> Any:
+        return SimpleNamespace(as_default=lambda _step=None: nullcontext(), close=lambda: None)
+
+    def record_if(self, _wanted: bool) -> Any:  # noqa: FBT001 -- the signature of tensorflow.summary
+        return nullcontext()
+
+    def scalar(self, name: str, value: Any, step: Any) -> None:
+        self.written.append((name, int(keras.ops.convert_to_numpy(step)), float(value)))
+
+
+def summaries(folder: str) -> Any:
+    """Return what TensorBoard's callback writes of each batch, epoch and evaluation, without and with `distribute`."""
+    x, y = data()
+    found = []
+    for model in (network(), mk.distribute(network())):
+        model.compile("sgd", "mse", metrics=["mae"])
+        board = keras.callbacks.TensorBoard(folder, update_freq=1, write_graph=False, profile_batch=0)
+        board._summary_module = Summary()
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False, validation_data=(x, y), callbacks=[board])
+        model.evaluate(x, y, batch_size=8, verbose=0, callbacks=[board])
+        model.predict(x, batch_size=8, verbose=0, callbacks=[board])
+        found.append(board._summary_module.written)
+    return found
 
 
 def restored(folder: str) -> Any:

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing"),
     pytest.mark.timeout(300),
 ]
-NAMES = ("dealing", "losses", "metrics", "logged", "written", "restored", "mistaken")
+NAMES = ("dealing", "losses", "metrics", "logged", "written", "summaries", "restored", "mistaken")
 
 
 def found_here(_here: Here, folder: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -62,14 +62,24 @@ def test_every_file_is_written_whole(by_rank: list[dict[str, Any]]) -> None:
         "backup/training_metadata.json",
         "best.keras",
         "by-function.keras",
+        "evaluated.keras",
         "guarded.keras",
         "log.csv",
+        "predicted.keras",
     ]
     wanted += ["new/folder/model.keras", "text"]
     wanted += [f"epoch-{epoch}.weights.h5" for epoch in (1, 2, 3)] + [f"own{epoch}.weights.h5" for epoch in range(3)]
     names = by_rank[0]["written"]
     assert {name for name in names if not name.startswith("batch-")} == set(wanted)
     assert by_rank[1]["written"] == names
+
+
+def test_tensorboard_gets_the_numbers_of_one_process_once(by_rank: list[dict[str, Any]]) -> None:
+    alone, shared = by_rank[0]["summaries"]
+    assert [each[:2] for each in shared] == [each[:2] for each in alone]
+    assert [each[2] for each in shared] == pytest.approx([each[2] for each in alone], rel=1e-5)
+    assert {"batch_loss", "epoch_mae", "evaluation_loss_vs_iterations"} <= {each[0] for each in shared}
+    assert by_rank[1]["summaries"][1] == []
 
 
 def test_a_restored_training_goes_on_alike_on_every_rank(by_rank: list[dict[str, Any]]) -> None:

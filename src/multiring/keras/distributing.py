@@ -3,7 +3,7 @@
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -18,7 +18,7 @@ from multiring.frontend.keras_optimizers import adopt_in_steps, is_distributed
 from multiring.frontend.lifecycle import rank, size
 from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.keras import loss_reductions, metric_states, shards
-from multiring.keras.hooks import around
+from multiring.keras.hooks import around, around_evaluation, listed
 from multiring.keras.loss_reductions import tell_once
 from multiring.keras.metric_states import MetricStates
 from multiring.keras.optimizer import DistributedOptimizer
@@ -112,18 +112,18 @@ class _Distribution:
             given["validation_data"] = self._evaluated(*each, batch_size=size_, steps=most)
             given["validation_steps"] = _steps(most)
         self._prepare(training)
-        listed = own.callbacks if isinstance(own, keras.callbacks.CallbackList) else own
-        listed = list(listed) if isinstance(listed, list | tuple) else [listed] if listed else []
         return self._plain["fit"](
             training,
             verbose=verbose if rank() == 0 else 0,
-            callbacks=around(listed, self._states, self._saving),
+            callbacks=around(listed(own), self._states, self._saving),
             shuffle=False,
             **given,
         )
 
-    def evaluate(self, x: Any = None, y: Any = None, **options: Any) -> Any:
+    def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """Evaluate this rank's batches, and combine the results of all ranks."""
+        options = self._named("evaluate", arguments, keywords)
+        x, y = options.pop("x", None), options.pop("y", None)
         if options.get("_use_cached_eval_dataset"):  # `fit` has already taken this rank's part
             return self._plain["evaluate"](x, y, **options)
         options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
@@ -132,12 +132,16 @@ class _Distribution:
         data = self._evaluated(x, y, weights, batch_size=batch_size, steps=most)
         self._synchronize()
         same_variables(self._model)
+        options["callbacks"] = around_evaluation(options.get("callbacks"), self._saving)
         return self._plain["evaluate"](data, steps=_steps(most), **options)
 
-    def predict(self, x: Any, **options: Any) -> Any:
+    def predict(self, *arguments: Any, **keywords: Any) -> Any:
         """Predict arrays in parts, one part on each rank, and any other data on every rank."""
+        options = self._named("predict", arguments, keywords)
+        x = options.pop("x")
         options["verbose"] = options.get("verbose", "auto") if rank() == 0 else 0
         same_variables(self._model)
+        options["callbacks"] = around_evaluation(options.get("callbacks"), self._saving)
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
         if options.get("steps") or not all(array_slicing.can_slice_array(leaf) for leaf in leaves):
             return self._plain["predict"](x, **options)
@@ -150,6 +154,11 @@ class _Distribution:
         )
         found = keras.tree.map_structure(lambda array: array[: len(own)], self._plain["predict"](part, **options))
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *allgather_object(found))
+
+    def _named(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a method's call by name."""
+        bound = inspect.signature(self._plain[method]).bind(*arguments, **keywords).arguments
+        return {**bound.pop("kwargs", {}), **bound}
 
     def _take_over(self) -> None:
         model = self._model

@@ -1,7 +1,8 @@
-"""Callbacks of `fit` under `distribute`: all ranks call the same callbacks, with the same logs, and stop together.
+"""Callbacks under `distribute`: all ranks call the same callbacks, with the same logs, and stop together.
 
-`around` adds callbacks before and after the user's callbacks. Callbacks that do the work of a single process, such as
-writing a log, are called on rank 0 only (`on_one_rank`).
+`around` adds callbacks before and after the user's callbacks of `fit`, `around_evaluation` those of `evaluate` and
+`predict`. Callbacks that do the work of a single process, such as writing a log, are called on rank 0 only
+(`on_one_rank`).
 """
 
 import functools
@@ -38,13 +39,34 @@ def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> li
     wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own))
     everybodys = allgather_object(wanted, name="keras.callbacks")
     by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
-    kept = [each for each in own if rank() == 0 or not on_one_rank(each)]
+    kept = _kept(own)
     for each in kept:
         if isinstance(each, keras.callbacks.ModelCheckpoint):
             _make_folders_first(each)
     first = _FirstOfBatches(states, saving) if by_batch else _First(saving)
     last = (_LastOfBatches if by_batch else _Last)(saving, restores=restores)
     return [Replicas(), first, *kept, last]
+
+
+def around_evaluation(given: Any, saving: SharedSaving) -> list[Any]:
+    """Return this rank's callbacks for `evaluate` or `predict`, of the callbacks that the user passed.
+
+    Every rank calls it.
+    """
+    kept = _kept(listed(given))
+    if saving.is_shared:  # a callback evaluates: the phase of that callback continues
+        return kept
+    return [_First(saving), *kept, _Last(saving, restores=False)]
+
+
+def listed(given: Any) -> list[Any]:
+    """Return the callbacks that the user passed: nothing, one callback, a list or a CallbackList."""
+    given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
+    return list(given) if isinstance(given, list | tuple) else [given] if given else []
+
+
+def _kept(own: Sequence[Any]) -> list[Any]:
+    return [each for each in own if rank() == 0 or not on_one_rank(each)]
 
 
 def _make_folders_first(checkpoint: Any) -> None:
@@ -83,6 +105,8 @@ def _acts_on_batches(callback: Any) -> bool:
         return _acts_on_batches(callback.callback)
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
         return bool(callback.save_freq != "epoch")
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq != "epoch")
     if isinstance(callback, _QUIET) or type(callback).__module__.startswith("multiring."):
         return False
     hooks = (callback.on_train_batch_end, callback.on_batch_end)
@@ -166,6 +190,16 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no typ
         del logs
         self._saving.begin()
 
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Start the shared saving."""
+        del logs
+        self._saving.begin()
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """Start the shared saving."""
+        del logs
+        self._saving.begin()
+
 
 class _FirstOfBatches(_First):
     """Does the work of `_First`, and gives callbacks that act on batches the logs of all ranks."""
@@ -221,6 +255,16 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
         self._saving.finish()
 
     def on_test_end(self, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del logs
+        self._saving.finish()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Wait until all ranks' callbacks are done."""
+        del logs
+        self._saving.finish()
+
+    def on_predict_end(self, logs: Any = None) -> None:
         """Wait until all ranks' callbacks are done."""
         del logs
         self._saving.finish()

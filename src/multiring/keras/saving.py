@@ -43,6 +43,11 @@ class SharedSaving:
             found = functools.wraps(plain)(functools.partial(self.save, name, plain))
             setattr(model, name, found)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all ranks are calling callbacks."""
+        return self._in_callbacks
+
     def begin(self) -> None:
         """Start a phase in which all ranks call callbacks."""
         self._in_callbacks = True
