@@ -84,11 +84,8 @@ void bind_arrays(nb::module_& m) {
   m.def("combine", &combine_arrays, nb::arg("dtype"), nb::arg("op"), nb::arg("target"), nb::arg("sources"),
         nb::arg("count"), nb::arg("divisor"),
         "Combine the sources from left to right into the target. All addresses are of host memory.");
-  nb::enum_<Wire>(m, "Wire")
-      .value("NONE", Wire::none)
-      .value("FP16", Wire::fp16)
-      .value("BF16", Wire::bf16)
-      .value("INT8", Wire::int8);
+  nb::enum_<Wire> wires(m, "Wire");
+  for (const WireFormat& format : kWireFormats) wires.value(format.name, static_cast<Wire>(&format - kWireFormats));
   m.def("encoded_bytes", &encoded_bytes, nb::arg("wire"), nb::arg("elements"));
   m.def(
       "encode",

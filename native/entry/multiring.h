@@ -81,7 +81,7 @@ typedef struct MultiringRequest {
   double prescale;     /* ALL_REDUCE, REDUCE_SCATTER: factor of the inputs; otherwise 1 */
   double postscale;    /* ALL_REDUCE, REDUCE_SCATTER: factor of the results; otherwise 1 */
   const char* name;    /* the ranks match requests by name; NULL: they match unnamed requests by their order */
-  const char* wire;    /* encoding of float32 between hosts: "fp16", "bf16" or "int8"; NULL: no compression */
+  const char* wire;    /* encoding of float32 between hosts, such as "bf16"; NULL: no compression */
   const MultiringArray* arrays;
   int32_t count;       /* number of arrays; they form one operation */
   int32_t has_splits;

@@ -88,7 +88,7 @@ def misuse(here: Here) -> None:
             (
                 lambda: wrap(matrix(8, 8), error_feedback=True),
                 ArgumentError,
-                r"error_feedback=True without a wire type: .* compression=Compression\.bf16, \.fp16 or \.int8 too",
+                r"error_feedback=True without a wire type: .* compression=Compression\.fp16, \.bf16, \.int8 too",
             ),
             (
                 lambda: wrap(matrix(8, dtype=torch.bfloat16), compression=mt.Compression.bf16, error_feedback=True),

@@ -1,5 +1,6 @@
 """Operations of multiring.torch beyond the cells: handles, names, groups, objects."""
 
+import runpy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import multiring
 import multiring.torch as mt
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, StateError, UnsupportedError
 from multiring.frontend.process_sets import members_of
+from multiring.schedule import WIRES
 from multiring.torch.fusion_buffer import Packing
 
 Change = Callable[[torch.Tensor], object]
@@ -173,6 +175,15 @@ def compress(here: Here) -> None:
     for call in (mt.allreduce, mt.reducescatter, lambda tensor, **more: mt.grouped_allreduce([tensor], **more)):
         with pytest.raises(ArgumentError, match="compression='fp8': want one of none, fp16, bf16, int8"):
             call(torch.ones(1), compression="fp8")
+
+
+def test_a_wire_type_without_a_compressor_of_its_own_is_a_member_of_compression(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("multiring.schedule.WIRES", (*WIRES, "fp24"))
+    found = runpy.run_path(str(mt.compression.__file__))["Compression"]
+    assert found.fp24.wire == "fp24"
+    assert [name for name in vars(found) if not name.startswith("_")] == ["none", *WIRES, "fp24"]
 
 
 def test_sparse() -> None:

@@ -17,7 +17,9 @@ from tests.pure.test_check import mutants_of
 from multiring.collectives import build
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.schedule import (
+    FORMATS,
     NOWHERE,
+    WIRES,
     Accumulation,
     Collective,
     Effect,
@@ -119,7 +121,25 @@ def test_the_bytes_of_a_block() -> None:
     assert encode(Wire.BF16, np.array([1], np.float32)).tobytes() == b"\x80\x3f"
 
 
+@given(array=arrays(np.float32, st.integers(1, 600), elements=st.floats(-60000, 60000, width=32)))
+def test_an_encoding_changes_an_element_by_at_most_the_stated_error(array: Floats) -> None:
+    for wire, form in FORMATS.items():
+        padded = np.zeros(-(-array.size // form.block) * form.block)
+        padded[: array.size] = np.abs(array)
+        largest = np.repeat(padded.reshape(-1, form.block).max(axis=1), form.block)[: array.size]
+        change = np.abs(decoded(wire, array).astype(np.float64) - array)
+        # The smallest normal float16 is 2^-14. Steps between smaller numbers do not shrink with the number.
+        assert np.all(change <= form.error * np.maximum(largest, 2.0**-14) * 1.0001)
+
+
+def test_the_stated_errors_are_reached() -> None:
+    array = np.random.default_rng(1).uniform(1, 1.01, 256 * 256).astype(np.float32)
+    for wire, form in FORMATS.items():
+        assert np.abs(decoded(wire, array) - array).max() > 0.9 * form.error
+
+
 def test_names() -> None:
+    assert list(WIRES) == [wire.name.lower() for wire in Wire][1:]
     assert [wire_of(name) for name in (None, "fp16", "bf16", "int8")] == list(Wire)
     for wrong in ("none", "FP16", "int4", 8, ["fp16"]):
         with pytest.raises(ArgumentError, match=r"wire=.*: want one of fp16, bf16, int8, or None"):

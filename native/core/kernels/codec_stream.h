@@ -20,8 +20,8 @@ class CodedStream {
   void consume(Wire wire, Link& link, const StreamKey& key, size_t elements);
 
  private:
-  std::array<std::byte, block_bytes(Wire::int8)> split_;  // a block that arrived in several pieces
-  size_t held_ = 0;                                       // number of valid bytes in split_
+  std::array<std::byte, most_block_bytes()> split_;  // a block that arrived in several pieces
+  size_t held_ = 0;                                 // number of valid bytes in split_
   const std::byte* data_ = nullptr;
 };
 

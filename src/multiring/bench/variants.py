@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from multiring.bench.install import installed
 from multiring.bench.workers.contract import Case
+from multiring.schedule import WIRES
 from multiring.settings import environment_of, inherited_environment
 
 # mpi4py loads this library of the wheel instead of searching for an MPI.
@@ -62,9 +63,7 @@ class Variant:
 AS_IT_IS = Variant()
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        "multiring-fp16": Variant(wire="fp16"),
-        "multiring-bf16": Variant(wire="bf16"),
-        "multiring-int8": Variant(wire="int8"),
+        **{f"multiring-{wire}": Variant(wire=wire) for wire in WIRES},
         "multiring-mpi": Variant(mpi="mpich"),
         "multiring-ordinary": Variant(buffers="ordinary"),
     }

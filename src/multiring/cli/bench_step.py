@@ -16,6 +16,7 @@ from multiring.cli import bench_lab
 from multiring.cli.forecast import ForecastPrinter
 from multiring.cli.output import show
 from multiring.errors import LaunchError
+from multiring.schedule import WIRES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         default=",".join(PEERS),
         metavar="NAME,...|none",
-        help=f"other libraries: ddp (the default), {', '.join(OTHERS)} and, in a lab, multiring-fp16, -bf16 or "
-        "-int8 (wire types)",
+        help=f"other libraries: ddp (the default), {', '.join(OTHERS)} and, in a lab, "
+        f"{', '.join(f'multiring-{wire}' for wire in WIRES)} (wire types)",
     )
     what.add_argument(
         "--leave-out",

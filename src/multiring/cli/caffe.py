@@ -11,6 +11,7 @@ import sys
 from multiring.cli.run import start
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.launch import JobOptions
+from multiring.schedule import WIRES
 
 _ACTIONS = ("train",)
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", "-iterations", type=int, metavar="N", help="default: max_iter of the solver")
     parser.add_argument("--gpu", "-gpu", metavar="ID", help="refused: multiring works in host memory only")
     parser.add_argument("-n", "--ranks", type=int, default=1, metavar="N", help="number of ranks (default 1)")
-    parser.add_argument("--wire", metavar="TYPE", help="type of gradients between hosts: fp16, bf16 or int8")
+    parser.add_argument("--wire", metavar="TYPE", help=f"type of gradients between hosts: {', '.join(WIRES)}")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from multiring.probe import OtherWork, time_plans
 from multiring.runtime import Group, init, shutdown
 from multiring.runtime.group.plan_file import write_pins
 from multiring.runtime.rails.topology_file import read_topology
-from multiring.schedule import SUMS, Accumulation, Collective, Wire
+from multiring.schedule import SUMS, WIRES, Accumulation, Collective, Wire
 from multiring.topology import Topology
 
 _SIZES = "4KiB,64KiB,1MiB,8MiB,32MiB"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="for 16-bit floats with sums accumulated in 32 bits")
     parser.add_argument(
         "--wire",
-        choices=[each.name.lower() for each in Wire if each is not Wire.NONE],
+        choices=WIRES,
         help="encode the float32 values of an all_reduce between hosts",
     )
     parser.add_argument(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from multiring.convergence.noise_scale import ConfidenceInterval
+from multiring.schedule import FORMATS, wire_of
 
 _FAR = 10.0  # a multiple of the critical batch; training then needs 11 times the fewest possible samples
 _OWED = 10.0  # a multiple of the gradient's norm; the ranks then send mostly old gradients
@@ -77,12 +78,13 @@ def concerns(facts: Facts) -> list[Concern]:
                 "lower one of them",
             )
         )
-    if facts.wire == "int8" and not facts.has_feedback:
+    form = FORMATS.get(wire_of(facts.wire))
+    if form is not None and form.is_scaled and not facts.has_feedback:
         found.append(
             Concern(
                 "compression",
-                "gradients are sent as int8 and the compression error is discarded: values below 1/254 of a block's "
-                "largest value never arrive; pass error_feedback=True",
+                f"gradients are sent as {facts.wire} and the compression error is discarded: values below "
+                f"1/{1 / form.error:.0f} of a block's largest value never arrive; pass error_feedback=True",
             )
         )
     if facts.gradient > 0 and facts.owed > _OWED * facts.gradient:

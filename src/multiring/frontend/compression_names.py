@@ -3,8 +3,9 @@
 from typing import Any
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.schedule import WIRES
 
-NAMES = ("none", "fp16", "bf16", "int8")
+NAMES = ("none", *WIRES)
 
 
 class Compression:
@@ -17,6 +18,10 @@ class Compression:
     fp16 = "fp16"
     bf16 = "bf16"
     int8 = "int8"
+
+
+for _name in WIRES:
+    setattr(Compression, _name, _name)
 
 
 def wire_of(compression: Any) -> str | None:
@@ -40,7 +45,7 @@ def wire_of(compression: Any) -> str | None:
     if callable(getattr(compression, "compress", None)):
         raise UnsupportedError(
             f"compression={compression!r} is a compressor of the program's own, which this adapter does not support: "
-            "use none, fp16, bf16 or int8 of Compression"
+            f"use a member of Compression: {', '.join(NAMES)}"
         )
     raise ArgumentError(f"compression={compression!r}: want a member of Compression, or its name: {', '.join(NAMES)}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from multiring.errors import ArgumentError
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.schedule import wire_of
+from multiring.schedule import WIRES, wire_of
 
 OPS = ("average", "sum", "adasum")
 
@@ -118,7 +118,7 @@ class Options:
         if self.error_feedback and self.wire is None and self.factors is None:
             raise ArgumentError(
                 "error_feedback=True without a wire type: nothing is lost to feed back; want "
-                "compression=Compression.bf16, .fp16 or .int8 too, or neither"
+                f"compression=Compression.{', .'.join(WIRES)} too, or neither"
             )
         if self.error_feedback and self.op == "adasum":
             raise ArgumentError("error_feedback=True with op='adasum': want op=Average, or op=Sum")
@@ -195,8 +195,8 @@ def require_compressor(compression: Any) -> None:
         return
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise ArgumentError(
-            f"compression={compression!r}: want Compression.none, .fp16, .bf16, .int8, or an object with compress and "
-            "decompress"
+            f"compression={compression!r}: want Compression.none, {', '.join(f'.{wire}' for wire in WIRES)}, or an "
+            "object with compress and decompress"
         )
 
 

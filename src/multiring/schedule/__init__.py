@@ -29,6 +29,8 @@ from multiring.schedule.pattern import Phase as Phase
 from multiring.schedule.price import least as least
 from multiring.schedule.price import price as price
 from multiring.schedule.timing import Way as Way
+from multiring.schedule.wire import FORMATS as FORMATS
+from multiring.schedule.wire import WIRES as WIRES
 from multiring.schedule.wire import decoded as decoded
 from multiring.schedule.wire import encoded_bytes as encoded_bytes
 from multiring.schedule.wire import wire_of as wire_of

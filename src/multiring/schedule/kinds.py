@@ -37,7 +37,7 @@ class Accumulation(IntEnum):
 class Wire(IntEnum):
     """The form of float32 elements on the wire along an axis.
 
-    All but NONE are lossy; see schedule/wire.py.
+    All but NONE are lossy; schedule/wire.py has the format of each.
     """
 
     NONE = 0  # exact float32

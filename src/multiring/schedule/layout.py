@@ -11,6 +11,7 @@ With p ranks on the grid and K channels the chunks are numbered, channel by chan
     all_to_all       INPUT p K (by receiver), OUTPUT p K (by sender)
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from multiring.errors import ScheduleError
 from multiring.schedule.frame import Frame
 from multiring.schedule.kinds import Collective, Space, Wire
-from multiring.schedule.wire import BLOCK
+from multiring.schedule.wire import FORMATS
 
 # Boundaries of an even split are multiples of this many elements: whole vectors, whole cache lines of float32.
 GRAIN = 16
@@ -30,9 +31,9 @@ GRAIN = 16
 def grain_of(frame: Frame) -> int:
     """Return the granularity of cuts, in elements: all cuts are at its multiples.
 
-    So a cut never splits a block of INT8 elements that share a scale.
+    So a cut never splits a block of elements that share a scale.
     """
-    return BLOCK if Wire.INT8 in frame.wires else GRAIN
+    return math.lcm(GRAIN, *(FORMATS[wire].block for wire in frame.wires if wire is not Wire.NONE))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -22,13 +22,15 @@ from multiring.schedule.kinds import Collective, Kind, Wire
 from multiring.schedule.model import Schedule
 from multiring.schedule.moves import Moves
 from multiring.schedule.timing import MOST_LANES, StepMessage, TimedStep, Way, last_end
-from multiring.schedule.wire import BLOCK, encoded_bytes
+from multiring.schedule.wire import COMMON_BLOCK, encoded_bytes
 from multiring.topology import Link
 
 # (rank, peer) -> (axis, queue at the peer for messages that rank sends, queue at rank for messages that rank receives)
 Routing = Callable[[int, int], tuple[int, int, int]]
 
-_CARRIED = {wire: encoded_bytes(wire, BLOCK) / (4 * BLOCK) for wire in Wire}  # encoded bytes / float32 bytes
+_CARRIED = {
+    wire: encoded_bytes(wire, COMMON_BLOCK) / (4 * COMMON_BLOCK) for wire in Wire
+}  # encoded bytes / float32 bytes
 
 _RESULT = -1  # the queue of a joining rank; its partner takes messages of its i-th joining rank from queue -i
 

@@ -17,7 +17,9 @@ block is a float32 scale s and one signed byte q per element; the last block may
 All wire types decode a NaN as the positive quiet NaN.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -29,10 +31,27 @@ from multiring.schedule.kinds import Wire
 Floats = NDArray[np.float32]
 Raw = NDArray[np.uint8]
 
-BLOCK = 256  # elements that share a scale
+_BLOCK = 256  # elements that share a scale
 _SCALE_BYTES = 4
 _LOST_BITS = np.uint32(0x7F)  # cleared in a scale, so that 127 s fits into a float32
 _LEAST = np.float32(2.0**-119)
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """How a lossy wire type encodes float32 elements."""
+
+    encode: Callable[[Floats], Raw]
+    decode: Callable[[Raw, int], Floats]  # the second argument is the number of elements
+    element_bytes: int
+    error: float  # the largest change of an element by one encoding, relative to the largest element of its block
+    block: int = 1  # elements that share a scale
+    scale_bytes: int = 0  # for each block, the last block of a message included
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether elements share a scale, so that small elements of a block lose more than large elements."""
+        return self.block > 1
 
 
 def wire_of(name: object) -> Wire:
@@ -43,31 +62,30 @@ def wire_of(name: object) -> Wire:
     """
     if name is None:
         return Wire.NONE
-    known = {wire.name.lower(): wire for wire in Wire if wire is not Wire.NONE}
-    wire = known.get(name) if isinstance(name, str) else None
-    if wire is None:
-        raise ArgumentError(f"wire={name!r}: want one of {', '.join(known)}, or None")
-    return wire
+    if not isinstance(name, str) or name not in WIRES:
+        raise ArgumentError(f"wire={name!r}: want one of {', '.join(WIRES)}, or None")
+    return Wire[name.upper()]
 
 
 def encoded_bytes(wire: Wire, elements: int) -> int:
     """Return the size in bytes of `elements` encoded float32, starting at the start of a block."""
-    if wire is Wire.INT8:
-        return elements + _SCALE_BYTES * -(-elements // BLOCK)
-    return elements * (4 if wire is Wire.NONE else 2)
+    if wire is Wire.NONE:
+        return 4 * elements
+    form = FORMATS[wire]
+    return form.element_bytes * elements + form.scale_bytes * -(-elements // form.block)
 
 
 def encode(wire: Wire, array: Floats) -> Raw:
     """Return `array` encoded: shape (encoded_bytes(wire, array.size),)."""
     with np.errstate(over="ignore"):  # values too large become infinity
-        raw: Raw = _CODECS[wire][0](np.ascontiguousarray(array, np.float32).ravel())
+        raw: Raw = FORMATS[wire].encode(np.ascontiguousarray(array, np.float32).ravel())
     return raw
 
 
 def decode(wire: Wire, raw: Raw, elements: int) -> Floats:
     """Return `elements` decoded float32: shape (elements,)."""
     with np.errstate(invalid="ignore"):
-        array: Floats = _CODECS[wire][1](raw, elements)
+        array: Floats = FORMATS[wire].decode(raw, elements)
     array[np.isnan(array)] = np.nan  # drop the sign and payload of NaNs
     return array
 
@@ -99,8 +117,8 @@ def _decode_fp16(raw: Raw, _: int) -> Floats:
 
 
 def _encode_int8(array: Floats) -> Raw:
-    blocks = -(-array.size // BLOCK)
-    padded = np.zeros((blocks, BLOCK), np.float32)
+    blocks = -(-array.size // _BLOCK)
+    padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.ravel()[: array.size] = array
     largest = np.abs(padded).max(axis=1, initial=0)
     scale = ((largest / np.float32(127)).view(np.uint32) & ~_LOST_BITS).view(np.float32)
@@ -114,18 +132,25 @@ def _encode_int8(array: Floats) -> Raw:
 
 
 def _decode_int8(raw: Raw, elements: int) -> Floats:
-    blocks = -(-elements // BLOCK)
-    rows = np.zeros((blocks, _SCALE_BYTES + BLOCK), np.uint8)
+    blocks = -(-elements // _BLOCK)
+    rows = np.zeros((blocks, _SCALE_BYTES + _BLOCK), np.uint8)
     rows.ravel()[: raw.size] = raw
     scale = np.ascontiguousarray(rows[:, :_SCALE_BYTES]).view(np.float32)
     values: Floats = rows[:, _SCALE_BYTES:].view(np.int8) * scale
     return values.ravel()[:elements]
 
 
-_CODECS: Mapping[Wire, tuple[Callable[[Floats], Raw], Callable[[Raw, int], Floats]]] = MappingProxyType(
+FORMATS: Mapping[Wire, WireFormat] = MappingProxyType(
     {
-        Wire.FP16: (_encode_fp16, _decode_fp16),
-        Wire.BF16: (_encode_bf16, _decode_bf16),
-        Wire.INT8: (_encode_int8, _decode_int8),
+        Wire.FP16: WireFormat(_encode_fp16, _decode_fp16, element_bytes=2, error=2.0**-11),
+        Wire.BF16: WireFormat(_encode_bf16, _decode_bf16, element_bytes=2, error=2.0**-8),
+        Wire.INT8: WireFormat(
+            _encode_int8, _decode_int8, element_bytes=1, error=1 / 254, block=_BLOCK, scale_bytes=_SCALE_BYTES
+        ),
     }
 )
+"""The lossy wire types: all of `Wire` but NONE."""
+WIRES = tuple(wire.name.lower() for wire in FORMATS)
+"""The names of the lossy wire types."""
+COMMON_BLOCK = math.lcm(*(form.block for form in FORMATS.values()))
+"""A number of elements that is a multiple of every wire type's block."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from multiring.frontend.compression_names import known_name
+from multiring.schedule import WIRES
 
 
 class Compressor:
@@ -94,6 +95,10 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
     int8 = Int8Compressor
+
+
+for _name in set(WIRES) - set(vars(Compression)):  # a wire type without a compressor of its own
+    setattr(Compression, _name, type(f"{_name.capitalize()}Compressor", (NoneCompressor,), {"wire": _name}))
 
 
 def compressor_of(compression: Any) -> Any:

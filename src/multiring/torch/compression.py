@@ -12,6 +12,7 @@ from torch import Tensor
 
 from multiring.frontend.compression_names import known_name
 from multiring.runtime import quantize_dequantize
+from multiring.schedule import WIRES
 
 
 class Compressor:
@@ -76,24 +77,27 @@ class BF16Compressor(_NarrowFloat):
     wire = "bf16"
 
 
-class Int8Compressor(Compressor):
-    """Tensors of float32 travel between hosts as 8-bit integers with scales, other tensors unchanged."""
+class _WireCompressor(Compressor):
+    """Tensors of float32 travel between hosts in the wire type, other tensors unchanged."""
 
-    wire = "int8"
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Quantize `tensor` to 8 bits and return it as float32, because sums of 8-bit integers would overflow."""
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Encode `tensor`, and return it decoded to float32, because sums of encoded numbers would overflow."""
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             return tensor, None
-        return torch.from_numpy(quantize_dequantize(tensor.detach().contiguous().numpy(), "int8")).view(
-            tensor.shape
-        ), None
+        decoded = quantize_dequantize(tensor.detach().contiguous().numpy(), cls.wire)
+        return torch.from_numpy(decoded).view(tensor.shape), None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface
         """Return `tensor`."""
         return tensor
+
+
+class Int8Compressor(_WireCompressor):
+    """Tensors of float32 travel between hosts as 8-bit integers with scales, other tensors unchanged."""
+
+    wire = "int8"
 
 
 class Compression:
@@ -103,6 +107,10 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
     int8 = Int8Compressor
+
+
+for _name in set(WIRES) - set(vars(Compression)):  # a wire type without a compressor of its own
+    setattr(Compression, _name, type(f"{_name.capitalize()}Compressor", (_WireCompressor,), {"wire": _name}))
 
 
 def compressor_of(compression: Any) -> Any:

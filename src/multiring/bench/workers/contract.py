@@ -41,6 +41,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32",
 TORCH_OURS = "multiring-torch"  # multiring as a backend of torch.distributed
 # The data has a prime period, which does not divide the offsets of chunks, so a chunk in the wrong place is detected.
 _PERIOD = 1021
+_MARGIN = 254 / 250  # sums of decoded elements round, too
 _LEVELS = 5  # values 0 to 4: sums over 64 ranks are exact in bfloat16
 
 Array = np.ndarray[Any, Any]
@@ -195,11 +196,16 @@ def _combined(case: Case, ranks: int, start: int, stop: int) -> Array:
 def wire_tolerance(wire: str, ranks: int) -> float:
     """Return the tolerance of a sum over `ranks` ranks whose elements were encoded as `wire`.
 
-    Sums of this module's data are exact in 16 bits. int8 encodes a block as one scale and integers up to 127. So each
-    encoding changes an element by at most 1 / 254 of its block's largest. Every part of a sum is encoded once, and the
-    sum once more.
+    `wire` may be "", an exact wire. Only the worker of multiring has wire types, so multiring is installed.
+
+    Sums of this module's data are exact in 16 bits. A type with scales changes an element at each encoding, by at most
+    the type's relative error times the largest element of the block. Every part of a sum is encoded once, and the sum
+    once more.
     """
-    return 2 * (_LEVELS - 1) * ranks / 250 if wire == "int8" else 0.0
+    from multiring.schedule import FORMATS, wire_of  # noqa: PLC0415 -- other workers have no multiring
+
+    form = FORMATS.get(wire_of(wire or None))
+    return 2 * (_LEVELS - 1) * ranks * form.error * _MARGIN if form is not None and form.is_scaled else 0.0
 
 
 def verify(case: Case, rank: int, got: Array, want: Array, tolerance: float = 0.0) -> None:

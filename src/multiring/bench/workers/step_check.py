@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from multiring.schedule import FORMATS, wire_of
+
 # An average rounds once, by 6e-8 of an element. A wrong combination is off by about a whole gradient.
 TOLERANCE = 1e-4
-# A lossy wire changes an element by up to 2^-12 (fp16) or 2^-9 (bf16) of its value. int8 changes it by up to 1 / 254 of
-# its block's largest element, which may be four times the others. Each rank's element is encoded once, and the sum once
-# more.
-_WIRE_TOLERANCES = {"fp16": 2e-3, "bf16": 1e-2, "int8": 6e-2}
+# Each rank's element is encoded once, and the sum once more. The changes of the elements have random signs; with this
+# factor of one change, a sum of all exceeds the tolerance by chance in less than one of 10,000 tensors.
+_CHANGES = 2.5
+# The largest element of a block of a type with scales, relative to the root mean square of the block, at most.
+_SPREAD = 6
 # The signs of a gradient's elements repeat with this prime.
 PERIOD = 4093
 
@@ -51,7 +54,8 @@ def tolerance_of(wire: str) -> float:
 
     `wire` is the wire type that the gradient passed; "" is an exact wire.
     """
-    return _WIRE_TOLERANCES.get(wire, TOLERANCE)
+    form = FORMATS.get(wire_of(wire or None))
+    return TOLERANCE if form is None else _CHANGES * form.error * (_SPREAD if form.is_scaled else 1)
 
 
 def mean_fault(got: Sums, alone: list[Sums], tolerance: float = TOLERANCE) -> str:

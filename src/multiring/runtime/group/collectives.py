@@ -54,9 +54,9 @@ class Collectives:
             op: "sum", "average", "min", "max" or "product"; docs/algorithms.md lists them by element type.
             out: an array of the same shape, type and order of strides that receives the result instead of `array`, for
                 immutable arrays. It is then the return value.
-            wire: "fp16", "bf16" or "int8" encodes float32 data that travels between hosts, for a sum or an average.
-                All ranks still get identical bits. docs/algorithms.md gives the loss. Traffic within a host is not
-                encoded.
+            wire: a wire type such as "bf16", which encodes float32 data that travels between hosts, for a sum or an
+                average. All ranks still get identical bits. docs/algorithms.md gives the types and their loss. Traffic
+                within a host is not encoded.
             label: see the class.
         """
         if out is not None or wire is not None or label or not self._calls.again("all_reduce", array, op):

@@ -18,7 +18,7 @@ def quantize_dequantize(array: Any, wire: str | None) -> NDArray[np.float32]:
 
     Args:
         array: a NumPy array of float32, of any shape. The result has the same shape and order of strides.
-        wire: "fp16", "bf16" or "int8"; None returns an exact copy.
+        wire: a wire type such as "int8"; None returns an exact copy.
 
     Raises:
         ArgumentError: `array` is of another kind, or the wire type does not exist.

@@ -39,8 +39,8 @@ class BucketSharing:
     """The state of the hook `allreduce_hook`, which averages gradients over the ranks.
 
     Args:
-        compression: the form in which gradients travel: Compression.none, .fp16, .bf16 or .int8 between hosts,
-            PowerSGD everywhere, or the program's own compressor.
+        compression: the form in which gradients travel: a member of Compression such as Compression.bf16, which is
+            used between hosts, PowerSGD everywhere, or the program's own compressor.
         error_feedback: whether the compression error is added to the next gradient.
         process_group: the model's process group; by default torch's default group.
 

@@ -51,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         named_parameters: the result of `model.named_parameters()`, in the order in which the model uses the
             parameters. The names appear in errors, and the order determines the buckets. It must include all
             parameters of the optimizer, and may include more.
-        compression: Compression.fp16, .bf16 or .int8: the type of float32 gradients between hosts
+        compression: a member of Compression, such as Compression.bf16: the type of float32 gradients between hosts
             (`Group.all_reduce`); gradients of other types travel unchanged. PowerSGD(rank=...) sends float32 matrices
             as narrow factors, always with error feedback. A class with `compress` and `decompress` is applied to each
             gradient.
