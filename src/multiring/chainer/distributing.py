@@ -36,7 +36,7 @@ def distribute(
     wire = wire_of(compression)
     if wire not in {None, "fp16"}:
         raise UnsupportedError(
-            f"compression={compression!r}: Chainer's gradients travel as float32 or float16; want fp16"
+            f"compression={compression!r}: Chainer's gradients travel as float32 or float16; want none or fp16"
         )
     communicator = Communicator(process_set, np.float16 if wire else None)
     return create_multi_node_optimizer(optimizer, communicator, double_buffering)
