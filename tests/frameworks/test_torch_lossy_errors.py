@@ -74,7 +74,7 @@ def misuse(here: Here) -> None:
                 MismatchError,
                 r"rank 0: op='average', .* compression=PowerSGD\(rank=1, seed=0\); rank 1: .*rank=2, seed=0",
             ),
-            (lambda: wrap(matrix(8), compression="bf8"), ArgumentError, "compression='bf8': want one of none, "),
+            (lambda: wrap(matrix(8), compression="bf8"), ArgumentError, "compression='bf8': want Compression.none, "),
             (
                 lambda: wrap(matrix(8, 8), op=mt.Adasum, compression=mt.PowerSGD(1)),
                 ArgumentError,

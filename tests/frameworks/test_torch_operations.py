@@ -173,7 +173,7 @@ def compress(here: Here) -> None:
         torch.ones(1) / 3, compression=mt.Compression.fp16, op=mt.Sum
     )
     for call in (mt.allreduce, mt.reducescatter, lambda tensor, **more: mt.grouped_allreduce([tensor], **more)):
-        with pytest.raises(ArgumentError, match="compression='fp8': want one of none, fp16, bf16, int8"):
+        with pytest.raises(ArgumentError, match=r"compression='fp8': want Compression\.none"):
             call(torch.ones(1), compression="fp8")
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from multiring.frontend.compression_names import known_name
+from multiring.frontend.compression_names import NAMES
 from multiring.runtime import quantize_dequantize
 from multiring.schedule import WIRES
 
@@ -116,10 +116,10 @@ for _name in set(WIRES) - set(vars(Compression)):  # a wire type without a compr
 def compressor_of(compression: Any) -> Any:
     """Return the compressor for a value of `compression=`: a name becomes the member of Compression.
 
-    Raises:
-        ArgumentError: there is no member of this name.
+    A value that is neither a name nor a compressor is returned for `require_compressor`, which refuses it.
     """
-    return getattr(Compression, known_name(compression)) if isinstance(compression, str) else compression
+    is_name = isinstance(compression, str) and compression in NAMES
+    return getattr(Compression, compression) if is_name else compression
 
 
 def option_of(compression: Any) -> Any:
