@@ -29,7 +29,7 @@ LAYERS = (
     "topology",
     "_native",
     "settings",
-    "setting_values | replacing",
+    "setting_values | replacing | optim",
     "errors | former_names | version",
 )
 # The parts of a room that has many, in the same way.

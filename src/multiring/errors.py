@@ -9,6 +9,24 @@ raises.
 from collections.abc import Mapping
 from typing import ClassVar
 
+__all__ = [
+    "ArgumentError",
+    "CollectiveError",
+    "DataError",
+    "DisagreementError",
+    "LaunchError",
+    "MismatchError",
+    "MultiringError",
+    "PeerLostError",
+    "RendezvousError",
+    "ScheduleError",
+    "Signature",
+    "SourceTimeoutError",
+    "StallError",
+    "StateError",
+    "UnsupportedError",
+]
+
 
 class MultiringError(Exception):
     """The base class of all errors that multiring raises on purpose.
@@ -63,8 +81,8 @@ class MismatchError(CollectiveError, ValueError):
         self.titles = dict(titles or {})
 
 
-# The properties of a named operation on which the ranks must agree: pairs (property, value), in the order of checking.
 Signature = tuple[tuple[str, str], ...]
+"""What the ranks of a named operation must agree on: pairs (property, value), in the order of checking."""
 
 
 class DisagreementError(MismatchError):

@@ -1,10 +1,11 @@
 """Former names of public packages: an error says the current name, also of an import statement."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
-from multiring.former_names import FORMER
+from multiring.former_names import FORMER, FORMER_MODULES
 
 NAMES = [(owner, old, new) for owner, names in FORMER.items() for old, new in names.items()]
 PACKAGES = [each for each in NAMES if each[0].startswith("multiring")]
@@ -13,7 +14,7 @@ PACKAGES = [each for each in NAMES if each[0].startswith("multiring")]
 @pytest.mark.parametrize(("package", "old", "new"), PACKAGES)
 def test_a_former_name_says_the_current_name(package: str, old: str, new: str) -> None:
     framework = package.removeprefix("multiring.")
-    if framework in {"caffe", "tensorflow", "torch"} and importlib.util.find_spec(framework) is None:
+    if framework in {"caffe", "jax", "tensorflow", "torch"} and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     module = importlib.import_module(package)
     assert hasattr(module, new)
@@ -25,6 +26,26 @@ def test_a_former_name_says_the_current_name(package: str, old: str, new: str) -
     with pytest.raises(ImportError) as by_import:
         exec(f"from {package} import {old}")  # noqa: S102 -- the statement that a program has
     assert str(by_import.value) == said
+
+
+@pytest.mark.parametrize(("old", "new"), FORMER_MODULES.items())
+def test_a_former_module_says_the_current_one(old: str, new: str) -> None:
+    assert importlib.util.find_spec(new) is not None
+    package, _, name = old.rpartition(".")
+    for statement in (f"import {old}", f"from {package} import {name}", f"from {old} import anything"):
+        with pytest.raises(ImportError) as told:
+            exec(statement)  # noqa: S102 -- the statement that a program has
+        assert str(told.value) == f"{old} is now {new}: use the new name"
+    if package == "multiring":
+        with pytest.raises(AttributeError, match=f"{old} is now {new}: use the new name"):
+            getattr(importlib.import_module(package), name)
+
+
+def test_a_module_at_each_former_place_refuses() -> None:
+    source = Path(__file__).parents[2] / "src"
+    calling = {path for path in source.rglob("*.py") if "refuse_module(__name__)" in path.read_text(encoding="utf-8")}
+    assert calling == {source.joinpath(*old.split(".")).with_suffix(".py") for old in FORMER_MODULES}
+    assert len({path.read_text(encoding="utf-8").partition("\n")[2] for path in calling}) == 1
 
 
 def test_an_unknown_name_is_an_ordinary_error() -> None:

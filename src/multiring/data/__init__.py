@@ -16,6 +16,23 @@ from multiring.data.shares import Share as Share
 from multiring.data.shares import merge_batches as merge_batches
 from multiring.data.shares import seed_for as seed_for
 from multiring.data.shares import shard_batch as shard_batch
+
+__all__ = [
+    "BlockCache",
+    "Dataset",
+    "ElasticOrder",
+    "Limits",
+    "Loader",
+    "Mixture",
+    "Share",
+    "Shuffle",
+    "Workers",
+    "cached",
+    "merge_batches",
+    "open_storage",
+    "seed_for",
+    "shard_batch",
+]
 from multiring.former_names import refuse
 
 if not TYPE_CHECKING:  # otherwise mypy would accept every name

@@ -10,6 +10,9 @@ Each rank then trains on its own samples, and `optimizer.update` takes the avera
 """
 
 # ruff: noqa: E402 -- check for JAX before the imports below, which would only report a missing module
+from typing import TYPE_CHECKING, NoReturn
+
+from multiring.former_names import refuse
 from multiring.frontend.requirements import require_framework
 
 require_framework("jax", "JAX")
@@ -113,3 +116,10 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the public names."""
     return __all__
+
+
+if not TYPE_CHECKING:  # otherwise mypy would accept every name
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise an error with the current name if `name` is a former name."""
+        refuse(__name__, name)
