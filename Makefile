@@ -101,9 +101,9 @@ NUMPY_1_TESTS = adasum buckets check checkpoint_files checkpoint_values data_bad
 .PHONY: oldest-torch oldest-backend numpy-1
 oldest-torch: build  ## Run some torch tests with the oldest supported torch (downloads it once)
 	$(eval OLDEST := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml))
-	.ci/with torch==$(OLDEST).0 $(OLD_TORCH_TESTS:%=tests/frameworks/%.py)
+	.ci/with torch==$(OLDEST).0 $(OLD_TORCH_TESTS:%=tests/frameworks/torch/%.py)
 oldest-backend: build  ## Run DDP tests with the oldest torch for the backend of torch.distributed (downloads it once)
-	.ci/with torch==2.7.0 tests/frameworks/test_backend_ddp.py tests/frameworks/test_backend_old_torch.py
+	.ci/with torch==2.7.0 tests/frameworks/torch/test_backend_ddp.py tests/frameworks/torch/test_backend_old_torch.py
 numpy-1: build  ## Run the tests that depend on NumPy with the last release of NumPy 1 (downloads it once)
 	.ci/with 'numpy==1.26.4 ml_dtypes==0.4.0 pyarrow==20.0.0' $(NUMPY_1_TESTS:%=tests/pure/test_%.py) \
 	    $(addprefix tests/wire/test_,out_of_place.py rows.py data_loader.py toy_adapter.py)

@@ -23,8 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import the tests' programs
 
 from benchmarks.evidence.support.claims import commit, machine
-from tests.frameworks.program_cases import CASES, apart, is_close, losses
-from tests.frameworks.program_ranks import ProgramError, losses_of
+from tests.support.program_cases import CASES, apart, is_close, losses
+from tests.support.program_ranks import ProgramError, losses_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "torch.md"

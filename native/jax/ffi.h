@@ -1,5 +1,5 @@
 // The part of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.x, from jaxlib) that this library uses.
-// The declarations are here so that building needs no JAX. tests/frameworks/test_jax.py compares them with the
+// The declarations are here so that building needs no JAX. tests/frameworks/jax/test_jax.py compares them with the
 // installed header. XLA only appends members to these structures, and each structure records its own size.
 #pragma once
 

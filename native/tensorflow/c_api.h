@@ -1,6 +1,6 @@
 // The part of TensorFlow's C interface (tensorflow/c/{tf_status,tf_tensor,ops,kernels}.h) that this library uses. The
 // functions are declared here and looked up at run time, so neither building nor loading this library needs TensorFlow.
-// tests/frameworks/test_tensorflow_header.py compares these declarations with the headers of the installed version.
+// tests/frameworks/tensorflow/test_tensorflow_header.py compares these declarations with the headers of the installed version.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import CONFORMING, Here, run_ranks
+from tests.support.ranks import CONFORMING, Here, run_ranks
 
 import multiring
 

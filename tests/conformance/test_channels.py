@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.conformance.cases import Case, assert_same, digest_of, place
-from tests.wire.ranks import Here, run_ranks
+from tests.support.cases import Case, assert_same, digest_of, place
+from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring.collectives import TABLE, build

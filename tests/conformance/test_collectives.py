@@ -6,8 +6,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.conformance.cases import DTYPES, Case, all_cases, assert_same, digest_of, place
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.support.cases import DTYPES, Case, all_cases, assert_same, digest_of, place
+from tests.support.ranks import ENGINES, Here, run_ranks
 
 from multiring.planner import plan as planner
 from multiring.schedule import OPS, Collective

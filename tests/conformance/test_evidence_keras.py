@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from benchmarks.evidence.keras.main import TOPIC, truth
 from benchmarks.evidence.support.cases import faults_of
-from tests.frameworks.test_keras import SAVES_BY
-from tests.wire.ranks import Here, Process, run_ranks
+from tests.frameworks.keras.test_keras import SAVES_BY
+from tests.support.ranks import Here, Process, run_ranks
 
 CASES, SEED = 2, 9_000
 FAMILIES = ("training-torch-2", "callbacks-torch-2")
 # This nursery runs programs in float32, as these families need.
 LOADED = Process(
     nursery="keras-trust",
-    beforehand=(*SAVES_BY, "benchmarks.evidence.keras.truth", "tests.frameworks.keras_trust_programs"),
+    beforehand=(*SAVES_BY, "benchmarks.evidence.keras.truth", "tests.support.keras_trust_programs"),
 )
 
 

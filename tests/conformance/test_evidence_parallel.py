@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from benchmarks.evidence.parallel.main import TOPIC
 from benchmarks.evidence.support.cases import faults_of
-from tests.wire.ranks import Here, Process, run_ranks
+from tests.support.ranks import Here, Process, run_ranks
 
 from multiring.frontend.lifecycle import size
 from multiring.torch.collectives.allreduce import allreduce
 
 SECONDS = 10.0
-LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence.parallel.models", "tests.frameworks.plain"))
+LOADED = Process(nursery="torch", beforehand=("benchmarks.evidence.parallel.models", "tests.support.plain"))
 
 
 @pytest.mark.timeout(180)
@@ -28,7 +28,7 @@ def try_cases(here: Here, folder: str) -> dict[str, object]:
     import torch  # noqa: PLC0415 -- in ranks alone
     import torch.distributed as dist  # noqa: PLC0415 -- the same
     from benchmarks.evidence.parallel import models  # noqa: PLC0415 -- the same
-    from tests.frameworks.plain import join  # noqa: PLC0415 -- the same
+    from tests.support.plain import join  # noqa: PLC0415 -- the same
 
     torch.set_num_threads(1)
     join(here)

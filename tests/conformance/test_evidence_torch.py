@@ -7,7 +7,7 @@ import torch
 from benchmarks.evidence.support.cases import faults_of
 from benchmarks.evidence.torch.gradients import ready
 from benchmarks.evidence.torch.main import TOPIC
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 CASES, SEED = 2, 7_000
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conformance.cases import Case, assert_same, place
-from tests.wire.faults import kill
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.support.cases import Case, assert_same, place
+from tests.support.faults import kill
+from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MismatchError, MultiringError, PeerLostError
 from multiring.runtime.arrays import numpy_dtype

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conformance.cases import Case, place
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.support.cases import Case, place
+from tests.support.ranks import ENGINES, Here, run_ranks
 
 from multiring.runtime.group.compile import Segments
 from multiring.schedule import Collective, Kind

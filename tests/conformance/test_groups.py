@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import CONFORMING, ENGINES, Here, Process, run_ranks
+from tests.support.ranks import CONFORMING, ENGINES, Here, Process, run_ranks
 
 import multiring
 

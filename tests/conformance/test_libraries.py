@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 
 def other_libraries(here: Here) -> list[Any]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.conformance.cases import OVER_A_WINDOW
-from tests.wire.ranks import CONFORMING, ENGINES, Here, run_ranks
+from tests.support.cases import OVER_A_WINDOW
+from tests.support.ranks import CONFORMING, ENGINES, Here, run_ranks
 
 SIZES = (0, 1, 1000, OVER_A_WINDOW // 4)
 

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.wire.ranks import CONFORMING, Here, run_ranks
+from tests.support.ranks import CONFORMING, Here, run_ranks
 
 from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
 from multiring.errors import ArgumentError, StateError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.programs import run
-from tests.wire.lab_rig import LabRun
-from tests.wire.ranks import Here, run_ranks
+from tests.support.lab_rig import LabRun
+from tests.support.programs import run
+from tests.support.ranks import Here, run_ranks
 
 ROOT = Path(__file__).parents[2]
 TURNS = 4  # the fourth turn runs two programs in two threads
@@ -44,7 +44,7 @@ def test_random_programs(place: tuple[str, int, int]) -> None:
 @pytest.mark.parametrize("lab", LABS)
 def test_random_programs_between_hosts(lab: str) -> None:
     seed = str(200 + LABS.index(lab))
-    program = (sys.executable, "-m", "tests.conformance.programs", "--seed", seed, "--turns", str(TURNS))
+    program = (sys.executable, "-m", "tests.support.programs", "--seed", seed, "--turns", str(TURNS))
     job = LabRun(*lab.split(), *program, PYTHONPATH=str(ROOT))
     try:
         assert job.finish() == 0, job.err

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from tests.conformance.cases import OVER_A_WINDOW, Case, assert_same, digest_of, operand, place
-from tests.wire.ranks import Here, run_ranks
+from tests.support.cases import OVER_A_WINDOW, Case, assert_same, digest_of, operand, place
+from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import ArgumentError, MismatchError

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.frameworks.conforming import jobs
-from tests.frameworks.conforming.homes import FRAMEWORKS
-from tests.frameworks.frameworks_page import PAGE, PASSED, cells_of
-from tests.wire.faults import kill
-from tests.wire.ranks import report_of
+from tests.support.conforming import jobs
+from tests.support.conforming.homes import FRAMEWORKS
+from tests.support.faults import kill
+from tests.support.frameworks_page import PAGE, PASSED, cells_of
+from tests.support.ranks import report_of
 
 from multiring.frontend import conformance
 
@@ -30,7 +30,7 @@ def test_conforms(name: str, tmp_path: Path) -> None:
     cells = cells_of(PAGE.read_text(encoding="utf-8"))
     skipped = {check: text for check, outcome, text in results if outcome == "skipped"}
     assert {check for check in conformance.CHECKS if cells[check, name] != PASSED} == set(skipped), (
-        "docs/frameworks.md is outdated; run tests/frameworks/frameworks_page.py"
+        "docs/frameworks.md is outdated; run tests/support/frameworks_page.py"
     )
     for check, text in skipped.items():
         print(f"{name}: {check} is not tried: {text}")  # noqa: T201 -- the page has the count

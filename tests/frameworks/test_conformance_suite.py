@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.frameworks.conforming import on_toy
-from tests.wire.nursery import Here
-from tests.wire.ranks import run_ranks
+from tests.support.conforming import on_toy
+from tests.support.nursery import Here
+from tests.support.ranks import run_ranks
 
 from multiring.errors import ArgumentError
 from multiring.frontend import conformance, lifecycle

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.pure.data_sets import packed
-from tests.wire.ranks import Here, run_ranks
+from tests.support.data_sets import packed
+from tests.support.ranks import Here, run_ranks
 
 import multiring.torch as mt
 from multiring.data import Dataset

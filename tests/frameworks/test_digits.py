@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.frameworks.scripts import Start, run_script
-from tests.wire.ranks import Process
+from tests.support.ranks import Process
+from tests.support.scripts import Start, run_script
 
 # With several threads per process, a test takes minutes on busy cores.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

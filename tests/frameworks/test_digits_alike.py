@@ -7,9 +7,9 @@ it follows the curve on two and four ranks, and each framework on three.
 from functools import cache
 
 import pytest
-from tests.frameworks.conforming import jobs
-from tests.frameworks.conforming.homes import FRAMEWORKS
-from tests.wire.ranks import Process, run_ranks
+from tests.support.conforming import jobs
+from tests.support.conforming.homes import FRAMEWORKS
+from tests.support.ranks import Process, run_ranks
 
 STEPS = 20
 FEW = {"tinygrad": 5}  # compiles for half a second in each step; all steps from the third on are alike

@@ -8,10 +8,10 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.frameworks.page_blocks import BLOCK, DOCUMENTS
-from tests.frameworks.program_ranks import environment_of
-from tests.frameworks.scripts import Start, run_script
-from tests.wire.ranks import Process
+from tests.support.page_blocks import BLOCK, DOCUMENTS
+from tests.support.program_ranks import environment_of
+from tests.support.ranks import Process
+from tests.support.scripts import Start, run_script
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch defines it
 
 DOCS = Path(__file__).parents[2] / "docs"

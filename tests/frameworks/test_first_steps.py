@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from tests.wire.ranks import Here, Process, run_ranks
+from tests.support.ranks import Here, Process, run_ranks
 
 pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed"),
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def call(here: Here, name: str) -> Any:
-    return getattr(importlib.import_module("tests.frameworks.first_steps_programs"), name)(here.rank)
+    return getattr(importlib.import_module("tests.support.first_steps_programs"), name)(here.rank)
 
 
 def run_with(backend: str, name: str, ranks: int) -> list[Any]:
@@ -26,7 +26,7 @@ def run_with(backend: str, name: str, ranks: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", backend)
         patched.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        process = Process(nursery="keras", beforehand=("tests.frameworks.first_steps_programs",))
+        process = Process(nursery="keras", beforehand=("tests.support.first_steps_programs",))
         return run_ranks(call, ranks, name, process=process, deadline_s=200.0)
 
 

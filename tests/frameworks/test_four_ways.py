@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.frameworks.scripts import Start, run_script
 from tests.frameworks.test_documents import ONE_THREAD
-from tests.wire.ranks import Process
+from tests.support.ranks import Process
+from tests.support.scripts import Start, run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "text"

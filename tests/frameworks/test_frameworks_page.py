@@ -2,8 +2,8 @@
 
 import re
 
-from tests.frameworks.conforming.homes import FRAMEWORKS
-from tests.frameworks.frameworks_page import (
+from tests.support.conforming.homes import FRAMEWORKS
+from tests.support.frameworks_page import (
     FAILED,
     PAGE,
     PASSED,
@@ -38,7 +38,7 @@ def test_the_page_is_of_this_suite() -> None:
 def test_readme_has_the_pages_results_and_digits_are_learnt() -> None:
     text, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     table = readme_table(text)
-    assert table in readme, "README's table is outdated; run tests/frameworks/frameworks_page.py"
+    assert table in readme, "README's table is outdated; run tests/support/frameworks_page.py"
     assert with_table(readme, table) == readme
     assert all(float(accuracy.rstrip("%")) >= 97 for accuracy, _ in digits_of(text).values())
     assert len(digits_of(text)) >= len(FRAMEWORKS) - 2  # pycaffe may be missing, and tinygrad interpreted

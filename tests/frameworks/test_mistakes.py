@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 -- ranks forked from here need it
-from tests.frameworks import mistakes
-from tests.frameworks.plain import join
-from tests.wire.ranks import Here, run_ranks
+from tests.support import mistakes
+from tests.support.plain import join
+from tests.support.ranks import Here, run_ranks
 
 import multiring.torch as mt
 

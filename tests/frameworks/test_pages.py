@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.frameworks.page_blocks import ROOT, commands_shown, scripts_of_the_diff, shown
-from tests.frameworks.page_commands import COMMANDS, Read, Run
-from tests.frameworks.page_snippets import NOT_RUN, SNIPPETS, live
 from tests.frameworks.test_documents import ONE_THREAD
-from tests.wire.ranks import Process, run_ranks
+from tests.support.page_blocks import ROOT, commands_shown, scripts_of_the_diff, shown
+from tests.support.page_commands import COMMANDS, Read, Run
+from tests.support.page_snippets import NOT_RUN, SNIPPETS, live
+from tests.support.ranks import Process, run_ranks
 
 from multiring import cli
 from multiring.errors import MultiringError
@@ -25,9 +25,9 @@ else:
 
 FRAMEWORKS = {
     "": Process(),
-    "torch": Process(nursery="torch", beforehand=("tests.frameworks.plain", "torch.nn.parallel")),
+    "torch": Process(nursery="torch", beforehand=("tests.support.plain", "torch.nn.parallel")),
     "jax": Process(nursery="jax", beforehand=("multiring.jax",)),
-    "keras": Process(nursery="keras", beforehand=("tests.frameworks.keras_programs",)),
+    "keras": Process(nursery="keras", beforehand=("tests.support.keras_programs",)),
 }
 # The content of `train.py` if a page does not show it. It also runs with `--horovod`.
 TRAIN = """

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.frameworks.plain import enter
-from tests.frameworks.rejoining import rejoin, with_jax, with_tensorflow
-from tests.wire.ranks import Here, Process, run_ranks
+from tests.support.plain import enter
+from tests.support.ranks import Here, Process, run_ranks
+from tests.support.rejoining import rejoin, with_jax, with_tensorflow
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 

@@ -11,7 +11,7 @@ from benchmarks.promises import control_plane
 from benchmarks.promises.control_plane import count, levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.agreement_net import Net, Program
+from tests.support.agreement_net import Net, Program
 
 from multiring.agreement import Deadlock, Joined, Lost, Member, Missing, Ready, Refused, Silent
 from multiring.agreement.tree import height_of, place_of

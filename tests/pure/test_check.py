@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from tests.pure.schedules import GRIDS, all_moves, counts_for, every_schedule, frame_on
+from tests.support.schedules import GRIDS, all_moves, counts_for, every_schedule, frame_on
 
 from multiring.collectives import TABLE, build, direct, ring
 from multiring.errors import ScheduleError

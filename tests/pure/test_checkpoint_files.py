@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.pure.checkpoint_trees import NAME, loaded, same, saved
+from tests.support.checkpoint_trees import NAME, loaded, same, saved
 
 from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint import folder

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.pure.checkpoint_trees import loaded, same, saved
+from tests.support.checkpoint_trees import loaded, same, saved
 
 from multiring.errors import ArgumentError
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from tests.pure.schedules import all_moves, frame_on
+from tests.support.schedules import all_moves, frame_on
 
 from multiring.collectives import TABLE, algorithms_of, build
 from multiring.errors import ScheduleError

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from tests.pure import data_sets
-from tests.pure.data_sets import MAKERS, opened
+from tests.support import data_sets
+from tests.support.data_sets import MAKERS, opened
 
 from multiring.cli import main
 from multiring.data import Dataset

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.pure.data_sets import COUNT, npy_files, packed
+from tests.support.data_sets import COUNT, npy_files, packed
 
 from multiring.cli import main
 from multiring.data import Dataset, Loader, Shuffle, cached

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import zstandard
-from tests.pure.data_sets import COUNT, MAKERS, array, npy_files, opened, picture, tar
+from tests.support.data_sets import COUNT, MAKERS, array, npy_files, opened, picture, tar
 
 from multiring.data import Dataset, Shuffle
 from multiring.data.decoding import decoded

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pure.data_sets import COUNT, npy_files
+from tests.support.data_sets import COUNT, npy_files
 
 from multiring._native import read_rows
 from multiring.data import Dataset, Loader

@@ -2,11 +2,11 @@
 
 import ast
 
-from tests.frameworks import interface_page as made
+from tests.support import interface_page as made
 
 
 def test_the_page_is_what_the_code_says() -> None:
-    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run python tests/frameworks/interface_page.py"
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run python tests/support/interface_page.py"
 
 
 def test_gaps_are_what_a_framework_lacks_and_few() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.pure.schedules import all_moves, counts_for, every_schedule, frame_on
+from tests.support.schedules import all_moves, counts_for, every_schedule, frame_on
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ArgumentError, ScheduleError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pure.schedules import all_moves
 from tests.pure.test_check import mutants_of
+from tests.support.schedules import all_moves
 
 from multiring._native import Lowering
 from multiring.collectives import algorithms_of, build

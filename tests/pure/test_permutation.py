@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.pure.order_statistics import affine, fisher_yates, p_values
+from tests.support.order_statistics import affine, fisher_yates, p_values
 
 from multiring.data import permutation
 from multiring.data.permutation import MOST, Permutation

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.pure.schedules import all_moves, frame_on
+from tests.support.schedules import all_moves, frame_on
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pure.schedules import counts_for, every_schedule, frame_on
+from tests.support.schedules import counts_for, every_schedule, frame_on
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pure.timelines import NAMES, OPERATION, WAIT, Span, part, part_bytes, row
+from tests.support.timelines import NAMES, OPERATION, WAIT, Span, part, part_bytes, row
 
 from multiring.cli import main
 from multiring.errors import ArgumentError, StateError

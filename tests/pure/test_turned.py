@@ -7,8 +7,8 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from tests.pure.schedules import all_moves, frame_on
 from tests.pure.test_check import mutants_of
+from tests.support.schedules import all_moves, frame_on
 
 from multiring.collectives import TABLE, build
 from multiring.errors import ScheduleError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from tests.pure.schedules import all_moves, frame_on
 from tests.pure.test_check import mutants_of
+from tests.support.schedules import all_moves, frame_on
 
 from multiring.collectives import build
 from multiring.errors import ArgumentError, ScheduleError

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import kill
-from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
+from tests.support.faults import kill
+from tests.support.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.nursery import Here
-from tests.wire.ranks import run_ranks
+from tests.support.nursery import Here
+from tests.support.ranks import run_ranks
 
 from multiring.errors import ArgumentError, MismatchError
 from multiring.frontend import array_collectives, array_rows, joining, lifecycle

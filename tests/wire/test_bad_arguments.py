@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
 from multiring.errors import ArgumentError, MismatchError, MultiringError, UnsupportedError

@@ -24,7 +24,7 @@ from multiring.bench.workers import contract
 from multiring.bench.workers.contract import Case, write_cases
 from multiring.settings import environment_of
 
-PRETENDER = Path(__file__).parent / "bench_workers" / "pretender.py"
+PRETENDER = Path(__file__).parents[1] / "support" / "bench_workers" / "pretender.py"
 DEADLINE_S = 60.0
 QUESTION = Question(collective="all_reduce", ranks=2, size_bytes=4096)
 TWICE = Manner(alternations=2, calls=3)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pure.data_sets import npy_files, packed
-from tests.wire.ranks import Here, run_ranks
+from tests.support.data_sets import npy_files, packed
+from tests.support.ranks import Here, run_ranks
 
 from multiring.data import Dataset, Loader, Workers
 from multiring.data.balance.decision import Balance, TrainingCounts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pure.data_sets import npy_files, packed
+from tests.support.data_sets import npy_files, packed
 
 from multiring.data import Dataset, Loader, Mixture, Workers
 from multiring.data.feeding.processes import ProcessWorkers

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.frameworks.rejoining import rejoin
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
+from tests.support.rejoining import rejoin
 
 import multiring
 from multiring.data import Dataset, Loader

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import kill
-from tests.wire.ranks import Here, Report, report_of
+from tests.support.faults import kill
+from tests.support.ranks import Here, Report, report_of
 
 import multiring
 from multiring.errors import MultiringError, PeerLostError, RendezvousError

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import kill
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.support.faults import kill
+from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MismatchError, PeerLostError
 from multiring.frontend import lifecycle
@@ -28,7 +28,7 @@ OK, ARGUMENT, MISMATCH, PEER_LOST, STALL, STATE, UNSUPPORTED, CANCELLED = range(
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     target = tmp_path_factory.mktemp("entry") / "entry_user.so"
-    source = Path(__file__).with_name("entry_user.c")
+    source = Path(__file__).parents[1] / "support" / "entry_user.c"
     compiler = [os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*compiler, f"-I{ROOT / 'native' / 'entry'}", str(source), "-o", str(target)], check=True)
     return str(target)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import PeerLostError, StateError

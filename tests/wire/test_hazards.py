@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, Process, report_of, run_ranks
+from tests.support.ranks import Here, Process, report_of, run_ranks
 
 from multiring.errors import ArgumentError, StateError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute, NetlinkError
-from tests.wire.lab_rig import ENDINGS, LabRun, command_of, end
+from tests.support.lab_rig import ENDINGS, LabRun, command_of, end
 from tests.wire.test_launchers import SUM, mpi_job
 
 from multiring.cli import main

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.wire.mpi_ranks import mpi_start
+from tests.support.mpi_ranks import mpi_start
 
 from multiring.lab.host import AGENT
 

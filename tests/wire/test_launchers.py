@@ -50,7 +50,7 @@ def test_mpiexec(mpi: str, tmp_path: Path) -> None:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """tests/frameworks/test_torch_programs.py trains under torchrun."""
+    """tests/frameworks/torch/test_torch_programs.py trains under torchrun."""
     command = [
         sys.executable,
         "-W",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import MultiringError, RendezvousError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 # Descriptors besides those of neighbours: epoll, its wake-up, the doorbell (shm) or the listener (tcp), files that
 # Python opened, and the socket by which the process claims its rank.

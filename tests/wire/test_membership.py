@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import absent
-from tests.wire.ranks import ENGINES, Here, report_of, run_ranks
+from tests.support.faults import absent
+from tests.support.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import LaunchError, RendezvousError, StateError

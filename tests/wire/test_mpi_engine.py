@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conformance.test_collectives import conform
-from tests.wire.mpi_ranks import ROOT, mpi_start
-from tests.wire.ranks import Here, run_ranks
+from tests.support.mpi_ranks import ROOT, mpi_start
+from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import MultiringError

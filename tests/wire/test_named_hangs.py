@@ -1,7 +1,7 @@
 """Hangs and disagreements among named operations: every rank's error names the culprit and the operation."""
 
 import pytest
-from tests.wire.hangs import KINDS, Case, check
+from tests.support.hangs import KINDS, Case, check
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.wire.lab_rig import LabRun
+from tests.support.lab_rig import LabRun
 
 from multiring.planner import pins_of
 from multiring.topology import topology_of

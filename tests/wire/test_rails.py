@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from tests.wire.lab_rig import LabRun
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.support.lab_rig import LabRun
+from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import LaunchError
 from multiring.lab import ask_lab

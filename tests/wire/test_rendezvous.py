@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.wire.crowd import Crowd
+from tests.support.crowd import Crowd
 
 from multiring.errors import ArgumentError, RendezvousError
 from multiring.runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 from multiring.collectives import build
 from multiring.errors import RendezvousError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.wire.faults import absent, freeze, kill
-from tests.wire.ranks import Here, Process, RanksFailed, report_of, run_ranks
+from tests.support.faults import absent, freeze, kill
+from tests.support.ranks import Here, Process, RanksFailed, report_of, run_ranks
 
 
 def number(here: Here, factor: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import ENGINES, Here, run_ranks
+from tests.support.ranks import ENGINES, Here, run_ranks
 
 import multiring
 from multiring import Group

@@ -10,8 +10,8 @@ import sys
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, run_ranks
-from tests.wire.strangers import MAGIC, PROTOCOL, listening_port
+from tests.support.ranks import Here, run_ranks
+from tests.support.strangers import MAGIC, PROTOCOL, listening_port
 
 import multiring
 from multiring.settings import Settings

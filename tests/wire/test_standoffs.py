@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.ranks import Here, run_ranks
+from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring.errors import MultiringError, StallError

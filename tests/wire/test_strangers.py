@@ -7,8 +7,8 @@ import socket
 import time
 
 import numpy as np
-from tests.wire.ranks import Here, run_ranks
-from tests.wire.strangers import listening_port, visit
+from tests.support.ranks import Here, run_ranks
+from tests.support.strangers import listening_port, visit
 
 FRAMES = 1000
 

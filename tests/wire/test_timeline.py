@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import interrupt, kill
-from tests.wire.ranks import Here, report_of, run_ranks
+from tests.support.faults import interrupt, kill
+from tests.support.ranks import Here, report_of, run_ranks
 
 import multiring
 from multiring.errors import ArgumentError, MultiringError, StateError

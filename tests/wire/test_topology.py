@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.wire.lab_rig import LabRun
-from tests.wire.ranks import Here, run_ranks
+from tests.support.lab_rig import LabRun
+from tests.support.ranks import Here, run_ranks
 
 from multiring.errors import ArgumentError, RendezvousError
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.wire import toy
-from tests.wire.ranks import Here, run_ranks
+from tests.support import toy
+from tests.support.ranks import Here, run_ranks
 
 from multiring.errors import ArgumentError, MismatchError, StateError
 from multiring.frontend import lifecycle

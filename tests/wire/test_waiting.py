@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.wire.faults import freeze, interrupt
-from tests.wire.ranks import Here, Report, report_of, run_ranks
+from tests.support.faults import freeze, interrupt
+from tests.support.ranks import Here, Report, report_of, run_ranks
 
 import multiring
 from multiring.errors import MultiringError, PeerLostError, StallError

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from tests.wire.lab_rig import LabRun
+from tests.support.lab_rig import LabRun
 
 from multiring.lab import ask_lab
 

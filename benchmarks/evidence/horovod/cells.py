@@ -15,9 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import the tests' tables
 
-from tests.wire.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
-TABLES = {"torch": "tests.frameworks.cells", "tensorflow": "tests.frameworks.tensorflow_cells"}
+TABLES = {"torch": "tests.support.cells", "tensorflow": "tests.support.tensorflow_cells"}
 DEADLINE_S = 900.0
 IMPATIENT: dict[str, Any] = {
     "stall_warn_s": 10.0,

@@ -43,7 +43,7 @@ class Here:
 
 def worker(kind: str, over: str) -> None:
     """Run one rank; print when, and after how many seconds, it detected the failure."""
-    programs = importlib.import_module("tests.frameworks.conforming.in_fit")
+    programs = importlib.import_module("tests.support.conforming.in_fit")
     rank = int(os.environ["MULTIRING_RANK"])  # noqa: TID251 -- set by main
     told_s = programs.KINDS[kind](Here(rank, over + _READY), over)
     print("TOLD " + json.dumps([told_s, time.monotonic()]), flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import the tests' cases
 
 from benchmarks.evidence.support.claims import commit, machine
-from tests.wire.hangs import DEADLOCKS, DISAGREEMENTS, KINDS, TIMEOUT_S, WARN_S, Case, check
+from tests.support.hangs import DEADLOCKS, DISAGREEMENTS, KINDS, TIMEOUT_S, WARN_S, Case, check
 
 A_LITTLE_S = 1.5
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import th
 
 from benchmarks.evidence.jobs.job import Job, Word
 from benchmarks.evidence.support.claims import Claim, report, shown
-from tests.wire.strangers import visit
+from tests.support.strangers import visit
 
 from multiring.collectives import algorithms_of, build
 from multiring.schedule import Collective, Frame, check

@@ -4,7 +4,7 @@
 
 The places vary hosts, slots, rails, racks and engines. They take turns of a minute, each with the next seed. A failure
 is printed with the command that repeats it, and the other places continue. The exit code is 1 if any program failed.
-The programs are in tests/conformance/programs.py.
+The programs are in tests/support/programs.py.
 """
 
 import argparse
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import fr
 
 from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.support.claims import commit, machine
-from tests.wire.mpi_ranks import mpi_start
+from tests.support.mpi_ranks import mpi_start
 
 from multiring.bench.variants import VARIANTS
 from multiring.settings import environment_of, inherited_environment
@@ -117,7 +117,7 @@ def main() -> int:
 
 def run(name: str, place: Place, seed: int, seconds: float, tally: Tally) -> None:
     """Run the program of `seed` at a place; print and count the result."""
-    program = (sys.executable, "-m", "tests.conformance.programs", "--seed", str(seed), "--seconds", f"{seconds:.0f}")
+    program = (sys.executable, "-m", "tests.support.programs", "--seed", str(seed), "--seconds", f"{seconds:.0f}")
     variables = {
         "OMP_NUM_THREADS": "1",
         **place.variables,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.conformance.cases import check_reduced, operand
-from tests.wire.strangers import listening_port
+from tests.support.cases import check_reduced, operand
+from tests.support.strangers import listening_port
 
 import multiring
 from multiring.settings import Settings

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import th
 
 from benchmarks.evidence.jobs.job import ROOT, Job
 from benchmarks.evidence.support.claims import Claim, report
-from tests.wire.crowd import Crowd
-from tests.wire.strangers import visit
+from tests.support.crowd import Crowd
+from tests.support.strangers import visit
 from tests.wire.test_strangers_words import TO_A_RANK, TO_RANK_0, Door, hear_an_impostor, words
 
 from multiring.runtime.bootstrap.handshake import encode, frame, new_nonce

@@ -342,7 +342,7 @@ layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "scores" bottom: "label" t
 @cache
 def caffe() -> tuple[Any, Any]:
     """Join the job; return the stand-in for Caffe and the adapter."""
-    sys.path.insert(0, str(ROOT / "tests" / "frameworks" / "caffe_standin"))
+    sys.path.insert(0, str(ROOT / "tests" / "support" / "caffe_standin"))
     found: Any = importlib.import_module("caffe")
     adapter: Any = importlib.import_module("multiring.caffe")
     adapter.init()

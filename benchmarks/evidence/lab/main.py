@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.wire.lab_rig import ENDINGS, end
+from tests.support.lab_rig import ENDINGS, end
 
 from multiring.lab import Lab, LabPlan, parse_rate
 

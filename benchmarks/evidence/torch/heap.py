@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import th
 import torch
 import torch.distributed as dist
 from benchmarks.evidence.support.claims import commit, machine
-from tests.frameworks.heap_programs import Program
+from tests.support.heap_programs import Program
 
 from multiring.settings import Settings
 

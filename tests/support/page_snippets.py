@@ -1,0 +1,267 @@
+"""Python blocks of the pages that need a program around them, and that program."""
+
+import os
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+from tests.support.ranks import Here
+
+TRAINING = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+import multiring
+import multiring.torch as mt
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+images, labels = torch.randn(32, 4), torch.randint(0, 3, (32,))
+dataset = TensorDataset(images, labels)
+loader = DataLoader(dataset, batch_size=8)
+"""
+JOINED = TRAINING + "mt.init()\n"
+SHARED = JOINED + "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())\n"
+# torchrun gives torch the addresses; a file replaces them here.
+MEETING = (
+    'init_process_group("multiring")',
+    'init_process_group("multiring", init_method=f"file://{STORE}", rank=RANK, world_size=2)',
+)
+MEETS = """
+import os
+STORE, RANK = os.path.abspath("store"), int(os.environ["MULTIRING_RANK"])
+"""
+FITTING = """
+import numpy as np
+images, labels = np.random.default_rng(0).normal(size=(32, 4)), np.zeros((32, 1))
+own_images, own_labels = images[:16], labels[:16]
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snippet:
+    """How a block of Python is run, on two ranks, in its own module."""
+
+    before: str = ""  # the program around the block
+    after: str = ""  # checks the block's promise
+    instead: tuple[str, str] = ("", "")  # what does not exist here or takes long, and its replacement
+    framework: str = "torch"
+
+
+# The snippets by page and title.
+SNIPPETS = {
+    (
+        "index.md",
+        "model, optimizer, loader = mt.distribute(model, optimizer, loader)  # the rest of the script stays",
+    ): (Snippet(before=TRAINING, after="assert len(next(iter(loader))[1]) == 4")),
+    ("distribute.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
+        before=TRAINING, after="assert loader.global_batch_size == 8"
+    ),
+    ("convergence.md", "model, optimizer, loader = mt.distribute(model, optimizer, loader)"): Snippet(
+        before=TRAINING
+        + """
+loss_of, inputs, labels = cross_entropy, images[:8], labels[:8]
+peak_of_small_products = lambda: mt.measured_peak(sizes=(32, 64), channels=8, seconds=0.001)
+""",
+        after="assert report is not None",
+        # The default sizes take a minute of two busy cores.
+        instead=("samples=len(inputs))", "samples=len(inputs), measure=peak_of_small_products)"),
+    ),
+    ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
+    ("data.md", 'data = Dataset("/data/imagenet/train", seed=1)  # or s3://bucket/train, https://..., a pack'): Snippet(
+        before="""
+import os
+from pathlib import Path
+from PIL import Image
+for number in range(4):
+    place = Path(f"images{os.environ['MULTIRING_RANK']}/class{number % 2}")
+    place.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
+""",
+        instead=('"/data/imagenet/train"', "str(place.parent)"),
+        after="assert batch['image'].shape == (4, 8, 8, 3) and sorted(batch['label']) == [0, 0, 1, 1]",
+    ),
+    ("data.md", 'state = loader.state_dict()  # {"epoch": 0, "samples": 8192, "seed": 1, ...}'): Snippet(
+        before="""
+import numpy as np
+from multiring.data import Dataset, Loader
+import os
+own = f"samples{os.environ['MULTIRING_RANK']}.npy"
+np.save(own, np.arange(64.0).reshape(32, 2))
+data = Dataset(own, seed=1)
+loader = Loader(data, 4)
+next(iter(loader))
+""",
+        after="assert later.state_dict() == state and state['seed'] == 1",
+    ),
+    ("ddp.md", 'dist.init_process_group("multiring")'): Snippet(
+        before=TRAINING + MEETS,
+        instead=MEETING,
+        after="cross_entropy(model(images), labels).backward()\nassert dist.get_world_size() == 2",
+    ),
+    ("torch.md", 'torch.distributed.init_process_group("multiring")'): Snippet(
+        before="import torch.distributed" + MEETS,
+        instead=MEETING,
+        after="torch.distributed.all_reduce(x := torch.ones(2))\nassert x.tolist() == [2, 2]",
+    ),
+    ("parallelize.md", 'dist.init_process_group("multiring")  # or any other backend for tensors on CPUs'): Snippet(
+        before=TRAINING + MEETS + "inputs = images[:8]\n", instead=MEETING, after="assert loss.isfinite()"
+    ),
+    ("elastic.md", "@mt.elastic.run"): Snippet(
+        before=TRAINING.replace("loader = DataLoader(dataset, batch_size=8)", "epochs = 2")
+        + """
+mt.init()
+loader = DataLoader(dataset, batch_size=4, sampler=mt.elastic.ElasticSampler(dataset))
+""",
+        after="assert mt.size() == 2",
+    ),
+    ("horovod.md", "import multiring.torch as hvd"): Snippet(after="hvd.init()\nassert hvd.size() == 2"),
+    ("loop.md", "accumulated = mt.accumulate(optimizer, 4)"): Snippet(before=SHARED, after="assert completes"),
+    ("loop.md", 'log = mt.metrics_hook(lambda: wandb.init(project="digits").log, every=10)  # W&B'): Snippet(
+        before=JOINED
+        + """
+from types import SimpleNamespace
+told = []
+class SummaryWriter:
+    def __init__(self, folder): pass
+    def add_scalar(self, name, value, step): told.append((name, value, step))
+wandb = SimpleNamespace(init=lambda project: SimpleNamespace(log=lambda metrics, step: None))
+loss = 2.0
+""",
+        after="assert told == ([] if mt.rank() else [('loss', 2.0, 3)])",
+    ),
+    ("loop.md", 'scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)  # bfloat16 needs none'): Snippet(
+        before=SHARED + "dtype = torch.float16\n", after="assert scaler.get_scale() > 0"
+    ),
+    ("run.md", "asked = []"): Snippet(
+        before="""
+import signal
+import numpy as np
+import multiring
+group, steps, done = multiring.init(), 100, []
+train = lambda step: (done.append(step), step == 3 and group.rank == 1 and signal.raise_signal(signal.SIGTERM))
+save = lambda: done.append("saved")
+""",
+        after="assert done == [0, 1, 2, 3, 'saved']",
+        framework="",
+    ),
+    ("timeline.md", 'multiring.start_timeline("trace.json")  # some steps of it: every rank calls both'): Snippet(
+        before="import multiring\ngroup = multiring.init()\nstep = group.barrier\n",
+        after="import json\nassert len(json.load(open('trace.json'))['traceEvents']) > 20",
+        framework="",
+    ),
+    (
+        "torch_optimizer.md",
+        "gradients = mt.shared_zeros_like(list(model.parameters()))  # adjacent, in memory that the host's ranks share",
+    ): Snippet(
+        before=JOINED,
+        after="[each.fill_(mt.rank()) for each in gradients]\nmt.grouped_allreduce_(gradients)\n"
+        "assert all((each == 0.5).all() for each in gradients)",
+    ),
+    ("torch_optimizer.md", "model[0].requires_grad_(False)  # first the head alone learns"): Snippet(
+        before=JOINED + "first = model[0].weight.detach().clone()\n"
+        "def train(model, optimizer):\n"
+        "    for batch in range(2):\n"
+        "        optimizer.zero_grad()\n"
+        "        rows = slice(8 * batch + 4 * mt.rank(), 8 * batch + 4 * mt.rank() + 4)\n"
+        "        cross_entropy(model(images[rows]), labels[rows]).backward()\n"
+        "        optimizer.step()\n"
+        "    assert torch.equal(model[0].weight, first) != model[0].weight.requires_grad\n",
+        after="sums = mt.allgather(torch.stack([each.detach().sum() for each in model.parameters()])[None])\n"
+        "assert torch.equal(sums[0], sums[1])",
+    ),
+    ("torch_optimizer.md", "og = mt.DistributedOptimizer(og, G.named_parameters())"): Snippet(
+        before=JOINED + "G, D = nn.Linear(3, 4), nn.Linear(4, 1)\n"
+        "og, od = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (G, D))\n"
+        "true, noise, one, zero = torch.randn(8, 4), torch.randn(8, 3), torch.ones(8, 1), torch.zeros(8, 1)\n"
+        "loss_of = nn.functional.binary_cross_entropy_with_logits\n"
+        "mt.broadcast_parameters(G, root_rank=0)\nmt.broadcast_parameters(D, root_rank=0)\n",
+        after="assert all(each.requires_grad for each in D.parameters())",
+    ),
+    ("tutorial.md", "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), op=mt.Sum)"): Snippet(
+        before=JOINED + "batch = torch.arange(3)\nshard = batch[mt.rank() :: mt.size()]\n",
+        after="loss.backward()\noptimizer.step()",
+    ),
+    (
+        "tutorial.md",
+        "optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=4)",
+    ): Snippet(
+        before=JOINED,
+        after="[cross_entropy(model(images), labels).backward() for _ in range(4)]\noptimizer.step()",
+    ),
+    (
+        "tutorial.md",
+        "optimizer.synchronize()  # average the gradients now, after any number of backward passes",
+    ): Snippet(before=SHARED + "cross_entropy(model(images), labels).backward()\n", after="assert mt.size() == 2"),
+    ("jax.md", "mj.init()"): Snippet(
+        before="""
+import jax.numpy as jnp
+parameters, batch = {"w": jnp.ones(3)}, jnp.ones((4, 3))
+loss_of = lambda parameters, batch: ((batch @ parameters["w"]) ** 2).mean()
+""",
+        after="parameters, state, loss = step(parameters, state, batch)\nassert abs(float(loss) - 9) < 1e-5",
+        framework="jax",
+    ),
+    ("tensorflow.md", "mt.init()"): Snippet(
+        before="""
+import keras, tensorflow as tf
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.1)
+loss_of = lambda found, wanted: tf.reduce_mean((found - wanted) ** 2)
+""",
+        after="ones = tf.ones((4, 4), model.compute_dtype)\nassert float(step(ones, ones[:, :1])) >= 0",
+        framework="keras",
+    ),
+    ("keras.md", "mk.init()"): Snippet(
+        before=FITTING
+        + """
+import keras
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+""",
+        instead=("epochs=10", "epochs=1, verbose=0"),
+        after="assert mk.size() == 2",
+        framework="keras",
+    ),
+    ("keras.md", "optimizer = mk.DistributedOptimizer(keras.optimizers.SGD(0.1 * mk.size()))"): Snippet(
+        before=FITTING
+        + """
+import keras
+import multiring.keras as mk
+mk.init()
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+""",
+        framework="keras",
+    ),
+}
+# Blocks that are not run here: the reason, or the test that runs them.
+NOT_RUN = {
+    ("adapters.md", "for result in conformance.run(ADAPTER):"): "takes minutes; tests/frameworks/test_conformance.py",
+    (
+        "caffe.md",
+        "mc.init()  # before the solver is made",
+    ): "needs Caffe; tests/frameworks/caffe/test_caffe.py fakes it",
+    (
+        "chainer.md",
+        "import multiring.chainer as chainermn",
+    ): "needs an older NumPy; tests/frameworks/chainer/test_chainer.py",
+    (
+        "data.md",
+        "watch = mt.measure_bottleneck(loader)",
+    ): "needs more steps than the loader has; tests/wire/test_data_balance.py",
+    ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
+    ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
+}
+
+
+def live(_: Here, title: tuple[str, str], text: str, folder: str) -> None:
+    """Run the snippet `text` with the program around it, as a rank."""
+    snippet = SNIPPETS[title]
+    os.chdir(folder)
+    program = ModuleType("__main__")
+    sys.modules["__main__"] = program
+    text = text.replace(*snippet.instead) if snippet.instead[0] else text
+    for part, name in ((snippet.before, "before"), (text, f"{title[0]}: {title[1]}"), (snippet.after, "after")):
+        exec(compile(part, name, "exec"), vars(program))  # noqa: S102 -- the code is the page's
