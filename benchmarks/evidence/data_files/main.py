@@ -1,5 +1,7 @@
 """Read random data sets with multiring and with the libraries that wrote them.
 
+    python benchmarks/evidence/data_files/main.py [--seconds 1800] [--seed 1] [--only FAMILY,...] [--against CHECKOUT]
+
 See benchmarks/evidence/support/cases.py for the options.
 """
 
