@@ -9,7 +9,7 @@ difference. Families take turns. A turn is a process, or a job of several ranks,
 or hangs, its current case counts as a fault, and the next turn starts with the following case.
 
 Every case is recorded in build/evidence/. The same command, started again, continues from there. Each fault is printed
-with a command that repeats it. The exit code is 1 if a case showed a fault, and 0 otherwise.
+with a command that repeats it. The exit code is 1 if a case showed a fault or if a family ran no case, and 0 otherwise.
 
 `--against CHECKOUT` runs the cases on the multiring of another checkout, whose native core must be built. The file
 benchmarks/evidence/support/topics.toml lists the topic's faulty programs. The run ends as soon as a case has shown the
@@ -208,6 +208,8 @@ class Run:
                 continue
             left_s = self._arguments.seconds - self._spent_s
             turn_s = TURN_S if self._arguments.against is None else AGAINST_TURN_S
+            # On a slow machine the first families must leave time for a turn of each other one.
+            turn_s = min(turn_s, left_s / max(1, sum(each.cases == 0 for each in self._tallies.values())))
             cases = min(max(1, int(min(turn_s, left_s) / tally.case_s)), MOST_CASES)
             if self._arguments.cases is not None:
                 cases = min(cases, self._arguments.cases - tally.cases)
@@ -334,7 +336,9 @@ class Run:
             print(f"{count:6}  {sign}")
         print(f"\n{self._spent_s:.0f} s", flush=True)
         if self._arguments.against is None:
-            return 1 if any(each.faults for each in self._tallies.values()) else 0
+            if idle := [name for name, each in self._tallies.items() if each.cases == 0]:
+                print(f"no case of {', '.join(idle)} ran: give more --seconds, or --again to start anew")
+            return 1 if idle or any(each.faults for each in self._tallies.values()) else 0
         found = self._found()
         for program, is_found in found.items():
             print(f"{'found' if is_found else 'NOT FOUND'}  {program}")
