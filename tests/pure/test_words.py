@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from multiring.former_names import FORMER_MODULES
+
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(
     r"^\| ([\w!]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|([^|]*)\|$",
@@ -130,9 +132,10 @@ def prose_of(file: str, text: str) -> str:
 def names_below(where: str) -> Iterator[tuple[str, str]]:
     """Yield (file, name) for the names of files, folders and code below `where`, a folder or a file."""
     top = ROOT / where
+    refusing = {ROOT.joinpath("src", *each.split(".")).with_suffix(".py") for each in FORMER_MODULES}
     for path in [top] if top.is_file() else sorted(top.rglob("*")):
-        if path.suffix not in {".py", ".cc", ".h"} or "onpath" in path.parts:  # names from Horovod
-            continue
+        if path.suffix not in {".py", ".cc", ".h"} or path in refusing or "onpath" in path.parts:
+            continue  # a module of a former name, or Horovod's names
         file = str(path.relative_to(ROOT))
         yield file, path.stem
         yield from ((file, part) for part in path.relative_to(ROOT).parts[:-1])
