@@ -127,7 +127,10 @@ def own_address(interface: str | None) -> str:
             continue
         if not ipaddress.ip_address(address).is_loopback:
             return address
-    raise LaunchError("this host's name resolves to no address that other hosts can reach; set MULTIRING_INTERFACE")
+    raise LaunchError(
+        f"this host's name, {socket.gethostname()}, resolves to no address that other hosts can reach; set "
+        "MULTIRING_INTERFACE to an interface or an address of this host"
+    )
 
 
 def address_of_rail(interface: str, source: str) -> str:
