@@ -371,7 +371,8 @@ def _listen_soon(address: LocalAddress | TcpAddress) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise RendezvousError(
-                    f"rank 0 cannot listen at {address}: {error.strerror}; MULTIRING_RENDEZVOUS sets where rank 0 listens"
+                    f"rank 0 cannot listen at {address}: {error.strerror}; "
+                    "MULTIRING_RENDEZVOUS sets where rank 0 listens"
                 ) from None
             if time.monotonic() >= deadline:
                 raise RendezvousError(f"rank 0 cannot listen at {address}: another process does") from None
