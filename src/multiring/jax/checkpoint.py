@@ -10,37 +10,64 @@ from multiring.errors import ArgumentError
 from multiring.frontend.checkpoint import saving
 from multiring.frontend.checkpoint.framework import Framework
 
+_LEAVES, _PATHS = "leaves of a pytree", "paths of its leaves"
+
 
 class _Pytree:
-    """A pytree as a part of a checkpoint: its leaves as NumPy arrays, and its structure as text for comparison."""
+    """A pytree as a part of a checkpoint: its leaves, with NumPy arrays for JAX's, and their paths for comparison.
+
+    The static fields of a pytree's nodes are neither saved nor compared: they are code, such as an optimizer's
+    functions, whose text differs between processes.
+    """
 
     def __init__(self, name: str, tree: Any) -> None:
         self._name = name
         self.tree = tree
 
     def state_dict(self) -> dict[str, Any]:
-        leaves, structure = jax.tree.flatten(self.tree)
         try:
-            arrays = [np.asarray(each) if isinstance(each, jax.Array) else each for each in leaves]
+            arrays = [np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in jax.tree.leaves(self.tree)]
         except TypeError as error:  # typed keys of random numbers have no NumPy array
             raise ArgumentError(f"save: {self._name}: {error}; save jax.random.key_data of a key") from error
-        return {"leaves": arrays, "structure": str(structure)}
+        return {_LEAVES: arrays, _PATHS: _paths_of(self.tree)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
+        if not isinstance(state, dict) or set(state) != {_LEAVES, _PATHS}:  # `save` got a plain value
+            self.tree = state
+            return
         own, structure = jax.tree.flatten(self.tree)
-        leaves, saved = state["leaves"], state["structure"]
-        if str(structure) != saved:
-            raise ArgumentError(f"load: {self._name} has the structure {structure}, and the checkpoint has {saved}")
-        for number, (mine, theirs) in enumerate(zip(own, leaves, strict=True)):
+        leaves, paths, saved = state[_LEAVES], _paths_of(self.tree), state[_PATHS]
+        if paths != saved:
+            raise ArgumentError(
+                f"load: {self._name} has the leaves {_some(paths)}, and the checkpoint has {_some(saved)}"
+            )
+        for path, mine, theirs in zip(paths, own, leaves, strict=True):
             if _form(mine) != _form(theirs):
                 raise ArgumentError(
-                    f"load: leaf {number} of {self._name} is {_form(mine)}, and the checkpoint has {_form(theirs)}"
+                    f"load: {self._name}{path} is {_form(mine)}, and the checkpoint has {_form(theirs)}"
                 )
         arrays = [
             jax.numpy.asarray(theirs) if isinstance(mine, jax.Array) else theirs
             for mine, theirs in zip(own, leaves, strict=True)
         ]
         self.tree = jax.tree.unflatten(structure, arrays)
+
+
+def _paths_of(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:20]) + (f" and {len(paths) - 20} more" if len(paths) > 20 else "") if paths else "none"
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a checkpoint holds `value` as it is: it has no arrays of JAX, and no node but dicts and lists."""
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if type(value) in {list, tuple}:
+        return all(map(_is_plain, value))
+    return not isinstance(value, jax.Array) and jax.tree_util.all_leaves([value])
 
 
 def _form(leaf: Any) -> str:
@@ -69,10 +96,7 @@ def save(path: str | os.PathLike[str], *, own: Any = None, randomness: bool = Tr
         MismatchError: another rank could not save.
         OSError: this rank could not write.
     """
-    held = {
-        name: _Pytree(name, each) if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(each)) else each
-        for name, each in parts.items()
-    }
+    held = {name: each if _is_plain(each) else _Pytree(name, each) for name, each in parts.items()}
     saving.save(path, Framework(), held, own=own, randomness=randomness)
 
 
@@ -87,7 +111,7 @@ def load(path: str | os.PathLike[str], *, randomness: bool = True, **parts: Any)
     Args:
         path: the path that was passed to `save`.
         randomness: whether to restore the states of the generators of Python and NumPy.
-        parts: for each saved pytree of arrays, a pytree of the same structure, shapes and types.
+        parts: for each saved pytree, a pytree whose leaves have the same paths, shapes and types.
 
     Returns:
         The pytrees in `parts` with the saved arrays, and the plain values. The value of "own" is this rank's.

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +103,15 @@ def differentiate(here: Here) -> None:
     save_and_gather(own)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["function"])
+@dataclass
+class Whole:
+    """A pytree with a function as a static field, as flax's TrainState has."""
+
+    array: Any
+    function: Any
+
+
 def save_and_gather(own: int) -> None:
     """Save a pytree with an optimizer's state; load it; gather rows; join."""
     optax = importlib.import_module("optax")
@@ -108,9 +119,14 @@ def save_and_gather(own: int) -> None:
     state = optax.adam(1e-3).init(here)
     with tempfile.TemporaryDirectory() as made:
         folder = mj.broadcast_object(f"{made}/last")
-        mj.save(folder, parameters=here, state=state, step=7, own=own)
+        # optax.sgd's state has no leaves. A static field, such as a function, may differ between processes.
+        plain, whole = optax.sgd(0.1).init(here), Whole(jnp.ones(2), lambda: None)
+        mj.save(folder, parameters=here, state=state, plain=plain, whole=whole, step=7, own=own)
         blank = jax.tree.map(jnp.zeros_like, (here, state))
-        found = mj.load(folder, parameters=blank[0], state=blank[1])
+        other = Whole(jnp.zeros(2), lambda: None)
+        found = mj.load(folder, parameters=blank[0], state=blank[1], plain=plain, whole=other, step=0)
+        assert found["plain"] == plain
+        assert (found["whole"].array.tolist(), found["whole"].function) == ([1.0, 1.0], other.function)
         for wrong in ({"w": here["w"]}, {**here, "w": here["w"].astype(jnp.float32)}):
             with pytest.raises(ArgumentError, match="and the checkpoint has"):
                 mj.load(folder, parameters=wrong)
