@@ -23,6 +23,7 @@ def go_on_without_one(here: Here, lost: int) -> None:
     left = [rank for rank in range(here.size) if rank != lost]
     assert world is current()
     assert multiring.world() is world.group
+    assert multiring.init() is world.group  # the loss belongs to the former generation
     assert (multiring.rank(), multiring.size()) == (left.index(here.rank), here.size - 1)
     assert (lifecycle.rank(), lifecycle.size()) == (multiring.rank(), multiring.size())
     assert multiring.local_size() == len(world.membership.local_ranks)
@@ -46,3 +47,19 @@ def go_on_without_one(here: Here, lost: int) -> None:
 @pytest.mark.parametrize(("engine", "ranks", "lost"), [("shm", 3, 0), ("shm", 3, 2), ("tcp", 3, 1), ("shm+tcp", 4, 0)])
 def test_a_job_goes_on_without_a_rank(engine: str, ranks: int, lost: int) -> None:
     run_ranks(go_on_without_one, ranks, lost, engine=engine)
+
+
+def ask_for_a_failed_job(here: Here) -> None:
+    group = here.join()
+    group.barrier()
+    if here.rank == 0:
+        with pytest.raises(PeerLostError):
+            group.barrier()
+        with pytest.raises(
+            StateError, match=r"has lost rank 1, so its group cannot be used: call multiring.shutdown\(\)"
+        ):
+            multiring.init()
+
+
+def test_init_does_not_return_the_group_of_a_failed_job() -> None:
+    run_ranks(ask_for_a_failed_job, 2)

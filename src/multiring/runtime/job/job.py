@@ -72,8 +72,8 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         changes: single settings by name, such as `stall_timeout_s=20`. They override `settings`.
 
     Raises:
-        StateError: this process is in a job with other settings; or it is a fork of a rank; or another process than the
-            rank has the launcher's variables of a rank that is still running.
+        StateError: this process is in a job with other settings, or in one that has lost a rank; or it is a fork of a
+            rank; or another process than the rank has the launcher's variables of a rank that is still running.
         RendezvousError: the ranks did not find each other. Every reachable rank raises the same text.
         ArgumentError: a setting or a launcher's variable has an invalid value, or the timeline cannot be written.
         LaunchError: the ranks cannot meet with the launcher's variables; the text says what to set or install.
@@ -87,6 +87,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _refuse_fork(_current.world)
         if _current.world is not None:
             _require_same(_current.world.settings, settings, changes)
+            _require_all(_current.world)
             return _current.world.group
         chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
         attempt = JoinAttempt(chosen)
@@ -102,6 +103,17 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         group = _current.world.group
     _current.tell()
     return group
+
+
+def _require_all(world: World) -> None:
+    """Raise StateError if a rank of the job is lost, so that the job's group cannot be used."""
+    ids = world.membership.ids
+    if lost := [rank for rank, number in enumerate(ids) if number in world.context.losses()]:
+        raise StateError(
+            f"multiring.init: this process is in a job that has lost {'rank' if len(lost) == 1 else 'ranks'} "
+            f"{', '.join(map(str, lost))}, so its group cannot be used: "
+            "call multiring.shutdown() first, on every rank that is left"
+        )
 
 
 def _require_same(joined: Settings, settings: Settings | None, changes: dict[str, Any]) -> None:
