@@ -71,6 +71,13 @@ def several(own: int) -> None:
     assert [each.tolist() for each in array_rows.grouped_allreduce(both, "sum")] == [[3, 3], [[4.5, 4.5]]]
     assert [len(each) for each in array_rows.grouped_allgather(both)] == [6, 3]
     assert [len(each) for each in array_rows.grouped_reducescatter([np.ones(3), np.ones(6)])] == [1, 2]
+    for _ in range(2):  # the names of a failed call can be used again
+        with pytest.raises(MismatchError, match="shape"):
+            array_rows.grouped_allreduce([np.ones(2 + own), np.ones(3)], name="same")
+        with pytest.raises(MismatchError, match="shape"):
+            array_rows.grouped_reducescatter([np.ones((3, 1 + own)), np.ones(3)], name="same")
+    with pytest.raises(ArgumentError):  # refused at its second array
+        array_rows.grouped_allreduce([np.ones(2), np.array(["text"])], name="same")
     memory = np.full(2, own)
     assert array_rows.broadcast_(memory, 2) is memory
     assert memory.tolist() == [2, 2]

@@ -3,7 +3,8 @@
 The arrays are NumPy arrays, as in `array_collectives`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from multiring.frontend.array_collectives import Array, allgather, broadcast, na
 from multiring.frontend.compression_names import Compression
 from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion
 from multiring.frontend.evaluation import gathered
-from multiring.frontend.handles import Name, Pending, names_of, parts_of, submit
+from multiring.frontend.handles import Name, Pending, Several, names_of, parts_of, submit
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.frontend.reduce_ops import LINEAR, Average, chosen_op, name_of
 from multiring.frontend.signatures import ALLTOALL, REDUCESCATTER, REDUCTION, plain_signature, rows_signature
@@ -143,11 +144,11 @@ def grouped_allreduce(
     """Return the `allreduce` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
     names = [each for each, _ in parts_of(members, name, len(arrays))]
-    started = [
-        start_allreduce(array, op, name=each, compression=compression, process_set=members)
+    starts = [
+        partial(start_allreduce, array, op, name=each, compression=compression, process_set=members)
         for array, each in zip(arrays, names, strict=True)
     ]
-    return [each.wait() for each in started]
+    return _all_of(starts)
 
 
 def grouped_reducescatter(
@@ -160,8 +161,21 @@ def grouped_reducescatter(
     """Return the `reducescatter` of each of `arrays`; every rank passes the same number of arrays."""
     members = members_of(process_set)
     names = [each for each, _ in parts_of(members, name, len(arrays))]
-    started = [_start_reducescatter(members, array, op, each) for array, each in zip(arrays, names, strict=True)]
-    return [each.wait() for each in started]
+    return _all_of(
+        [partial(_start_reducescatter, members, array, op, each) for array, each in zip(arrays, names, strict=True)]
+    )
+
+
+def _all_of(starts: Sequence[Callable[[], Any]]) -> list[Array]:
+    """Start operations and return their results. If one fails, the names of the others can be used again."""
+    started: list[Any] = []
+    try:
+        started.extend(start() for start in starts)
+    except BaseException:
+        Several(started, list).forget()
+        raise
+    found: list[Array] = Several(started, list).wait()
+    return found
 
 
 def grouped_allgather(
