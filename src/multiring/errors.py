@@ -62,7 +62,7 @@ class CollectiveError(MultiringError, RuntimeError):
 
     It is the base class of all such errors. Its subclasses say why: the ranks' calls differ, a rank is lost, or a rank
     is silent. An adapter's operation also raises one for a call that all ranks made at the wrong time, or that is not
-    supported. Horovod's name for this class is CollectiveError.
+    supported. Horovod's name for this class is HorovodInternalError.
     """
 
     group_usable = False

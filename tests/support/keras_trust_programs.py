@@ -213,6 +213,26 @@ class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
         keras.saving.load_model(f"{self.folder}/by-function.keras")
 
 
+class Handing(keras.Sequential):  # type: ignore[misc] # Keras has no types
+    """A model whose methods hand on what they get."""
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        return super().evaluate(*arguments, **options)
+
+    def predict(self, *arguments: Any, **options: Any) -> Any:
+        return super().predict(*arguments, **options)
+
+
+def handed_on(_folder: str) -> Any:
+    """Return whether a model's own `evaluate` and `predict` take positional arguments, as Keras' do."""
+    x, y = data()
+    model = mk.distribute(Handing(network().layers))
+    model.compile("sgd", "mse")
+    loss = model.evaluate(x, y, 8, 0)
+    wanted = float(np.mean((np.asarray(model(x)) - y) ** 2))
+    return [bool(abs(loss - wanted) < 1e-5), model.predict(x, 8, 0).shape == y.shape]
+
+
 class Text(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """A callback that writes its own text file."""
 

@@ -157,8 +157,14 @@ class _Distribution:
 
     def _named(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a method's call by name."""
-        bound = inspect.signature(self._plain[method]).bind(*arguments, **keywords).arguments
-        return {**bound.pop("kwargs", {}), **bound}
+        signature = inspect.signature(self._plain[method])
+        if any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+            # The model's own method passes its arguments on, so they are Keras'.
+            keras_own = inspect.signature(getattr(keras.Model, method))
+            signature = keras_own.replace(parameters=list(keras_own.parameters.values())[1:])  # without `self`
+        bound = signature.bind(*arguments, **keywords).arguments
+        others = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+        return {**(bound.pop(others[0], {}) if others else {}), **bound}
 
     def _take_over(self) -> None:
         model = self._model

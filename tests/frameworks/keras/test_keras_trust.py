@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("keras") is None or find_spec("torch") is None, reason="Keras or torch is missing"),
     pytest.mark.timeout(300),
 ]
-NAMES = ("dealing", "losses", "metrics", "logged", "written", "summaries", "restored", "mistaken")
+NAMES = ("dealing", "losses", "metrics", "logged", "written", "summaries", "restored", "mistaken", "handed_on")
 
 
 def found_here(_here: Here, folder: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -84,6 +84,10 @@ def test_tensorboard_gets_the_numbers_of_one_process_once(by_rank: list[dict[str
 
 def test_a_restored_training_goes_on_alike_on_every_rank(by_rank: list[dict[str, Any]]) -> None:
     assert by_rank[0]["restored"] == by_rank[1]["restored"]
+
+
+def test_a_models_own_methods_hand_on_what_they_get(by_rank: list[dict[str, Any]]) -> None:
+    assert [each["handed_on"] for each in by_rank] == [[True, True], [True, True]]
 
 
 def test_data_that_differ_between_ranks_are_refused(by_rank: list[dict[str, Any]]) -> None:
