@@ -25,12 +25,12 @@ from benchmarks.evidence.data_files.values import (
     told,
 )
 from benchmarks.evidence.support.cases import Family, Fault, Random
+from benchmarks.evidence.support.former import open_storage
 from PIL import Image as Pillow
 
 from multiring.cli import main as command
 from multiring.data import Dataset, Loader, Mixture, Shuffle, cached
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.data.readers.storage import open_storage
 from multiring.errors import ArgumentError, DataError
 
 # ---- batches ----

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.evidence.support.former import Cosine, attribute
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
-from multiring.convergence import Cosine
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.parallelizing.deciding import Prospect, build, look
 
@@ -376,7 +376,8 @@ ROWS: dict[str, Row] = {
         ("moving_average",), _attached(lambda here, each: mt.moving_average(each, here.module, 0.5))
     ),
     "`schedule_learning_rate`": Row(
-        ("schedule_learning_rate",), _attached(lambda _here, each: mt.schedule_learning_rate(each, Cosine(10)))
+        ("schedule_learning_rate",),
+        _attached(lambda _here, each: attribute(mt, "schedule_learning_rate", "schedule")(each, Cosine(10))),
     ),
     "`adascale`, with `part`": Row(("adascale",), _adascale),
     '`mixed_precision("bf16")`': Row(
