@@ -539,5 +539,5 @@ if __name__ == "__main__":
     with loaded() as environment:
         if environment is not None:
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)  # noqa: S603
-    program = Path(__file__).name
+    program = "evidence/checkpoints/crashes.py"
     sys.exit(main(Topic(name="checkpoints-crashes", program=program, families=FAMILIES, shows={})))
