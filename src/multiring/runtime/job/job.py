@@ -17,6 +17,7 @@ from multiring.runtime.bootstrap.launchers import Identity
 from multiring.runtime.bootstrap.rank_process import RankPosition
 from multiring.runtime.engines.mpi_library import end_despite_mpi
 from multiring.runtime.group.group import Group
+from multiring.runtime.group.posting import ranks_in_words
 from multiring.runtime.job.joining import join_job
 from multiring.runtime.job.membership import Membership
 from multiring.runtime.job.rank_or_worker import JoinAttempt, Worker, WorkerGroup, refuse_other_systems, worker_here
@@ -87,7 +88,7 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
         _refuse_fork(_current.world)
         if _current.world is not None:
             _require_same(_current.world.settings, settings, changes)
-            _require_all(_current.world)
+            _require_no_loss(_current.world)
             return _current.world.group
         chosen = (Settings.from_environment() if settings is None else settings).changed(**changes)
         attempt = JoinAttempt(chosen)
@@ -105,14 +106,13 @@ def init(settings: Settings | None = None, **changes: Any) -> Group:
     return group
 
 
-def _require_all(world: World) -> None:
+def _require_no_loss(world: World) -> None:
     """Raise StateError if a rank of the job is lost, so that the job's group cannot be used."""
-    ids = world.membership.ids
-    if lost := [rank for rank, number in enumerate(ids) if number in world.context.losses()]:
+    losses = world.context.losses()
+    if lost := [rank for rank, number in enumerate(world.membership.ids) if number in losses]:
         raise StateError(
-            f"multiring.init: this process is in a job that has lost {'rank' if len(lost) == 1 else 'ranks'} "
-            f"{', '.join(map(str, lost))}, so its group cannot be used: "
-            "call multiring.shutdown() first, on every rank that is left"
+            f"multiring.init: this process is in a job that has lost {ranks_in_words(lost)}, so its group cannot be "
+            "used: call multiring.shutdown() first, on every rank that is left"
         )
 
 
