@@ -62,12 +62,13 @@ def _some(paths: list[str]) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a checkpoint holds `value` as it is: it has no arrays of JAX, and no node but dicts and lists."""
+    """Return whether a checkpoint holds `value` as it is: without JAX arrays, in dicts, lists and tuples only."""
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     if type(value) in {list, tuple}:
         return all(map(_is_plain, value))
-    return not isinstance(value, jax.Array) and jax.tree_util.all_leaves([value])
+    # JAX takes None for a node without leaves.
+    return value is None or (not isinstance(value, jax.Array) and jax.tree_util.all_leaves([value]))
 
 
 def _form(leaf: Any) -> str:

@@ -121,7 +121,7 @@ def save_and_gather(own: int) -> None:
         folder = mj.broadcast_object(f"{made}/last")
         # optax.sgd's state has no leaves. A static field, such as a function, may differ between processes.
         plain, whole = optax.sgd(0.1).init(here), Whole(jnp.ones(2), lambda: None)
-        mj.save(folder, parameters=here, state=state, plain=plain, whole=whole, step=7, own=own)
+        mj.save(folder, parameters=here, state=state, plain=plain, whole=whole, step=7, note={"best": None}, own=own)
         blank = jax.tree.map(jnp.zeros_like, (here, state))
         other = Whole(jnp.zeros(2), lambda: None)
         found = mj.load(folder, parameters=blank[0], state=blank[1], plain=plain, whole=other, step=0)
@@ -131,7 +131,7 @@ def save_and_gather(own: int) -> None:
             with pytest.raises(ArgumentError, match="and the checkpoint has"):
                 mj.load(folder, parameters=wrong)
         mj.barrier()
-    assert (found["step"], found["own"]) == (7, own)
+    assert (found["step"], found["note"], found["own"]) == (7, {"best": None}, own)
     assert jax.tree.structure(found["state"]) == jax.tree.structure(state)
     loaded_leaves, saved_leaves = jax.tree.leaves([found["parameters"], found["state"]]), jax.tree.leaves([here, state])
     for loaded, saved in zip(loaded_leaves, saved_leaves, strict=True):
