@@ -58,8 +58,11 @@ def exchange(own: int) -> None:
     rows, counts = array_rows.alltoall(sent[own], splits[own])
     np.testing.assert_array_equal(rows, wanted)
     assert counts.tolist() == [each[own] for each in splits]
+    again, _ = array_rows.alltoall(sent[own], np.array(splits[own]))
+    np.testing.assert_array_equal(again, wanted)
     assert array_rows.alltoall(np.arange(3) + 10 * own).tolist() == [own, 10 + own, 20 + own]
-    for wrong in ([1, 2], [1, -1, 0], [9, 9, 9]):
+    wrongs: list[Any] = [[1, 2], [1, -1, 0], [9, 9, 9], [1.5, 0, 0], np.ones(3)]
+    for wrong in wrongs:
         with pytest.raises(ArgumentError, match="splits="):
             array_rows.alltoall(sent[own], wrong)
     with pytest.raises(ArgumentError, match="want a multiple of 3"):

@@ -3,6 +3,7 @@
 The arrays are NumPy arrays, as in `array_collectives`.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -65,7 +66,7 @@ def _start_reducescatter(members: Members, array: Any, op: int | str, name: Name
 
 def alltoall(
     array: Any,
-    splits: Sequence[int] | None = None,
+    splits: Sequence[int] | Array | None = None,
     *,
     name: str | None = None,
     process_set: ProcessSet | Members = global_process_set,
@@ -87,8 +88,7 @@ def alltoall(
         CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
     """
     members, rows = members_of(process_set), np.ascontiguousarray(native(array))
-    told = None if splits is None else [int(each) for each in splits]
-    sent = row_counts(told, len(rows), members.size)
+    sent = row_counts(splits, len(rows), members.size)
 
     def start(group: Group, label: str) -> Handle:
         return group.all_to_all_async(rows[: sum(sent)], splits=sent, label=label, with_rows=True, waits=True)
@@ -100,7 +100,7 @@ def alltoall(
     return submit(members, name, rows_signature(ALLTOALL, rows.dtype.name, rows.shape), start, finish).wait()
 
 
-def row_counts(splits: Sequence[Any] | None, rows: int, ranks: int) -> list[int]:
+def row_counts(splits: Sequence[Any] | Array | None, rows: int, ranks: int) -> list[int]:
     """Return the number of rows that an alltoall of `rows` rows sends to each of `ranks` ranks.
 
     Raises:
@@ -110,10 +110,14 @@ def row_counts(splits: Sequence[Any] | None, rows: int, ranks: int) -> list[int]
         if rows % ranks:
             raise ArgumentError(f"alltoall of {rows} rows over {ranks} ranks: want a multiple of {ranks}, or splits")
         return [rows // ranks] * ranks
-    found = list(splits)
-    if len(found) != ranks or not all(isinstance(each, int) and each >= 0 for each in found) or sum(found) > rows:
+    try:
+        found = [operator.index(each) for each in splits]
+    except TypeError:  # a number with a fraction, for example
+        found = []
+    if len(found) != ranks or min(found) < 0 or sum(found) > rows:
         raise ArgumentError(
-            f"splits={found}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} rows"
+            f"splits={list(splits)}: want {ranks} integers >= 0, one for each rank, that add up to at most the {rows} "
+            "rows"
         )
     return found
 
