@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.support.cases import Family, Fault, Random
-from benchmarks.evidence.support.former import attribute
+from benchmarks.evidence.support.former import jax_allreduce
 
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 TYPES = (*WHOLE, "float16", "float32", "float64", "complex64", "complex128")
@@ -152,7 +152,7 @@ def jax_transformations(random: Random, _folder: Path) -> Iterator[Fault]:
     scale = float(random.uniform(0.2, 1.0))
 
     def step(w: Any) -> Any:
-        return jnp.tanh(attribute(mj, "allreduce", "all_reduce")(jnp.sin(w * (mj.rank() + 1.0)), op) * w * scale)
+        return jnp.tanh(jax_allreduce()(jnp.sin(w * (mj.rank() + 1.0)), op) * w * scale)
 
     around: dict[str, Callable[[Any], Any]] = {
         "checkpoint": library.checkpoint,
@@ -196,9 +196,7 @@ def jax_threads(random: Random, _folder: Path) -> Iterator[Fault]:
     def run(number: int) -> None:
         for call in range(calls):
             own = library.numpy.float32(mj.rank() + 2 * number + call)
-            found[number, call] = float(
-                attribute(mj, "allreduce", "all_reduce")(own, "sum", name=f"{mark} {number} {call}")
-            )
+            found[number, call] = float(jax_allreduce()(own, "sum", name=f"{mark} {number} {call}"))
 
     started = [threading.Thread(target=run, args=(int(number),), daemon=True) for number in orders[mj.rank()]]
     for each in started:
@@ -260,13 +258,11 @@ def tensorflow_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
 def jax_standoffs(random: Random, _folder: Path) -> Iterator[Fault]:
     """Make ranks wait for different names in JAX, eagerly or compiled."""
     library, mj = jax()
-    attribute(mj, "allreduce", "all_reduce")(
-        library.numpy.ones(2), name=f"together {random.integers(1 << 30)}"
-    ).block_until_ready()
+    jax_allreduce()(library.numpy.ones(2), name=f"together {random.integers(1 << 30)}").block_until_ready()
     compiled = random.random() < 0.5
 
     def call(name: str) -> object:
-        run: Any = lambda x: attribute(mj, "allreduce", "all_reduce")(x, name=name)  # noqa: E731 -- avoids another named function
+        run: Any = lambda x: jax_allreduce()(x, name=name)  # noqa: E731 -- avoids another named function
         return library.block_until_ready((library.jit(run) if compiled else run)(library.numpy.ones(2)))
 
     yield from apart(random, mj, call)

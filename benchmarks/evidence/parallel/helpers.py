@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.evidence.support.former import Cosine, attribute
+from benchmarks.evidence.support.former import Cosine, either
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,6 +22,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.parallelizing.deciding import Prospect, build, look
 
 LOSS = nn.functional.mse_loss
+_schedule = either("multiring.torch:schedule_learning_rate", "multiring.torch:schedule")
 SAME, REFUSED = "same", "refused"
 LOOPS = ("plain", "accumulation", "uneven", "two optimizers")
 AXES = ("data", "shard", "tensor", "pipeline")
@@ -377,7 +378,7 @@ ROWS: dict[str, Row] = {
     ),
     "`schedule_learning_rate`": Row(
         ("schedule_learning_rate",),
-        _attached(lambda _here, each: attribute(mt, "schedule_learning_rate", "schedule")(each, Cosine(10))),
+        _attached(lambda _here, each: _schedule(each, Cosine(10))),
     ),
     "`adascale`, with `part`": Row(("adascale",), _adascale),
     '`mixed_precision("bf16")`': Row(

@@ -26,6 +26,6 @@ Cosine = either("multiring.convergence:Cosine", "multiring.optim:Cosine")
 open_storage = either("multiring.data.readers.storage:open_storage", "multiring.data.readers.storage:storage_of")
 
 
-def attribute(package: Any, now: str, before: str) -> Any:
-    """Return an attribute of an imported package by its name, or by its former name."""
-    return getattr(package, now, None) or getattr(package, before)
+def jax_allreduce() -> Any:
+    """Return the all-reduce of `multiring.jax`. It imports JAX, which only some ranks need."""
+    return either("multiring.jax:allreduce", "multiring.jax:all_reduce")
