@@ -9,7 +9,7 @@ from tests.support.faults import kill
 from tests.support.frameworks_page import PAGE, PASSED, cells_of
 from tests.support.ranks import report_of
 
-from multiring.frontend import conformance
+from multiring.adapters import conformance
 
 PATIENCE_S = 25.0  # the required limit is 5 s; a loaded machine needs more
 

@@ -13,9 +13,10 @@ from tests.support.conforming import on_toy
 from tests.support.nursery import Here
 from tests.support.ranks import run_ranks
 
+from multiring.adapters import conformance
+from multiring.adapters.conformance import CHECKS, Adapter, Outcome
 from multiring.errors import ArgumentError
-from multiring.frontend import conformance, lifecycle
-from multiring.frontend.conformance import CHECKS, Adapter, Outcome
+from multiring.frontend import lifecycle
 
 GOOD = on_toy.ADAPTER
 

@@ -22,7 +22,7 @@ from tests.support.conforming.homes import FRAMEWORKS, Framework
 from tests.support.faults import kill
 from tests.support.ranks import report_of, run_ranks
 
-from multiring.frontend.conformance import CHECKS, ENDS
+from multiring.adapters.conformance import CHECKS, ENDS
 
 ROOT = Path(__file__).parents[2]
 PAGE, README, FOUND = ROOT / "docs" / "frameworks.md", ROOT / "README.md", ROOT / "build" / "frameworks"

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 import multiring.keras as mk
+from multiring.adapters.conformance.adapter import kind_of
 from multiring.errors import PeerLostError
-from multiring.frontend.conformance.adapter import kind_of
 
 FAULT_AT = 3  # the batch or step of the fault
 _OWN = "an error of one rank's own"

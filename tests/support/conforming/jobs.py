@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.nursery import Here
 
-from multiring.frontend import conformance
+from multiring.adapters import conformance
 
 PACKAGE = "tests.support.conforming"
 

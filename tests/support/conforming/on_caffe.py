@@ -12,7 +12,7 @@ import caffe
 import numpy as np
 
 import multiring.caffe as mc
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 

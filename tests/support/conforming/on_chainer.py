@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 
 import multiring.chainer as mc
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 chainer.disable_experimental_feature_warning = True

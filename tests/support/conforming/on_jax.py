@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import multiring.jax as mj
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.jax.elastic import JaxState
 

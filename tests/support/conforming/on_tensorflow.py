@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import multiring.tensorflow as mt
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tinygrad_multiring as tm  # type: ignore[import-not-found] # in examples/
 from tinygrad import Context, Tensor, nn
 
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet
 from multiring.runtime.arrays import numpy_dtype
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import multiring.torch as mt
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.runtime.arrays import numpy_dtype
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tests.support import toy
 
-from multiring.frontend.conformance import Adapter
+from multiring.adapters.conformance import Adapter
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 

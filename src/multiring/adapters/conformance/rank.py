@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from multiring.frontend.conformance.adapter import Adapter, Array, NonconformanceError, Trainer, kind_of
+from multiring.adapters.conformance.adapter import Adapter, Array, NonconformanceError, Trainer, kind_of
 from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 

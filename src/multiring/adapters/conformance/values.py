@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from multiring.frontend.conformance.adapter import Array, require, require_equal
-from multiring.frontend.conformance.rank import Rank
+from multiring.adapters.conformance.adapter import Array, require, require_equal
+from multiring.adapters.conformance.rank import Rank
 from multiring.frontend.object_collectives import allgather_object
 from multiring.runtime.arrays import numpy_dtype
 

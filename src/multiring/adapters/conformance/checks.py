@@ -5,8 +5,8 @@ The list was complete before the adapters of Chainer, Caffe and tinygrad were wr
 
 from collections.abc import Callable, Mapping
 
-from multiring.frontend.conformance import members, training, values
-from multiring.frontend.conformance.rank import Rank
+from multiring.adapters.conformance import members, training, values
+from multiring.adapters.conformance.rank import Rank
 
 CHECKS: Mapping[str, Callable[[Rank], None]] = {
     **{f"type {dtype}": values.check_type(dtype) for dtype in values.TYPES},
@@ -34,3 +34,4 @@ CHECKS: Mapping[str, Callable[[Rank], None]] = {
     "going on": training.training_goes_on,
     "init again": members.init_again,
 }
+"""The checks that every rank calls, by name, in the order of `run`."""

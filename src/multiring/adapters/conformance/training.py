@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from multiring.adapters.conformance.adapter import Array, require, require_equal
+from multiring.adapters.conformance.rank import Rank
 from multiring.errors import CollectiveError
-from multiring.frontend.conformance.adapter import Array, require, require_equal
-from multiring.frontend.conformance.rank import Rank
 from multiring.frontend.elastic.running import run
 from multiring.frontend.object_collectives import allgather_object
 

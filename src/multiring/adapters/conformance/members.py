@@ -4,11 +4,11 @@ import threading
 
 import numpy as np
 
+from multiring.adapters.conformance.adapter import require, require_equal
+from multiring.adapters.conformance.rank import Rank
+from multiring.adapters.conformance.training import parameters_of, slopes_of
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, StateError
 from multiring.frontend import lifecycle
-from multiring.frontend.conformance.adapter import require, require_equal
-from multiring.frontend.conformance.rank import Rank
-from multiring.frontend.conformance.training import parameters_of, slopes_of
 from multiring.frontend.process_sets import ProcessSet, add_process_set, remove_process_set
 
 

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from multiring.adapters.conformance.adapter import Adapter
+from multiring.adapters.conformance.checks import CHECKS
+from multiring.adapters.conformance.rank import Rank
 from multiring.errors import ArgumentError, MultiringError
 from multiring.frontend import lifecycle
-from multiring.frontend.conformance.adapter import Adapter
-from multiring.frontend.conformance.checks import CHECKS
-from multiring.frontend.conformance.rank import Rank
 from multiring.frontend.object_collectives import allgather_object
 
 RANKS = 3
-# Checks that end a job. Each needs its own job (ends.py).
 ENDS = ("killed rank", "exception on one rank", "Ctrl-C")
+"""The names of the checks that end a job. Each needs a job of its own (`lose_a_rank`, `be_interrupted`)."""
 
 
 class Outcome(Enum):

@@ -1,0 +1,1 @@
+"""The parts of an adapter for a new framework."""
