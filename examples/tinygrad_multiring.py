@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from tinygrad import Tensor, dtypes
 
-from multiring.frontend import array_collectives
-from multiring.frontend.elastic.state import ObjectState
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.gradients.buckets import GradientSpec
-from multiring.gradients.options import Options
-from multiring.gradients.reducer import GradientReducer
-from multiring.runtime.arrays import numpy_dtype
+from multiring import adapters
+from multiring.adapters import (
+    GradientOptions,
+    GradientReducer,
+    GradientSpec,
+    ProcessSet,
+    global_process_set,
+    numpy_dtype,
+)
+from multiring.adapters.elastic import ObjectState
 
 
 def to_numpy(tensor: Tensor) -> Any:
@@ -37,14 +38,14 @@ def all_reduce(
     tensor: Tensor, op: str = "average", *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Return the ranks' tensors combined: "sum", "average", "min", "max" or "product"."""
-    found = array_collectives.allreduce(to_numpy(tensor), op, name=name, process_set=process_set)
+    found = adapters.allreduce(to_numpy(tensor), op, name=name, process_set=process_set)
     return from_numpy(found, tensor.device)
 
 
 def broadcast_parameters(parameters: list[Tensor], root_rank: int = 0) -> None:
     """Overwrite every rank's parameters with those of rank `root_rank`."""
     for each in parameters:
-        each.assign(from_numpy(array_collectives.broadcast(to_numpy(each), root_rank), each.device)).realize()
+        each.assign(from_numpy(adapters.broadcast(to_numpy(each), root_rank), each.device)).realize()
 
 
 def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> Any:
@@ -53,14 +54,14 @@ def distribute(optimizer: Any, process_set: ProcessSet = global_process_set) -> 
     reducers: dict[Any, GradientReducer] = {}  # by membership, which changes after a failure
 
     def reducer_now() -> GradientReducer:
-        members = members_of(process_set)
+        members = adapters.members_of(process_set)
         if members not in reducers:
             forms = [(value.dtype.name, value.shape) for value in map(to_numpy, optimizer.params)]
             specs = [(f"parameter {number}", GradientSpec.row_major(*form)) for number, form in enumerate(forms)]
             reducers[members] = GradientReducer(
                 specs,
                 members.group,
-                Options(op="average"),
+                GradientOptions(op="average"),
                 parameters=lambda: [to_numpy(each) for each in optimizer.params],
             )
         return reducers[members]
@@ -82,7 +83,9 @@ class ModelState(ObjectState):
 
     def __init__(self, parameters: list[Tensor], **values: Any) -> None:
         self._parameters = parameters
-        super().__init__(broadcast_object, rank, allgather_object, held=self._read(), **values)
+        super().__init__(
+            adapters.broadcast_object, adapters.rank, adapters.allgather_object, held=self._read(), **values
+        )
 
     def _read(self) -> list[Any]:
         return [to_numpy(each) for each in self._parameters]

@@ -19,6 +19,7 @@ LAYERS = (
     "horovod | lab | bench",
     "launch",
     ADAPTERS,
+    "adapters",
     "gradients",
     "frontend | probe | data",
     "convergence",

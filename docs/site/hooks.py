@@ -16,6 +16,9 @@ MODULES = {
     "multiring.jax": "JAX",
     "multiring.caffe": "Caffe",
     "multiring.data": "Data sets",
+    "multiring.adapters": "Parts of an adapter",
+    "multiring.adapters.conformance": "Checks of an adapter",
+    "multiring.adapters.elastic": "Parts of an adapter: elastic training",
     "multiring.convergence": "Large batches: noise scale and schedules",
     "multiring.errors": "Errors",
 }

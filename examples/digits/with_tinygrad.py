@@ -8,7 +8,7 @@ from typing import Any
 from digits_task import MOMENTUM, RATE, main  # type: ignore[import-not-found] # beside this file
 from tinygrad import Context, Tensor, TinyJit, nn
 
-from multiring.frontend import lifecycle
+from multiring import adapters
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tinygrad_multiring as tm  # type: ignore[import-not-found] # in the folder above
@@ -47,4 +47,4 @@ class Model:
 
 
 if __name__ == "__main__":
-    main("tinygrad", lifecycle.init, Model)
+    main("tinygrad", adapters.init, Model)

@@ -20,7 +20,7 @@ from multiring.frontend.process_sets import ProcessSet, global_process_set, memb
 from multiring.frontend.reduce_ops import Average
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
 from multiring.gradients.compression_state import packed, unpacked
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reducer import GradientReducer
 
 Array = NDArray[Any]
@@ -65,7 +65,7 @@ class Optimizer:
         self._group = members.group
         self._shapes = [model[name].shape for name in self._names]
         specs = [(name, GradientSpec.row_major(model[name].dtype.name, model[name].shape)) for name in self._names]
-        chosen = Options(**{"op": "average", "bucket_bytes": BUCKET_BYTES, **options})
+        chosen = GradientOptions(**{"op": "average", "bucket_bytes": BUCKET_BYTES, **options})
         self.reducer = GradientReducer(specs, members.group, chosen)
         members.reducers.add(self.reducer)
 

@@ -16,7 +16,7 @@ import numpy as np
 from multiring.frontend import lifecycle
 from multiring.frontend.checkpoint import files, saving
 from multiring.gradients.buckets import GradientSpec
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reducer import GradientReducer
 from multiring.frontend.process_sets import global_process_set, members_of
 
@@ -44,7 +44,7 @@ if saving.is_saved(folder / "last"):
 reducer = GradientReducer(
     [("weights", GradientSpec.row_major("float64", (1000,)))],
     members_of(global_process_set).group,
-    Options(op="average"),
+    GradientOptions(op="average"),
 )
 write = files._write
 

@@ -15,7 +15,7 @@ from multiring.frontend.former_arguments import former_arguments
 from multiring.frontend.object_collectives import allgather_object
 from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.options import Options, WireOnly
+from multiring.gradients.options import GradientOptions, WireOnly
 from multiring.gradients.reducer import GradientReducer
 
 _log = logging.getLogger("multiring")
@@ -189,7 +189,7 @@ class SolverGradients:
         members = members_of(self._process_set)
         if self._reducer is None or members is not self._members:
             specs = [(name, GradientSpec.row_major("float32", blob.diff.shape)) for name, blob in parameters]
-            options = Options(op="average", bucket_bytes=BUCKET_BYTES, compression=self._compression)
+            options = GradientOptions(op="average", bucket_bytes=BUCKET_BYTES, compression=self._compression)
             self._reducer = GradientReducer(
                 specs, members.group, options, parameters=lambda: [blob.data for _, blob in parameters_of(self._net)]
             )

@@ -8,7 +8,7 @@ import numpy as np
 from multiring.errors import UnsupportedError
 from multiring.frontend.process_sets import Members
 from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reducer import GradientReducer
 
 _Form = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -46,7 +46,7 @@ class ModelGradients:
 
     def __init__(self, form: _Form, members: Members, compression: Any) -> None:
         specs = [(name, GradientSpec.row_major(dtype, shape)) for name, shape, dtype in form]
-        options = Options(op="average", bucket_bytes=BUCKET_BYTES, compression=compression)
+        options = GradientOptions(op="average", bucket_bytes=BUCKET_BYTES, compression=compression)
         self._reducer = GradientReducer(specs, members.group, options, parameters=self._values)
         members.reducers.add(self._reducer)
         self._has_started = False

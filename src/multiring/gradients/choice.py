@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from multiring.gradients.buckets import BucketLayout, GradientSpec
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.powersgd import Factored, Stages
 from multiring.gradients.quantized import Coded
 from multiring.gradients.reductions import ArrayReduction, Plain
@@ -12,7 +12,7 @@ from multiring.runtime import Group
 ReductionOf = Callable[[BucketLayout, Sequence[GradientSpec]], ArrayReduction]
 
 
-def reductions_of(group: Group, second: Callable[[], Group], options: Options) -> ReductionOf:
+def reductions_of(group: Group, second: Callable[[], Group], options: GradientOptions) -> ReductionOf:
     """Return a factory for bucket reductions configured by `options`.
 
     The caller applies compressors and, with `predivide`, the divisor.

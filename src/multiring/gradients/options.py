@@ -46,7 +46,7 @@ class PowerSGD:
 
 @dataclass(frozen=True, slots=True)
 class WireOnly:
-    """A wire type for `Options.compression`, for adapters without compressors.
+    """A wire type for `GradientOptions.compression`, for adapters without compressors.
 
     Raises:
         ArgumentError: there is no such wire type.
@@ -70,7 +70,7 @@ class WireOnly:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class GradientOptions:
     """The options of gradient reduction.
 
     Args:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.gradients.buckets import BucketLayout, GradientSpec, places_in
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reductions import CompressionState, zeros_in_arena
 from multiring.runtime import Group, quantize_dequantize
 from multiring.schedule import encoded_bytes, wire_of
@@ -36,7 +36,7 @@ class Coded:
     """
 
     def __init__(
-        self, group: Group, op: str, options: Options, layout: BucketLayout, specs: Sequence[GradientSpec]
+        self, group: Group, op: str, options: GradientOptions, layout: BucketLayout, specs: Sequence[GradientSpec]
     ) -> None:
         self._group = group
         self._op = op

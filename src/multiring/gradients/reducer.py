@@ -18,7 +18,7 @@ from multiring.frontend.errors import internal_errors
 from multiring.frontend.first_steps import FirstSteps, Parameters
 from multiring.gradients.buckets import COMPARES_FLAG, MORE_FLAGS, TRAINS_FLAG, GradientSpec, lay_out
 from multiring.gradients.choice import ReductionOf, reductions_of
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reductions import CompressionState, Predivided, Reduction
 from multiring.runtime import Group
 from multiring.runtime.job.job import note_progress
@@ -76,7 +76,7 @@ class GradientReducer:
         self,
         specs: Sequence[tuple[str, GradientSpec]],
         group: Group,
-        options: Options,
+        options: GradientOptions,
         together: Sequence[Sequence[int]] = (),
         parameters: Parameters | None = None,
     ) -> None:

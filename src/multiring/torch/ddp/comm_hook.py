@@ -24,7 +24,7 @@ from torch.futures import Future
 from multiring.errors import ArgumentError
 from multiring.gradients.buckets import lay_out_one
 from multiring.gradients.compression_state import packed
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group, Handle
 from multiring.runtime.group.handles import SteppedHandle
@@ -56,7 +56,7 @@ class BucketSharing:
         error_feedback: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._options = Options(op="average", compression=option_of(compression), error_feedback=error_feedback)
+        self._options = GradientOptions(op="average", compression=option_of(compression), error_feedback=error_feedback)
         self._given = process_group
         self._known_group: ProcessGroup | None = None  # the group to which the following attributes belong
         self._in_arena: dict[int, int] = {}  # the address of each bucket in the arena, by the bucket's index

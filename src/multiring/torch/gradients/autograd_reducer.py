@@ -20,7 +20,7 @@ from torch import Tensor
 from multiring.errors import StateError, UnsupportedError
 from multiring.frontend.errors import LoopOrderError, internal_errors
 from multiring.frontend.process_sets import Members
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reducer import BucketOrder
 from multiring.gradients.reductions import CompressionState
 from multiring.runtime import Group
@@ -69,7 +69,7 @@ class AutogradReducer:
         self,
         parameters: Sequence[tuple[str, Tensor]],
         group: Group,
-        options: Options,
+        options: GradientOptions,
         reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]] = (),
     ) -> None:

@@ -13,7 +13,7 @@ from multiring.errors import StateError
 from multiring.frontend.errors import internal_errors
 from multiring.frontend.first_steps import FirstSteps
 from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay_out_one
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reductions import Reduction
 from multiring.runtime import Group
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of
@@ -29,7 +29,7 @@ class BucketAssignment:
         self,
         parameters: Sequence[tuple[str, Tensor]],
         group: Group,
-        options: Options,
+        options: GradientOptions,
         reduction_of: TensorReductionOf,
         together: Sequence[Sequence[int]],
     ) -> None:

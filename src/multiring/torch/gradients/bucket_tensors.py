@@ -9,7 +9,7 @@ from torch import Tensor
 from multiring.gradients.buckets import BucketLayout, GradientSpec
 from multiring.gradients.choice import reductions_of
 from multiring.gradients.compression_state import unpacked
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.gradients.reductions import ArrayReduction, CompressionState, Predivided, Reduction
 from multiring.runtime import Group
 from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
@@ -27,7 +27,7 @@ def specs_of(parameters: Sequence[Tensor]) -> list[GradientSpec]:
     return [spec_of(parameter) for parameter in parameters]
 
 
-def tensor_reductions_of(group: Group, second: Callable[[], Group], options: Options) -> TensorReductionOf:
+def tensor_reductions_of(group: Group, second: Callable[[], Group], options: GradientOptions) -> TensorReductionOf:
     """Return a factory for reductions of buckets of tensors, configured by `options`; see `reductions_of`."""
     in_arrays = reductions_of(group, second, options)
     op = "sum" if options.predivide != 1.0 else options.op

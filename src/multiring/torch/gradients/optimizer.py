@@ -13,7 +13,7 @@ from multiring.frontend.consistency_check import reporting_errors
 from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, no_process_set
 from multiring.frontend.reduce_ops import Average, chosen_op, name_of
 from multiring.gradients.buckets import BUCKET_BYTES
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.runtime import is_initialized
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.gradients.distributed import Distributed, share
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
             raise UnsupportedError(
                 "LBFGS decides by the loss, which differs between ranks; want another optimizer, such as Adam"
             )
-        options = Options(
+        options = GradientOptions(
             op=name_of(chosen_op(op)),
             bucket_bytes=bucket_bytes,
             backward_passes_per_step=backward_passes_per_step,

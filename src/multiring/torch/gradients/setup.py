@@ -11,7 +11,7 @@ from torch import Tensor
 
 from multiring.errors import ArgumentError
 from multiring.frontend.process_sets import ProcessSet
-from multiring.gradients.options import Options
+from multiring.gradients.options import GradientOptions
 from multiring.torch.interop import described
 
 Named = tuple[tuple[str, Tensor], ...]
@@ -22,7 +22,7 @@ Groups = int | tuple[tuple[Tensor, ...], ...] | None
 class Setup:
     """The checked arguments of `DistributedOptimizer`."""
 
-    options: Options
+    options: GradientOptions
     named: Named | None
     groups: Groups
     process_set: ProcessSet
