@@ -149,7 +149,7 @@ build/%/build.ninja: CMakePresets.json $(READY)
 	@flock build/$*/.lock cmake --preset $* --log-level=WARNING
 	@touch $@
 
-$(READY): .ci/setup constraints.txt pyproject.toml src/multiring/version.py
+$(READY): .ci/setup constraints.txt pyproject.toml src/multiring/_version.py
 	.ci/setup
 
 .venv/.ready-conformance: $(READY)

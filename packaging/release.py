@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("python3.10", "python3.11", "python3.12")  # the wheel of 3.12 serves every later version
 VERSION_FILES = {
-    "src/multiring/version.py": r'^VERSION = "(.+)"$',
+    "src/multiring/_version.py": r'^VERSION = "(.+)"$',
     "CITATION.cff": r"^version: (.+)$",
     "packaging/conda/recipe.yaml": r'^  version: "(.+)"$',
 }
@@ -40,7 +40,7 @@ def git(root: Path, *words: str) -> str:
 
 def version_of(root: Path) -> str:
     """Return the version that the build reads."""
-    return versions(root)["src/multiring/version.py"]
+    return versions(root)["src/multiring/_version.py"]
 
 
 def versions(root: Path) -> dict[str, str]:
@@ -63,14 +63,14 @@ def problems(root: Path, today: date) -> list[str]:
     version = version_of(root)
     for name, stated in versions(root).items():
         if stated != version:
-            found.append(f"{name} states version {stated}: want {version}, which src/multiring/version.py states")
+            found.append(f"{name} states version {stated}: want {version}, which src/multiring/_version.py states")
     heading = HEADING.search((root / "CHANGELOG.md").read_text(encoding="utf-8"))
     wanted = f"{version} ({today.isoformat()})"
     if heading is None or heading[1] != wanted:
         stated = "nothing" if heading is None else repr(heading[1])
         found.append(f"CHANGELOG.md's first heading is {stated}: want {wanted!r}")
     if git(root, "tag", "--list", f"v{version}"):
-        found.append(f"the tag v{version} exists: raise the version in src/multiring/version.py")
+        found.append(f"the tag v{version} exists: raise the version in src/multiring/_version.py")
     return found
 
 

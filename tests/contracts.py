@@ -15,23 +15,23 @@ SOURCE = Path(__file__).parents[1] / "src" / "multiring"
 ADAPTERS = "{adapters}"
 # From top to bottom: each package imports only packages below it. Packages on one line are independent.
 LAYERS = (
-    "cli",
-    "horovod | lab | bench",
-    "launch",
+    "_cli",
+    "horovod | lab | _bench",
+    "_launch",
     ADAPTERS,
     "adapters",
-    "gradients",
-    "frontend | probe | data",
+    "_gradients",
+    "_frontend | _probe | data",
     "convergence",
-    "runtime",
+    "_runtime",
     "planner",
-    "collectives | agreement | trace",
-    "schedule",
-    "topology",
+    "_collectives | _agreement | trace",
+    "_schedule",
+    "_topology",
     "_native",
-    "settings",
-    "setting_values | replacing | optim",
-    "errors | former_names | version",
+    "_settings",
+    "_setting_values | _replacing | optim | frontend | gradients",
+    "errors | _former_names | _version",
 )
 # The parts of a room that has many, in the same way.
 PARTS = {
@@ -50,7 +50,7 @@ PARTS = {
 }
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # A worker of the bench is a program of its own; no module imports it.
-WORKERS = "multiring.bench.workers.*"
+WORKERS = "multiring._bench.workers.*"
 
 
 def rooms() -> set[str]:
@@ -109,15 +109,15 @@ def contracts() -> str:
         ]
     text += [
         _contract("mpi", "mpi4py is imported where runtime needs it only", "forbidden"),
-        _lines("source_modules", [f"multiring.{room}" for room in sorted(rooms() - {"runtime"})]),
+        _lines("source_modules", [f"multiring.{room}" for room in sorted(rooms() - {"_runtime"})]),
         _lines("forbidden_modules", ["mpi4py"]),
         _lines("ignore_imports", [f"{WORKERS} -> mpi4py"]),
         "allow_indirect_imports = True",
         _contract("agreement", "The agreement stands alone", "forbidden"),
-        _lines("source_modules", ["multiring.agreement"]),
+        _lines("source_modules", ["multiring._agreement"]),
         _lines(
             "forbidden_modules",
-            ["ml_dtypes", "numpy", *(f"multiring.{room}" for room in sorted(rooms() - {"agreement"}))],
+            ["ml_dtypes", "numpy", *(f"multiring.{room}" for room in sorted(rooms() - {"_agreement"}))],
         ),
     ]
     return "\n".join(text) + "\n"
@@ -136,7 +136,7 @@ def drawing() -> str:
     lines = []
     for layer in LAYERS:
         shown = adapters() if layer == ADAPTERS else layer.split(" | ")
-        lines += [f"{room:<12} {_said_by(room)}" for room in shown] + [""]
+        lines += [f"{room:<14} {_said_by(room)}" for room in shown] + [""]
     return "\n".join(lines).rstrip()
 
 

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from multiring.agreement import AgreementOutcome, Decision, Member, Ready
-from multiring.agreement.tree import place_of
-from multiring.runtime.named.order_switch import RADIX
+from multiring._agreement import AgreementOutcome, Decision, Member, Ready
+from multiring._agreement.tree import place_of
+from multiring._runtime.named.order_switch import RADIX
 
 TIMEOUT_S = 300
 ROUNDS = 10  # the number of rounds in a job

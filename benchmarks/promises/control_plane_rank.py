@@ -15,9 +15,9 @@ import numpy as np
 
 import multiring
 from multiring._native import ControlMessage
-from multiring.runtime.named import named
-from multiring.runtime.named.channel import ControlChannel, Message, MessageKind
-from multiring.runtime.named.named import NamedOperations
+from multiring._runtime.named import named
+from multiring._runtime.named.channel import ControlChannel, Message, MessageKind
+from multiring._runtime.named.named import NamedOperations
 
 _STEP_BYTES = 4
 

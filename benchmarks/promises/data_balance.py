@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import fr
 from benchmarks.evidence.support.claims import commit, machine
 
 import multiring
+from multiring._settings import inherited_environment
 from multiring.data import Dataset, Loader
 from multiring.data.balance.watching import BalanceWatch
 from multiring.data.readers.storage import LocalStorage
 from multiring.data.stages import DISK, SOURCE
-from multiring.settings import inherited_environment
 
 if TYPE_CHECKING:
     from multiring.data.stages import StageClock

@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import commit, machine
 
+from multiring._settings import Settings, cache_folder, inherited_environment
 from multiring.data import Dataset
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.settings import Settings, cache_folder, inherited_environment
 
 LOADERS = Path(__file__).with_name("data_throughput_loaders.py")
 # The pip arguments of each library. A library that pins other versions is installed without dependencies.

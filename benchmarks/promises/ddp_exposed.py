@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import commit, machine
 
-from multiring.bench.machine import ping_pong_us
-from multiring.bench.statistics import Interval, median_interval
+from multiring._bench.machine import ping_pong_us
+from multiring._bench.statistics import Interval, median_interval
 
 RANKS = 2
 NETWORK, BATCH, IMAGE_SIZE = "resnet50", 4, 224
@@ -120,10 +120,10 @@ def train(folder: Path, rounds: int, seed: int) -> None:
     import torch  # noqa: PLC0415 -- the parent does without
     import torch.distributed as dist  # noqa: PLC0415
 
-    from multiring.bench.workers.step_case import StepCase  # noqa: PLC0415
-    from multiring.bench.workers.step_check import digest  # noqa: PLC0415
-    from multiring.bench.workers.step_task import TrainingTask  # noqa: PLC0415
-    from multiring.bench.workers.step_worker import Training, ddp_training  # noqa: PLC0415
+    from multiring._bench.workers.step_case import StepCase  # noqa: PLC0415
+    from multiring._bench.workers.step_check import digest  # noqa: PLC0415
+    from multiring._bench.workers.step_task import TrainingTask  # noqa: PLC0415
+    from multiring._bench.workers.step_worker import Training, ddp_training  # noqa: PLC0415
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="multiring://")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiring.bench.machine import commit
+from multiring._bench.machine import commit
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "floors"

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.bench.statistics import ratio_interval
-from multiring.bench.workers.step_models import resnet50
+from multiring._bench.statistics import ratio_interval
+from multiring._bench.workers.step_models import resnet50
 from multiring.convergence.noise_scale import NoiseSample, NoiseScale
 from multiring.torch.step.gradients import norms_of
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import multiring
+from multiring._runtime.named.named import NamedOperations
 from multiring.errors import Signature
-from multiring.runtime.named.named import NamedOperations
 
 FLOOR = 6.0  # the most ping-pongs that an operation may take
 WARM_UP = 300

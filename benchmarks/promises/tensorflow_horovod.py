@@ -90,7 +90,7 @@ def main() -> None:
     if options.worker:
         worker(options.worker)
         return
-    from multiring.bench.install import installed  # noqa: PLC0415 -- not in Horovod's environment
+    from multiring._bench.install import installed  # noqa: PLC0415 -- not in Horovod's environment
 
     python = installed("horovod") / "bin" / "python"
     rounds: list[tuple[dict[int, float], dict[int, float]]] = []

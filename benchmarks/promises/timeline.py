@@ -29,9 +29,9 @@ from torch import nn
 
 import multiring
 import multiring.torch as mt
-from multiring.bench.machine import commit
-from multiring.bench.workers.step_case import StepCase
-from multiring.bench.workers.step_task import TrainingTask
+from multiring._bench.machine import commit
+from multiring._bench.workers.step_case import StepCase
+from multiring._bench.workers.step_task import TrainingTask
 
 MOST = 0.01  # the largest allowed cost, as a share of a step
 OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15

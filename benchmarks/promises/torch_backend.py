@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import fr
 
 from benchmarks.promises.floors import MIB, Line, Record, Verdict, main, ours
 
-from multiring.bench.statistics import Interval, ratio_interval
+from multiring._bench.statistics import Interval, ratio_interval
 
 Judge = Callable[[list[Record]], Iterable[Verdict]]
 TORCH = "multiring-torch"

@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))  # lets this script import from the repository roo
 from benchmarks.evidence.support.claims import commit, machine  # noqa: E402
 
 import multiring.torch as mt  # noqa: E402
-from multiring.settings import inherited_environment  # noqa: E402
+from multiring._settings import inherited_environment  # noqa: E402
 
 SAMPLE_S = 0.375
 FORWARD = 1 / 3

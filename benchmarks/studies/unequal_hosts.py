@@ -28,11 +28,11 @@ from benchmarks.evidence.planner.rank import run
 from benchmarks.evidence.support.claims import commit, machine
 
 import multiring
-from multiring.bench.cases import size_text
-from multiring.bench.statistics import ratio_interval
+from multiring._bench.cases import size_text
+from multiring._bench.statistics import ratio_interval
+from multiring._schedule import Collective
+from multiring._settings import inherited_environment
 from multiring.planner import Plan, Task, cheapest, ranked
-from multiring.schedule import Collective
-from multiring.settings import inherited_environment
 
 LABS = ("--hosts 4 --slots 4,4,3,1 --link 1gbit", "--hosts 4 --slots 4,4,3,1")
 SIZES = (256, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)

@@ -5,7 +5,7 @@
 For each version, the program creates an environment below build/ with only TensorFlow and its dependencies. Two ranks
 there try the operations and Keras from this checkout. A version takes a minute and 1.5 GB. The program prints a line
 for each version. The exit code is 1 if a promised version does not work. The promised versions are the oldest in
-frontend/requirements.py and all newer ones.
+_frontend/requirements.py and all newer ones.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import sys
 import venv
 from pathlib import Path
 
-from multiring.frontend.requirements import OLDEST
+from multiring._frontend.requirements import OLDEST
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0")
 PATIENCE_S = 300.0
 CHECK = """
-from multiring.frontend import requirements
+from multiring._frontend import requirements
 
 requirements.OLDEST |= {"tensorflow": "0", "keras": "0"}  # otherwise multiring refuses versions that are too old
 import keras

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import multiring
-from multiring.bench.machine import hardware
+from multiring._bench.machine import hardware
 
 ROOT = Path(__file__).parents[2]
 

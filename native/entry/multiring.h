@@ -1,6 +1,6 @@
 /* multiring's C interface. Native operations of frameworks call it from any thread, without Python.
 
-   `multiring.frontend.requests.entry()` returns a capsule named MULTIRING_ENTRY_NAME that holds a MultiringEntry. The
+   `multiring._frontend.requests.entry()` returns a capsule named MULTIRING_ENTRY_NAME that holds a MultiringEntry. The
    entry is valid as long as the process lives. Before `init` and after `shutdown` every request fails. */
 #ifndef MULTIRING_ENTRY_H
 #define MULTIRING_ENTRY_H

@@ -13,27 +13,27 @@ starts a function on two ranks, for example from a notebook.
 
 from typing import TYPE_CHECKING, Any
 
-from multiring.former_names import refuse
-from multiring.runtime import Event as Event
-from multiring.runtime import Group as Group
-from multiring.runtime import Handle as Handle
-from multiring.runtime import drain_events as drain_events
-from multiring.runtime import init as init
-from multiring.runtime import is_initialized as is_initialized
-from multiring.runtime import local_rank as local_rank
-from multiring.runtime import local_size as local_size
-from multiring.runtime import quantize_dequantize as quantize_dequantize
-from multiring.runtime import rank as rank
-from multiring.runtime import shutdown as shutdown
-from multiring.runtime import size as size
-from multiring.runtime import start_timeline as start_timeline
-from multiring.runtime import stop_timeline as stop_timeline
-from multiring.runtime import world as world
-from multiring.version import VERSION as __version__
+from multiring._former_names import refuse
+from multiring._runtime import Event as Event
+from multiring._runtime import Group as Group
+from multiring._runtime import Handle as Handle
+from multiring._runtime import drain_events as drain_events
+from multiring._runtime import init as init
+from multiring._runtime import is_initialized as is_initialized
+from multiring._runtime import local_rank as local_rank
+from multiring._runtime import local_size as local_size
+from multiring._runtime import quantize_dequantize as quantize_dequantize
+from multiring._runtime import rank as rank
+from multiring._runtime import shutdown as shutdown
+from multiring._runtime import size as size
+from multiring._runtime import start_timeline as start_timeline
+from multiring._runtime import stop_timeline as stop_timeline
+from multiring._runtime import world as world
+from multiring._version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from multiring.frontend.requests.failures import error_of as error_of
-    from multiring.launch import run as run
+    from multiring._frontend.requests.failures import error_of as error_of
+    from multiring._launch import run as run
 
 __all__ = [
     "Event",
@@ -64,9 +64,9 @@ def __getattr__(name: str) -> Any:
     """
     found: Any
     if name == "run":
-        from multiring.launch import run as found  # noqa: PLC0415 -- imported on first use
+        from multiring._launch import run as found  # noqa: PLC0415 -- imported on first use
     elif name == "error_of":
-        from multiring.frontend.requests.failures import error_of as found  # noqa: PLC0415 -- imported on first use
+        from multiring._frontend.requests.failures import error_of as found  # noqa: PLC0415 -- imported on first use
     else:
         refuse(__name__, name)
     globals()[name] = found

@@ -2,7 +2,7 @@
 
 import sys
 
-from multiring.cli import main
+from multiring._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,5 +1,5 @@
 """The former name of `multiring.convergence`."""
 
-from multiring.former_names import refuse_module
+from multiring._former_names import refuse_module
 
 refuse_module(__name__)

@@ -11,7 +11,7 @@ def main() -> int:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise ignored, as under nohup
     if is_ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from multiring.cli import main as command  # noqa: PLC0415 -- see above
+    from multiring._cli import main as command  # noqa: PLC0415 -- see above
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,13 +13,13 @@ from tests.support.cases import Case, assert_same, digest_of, place
 from tests.support.ranks import Here, run_ranks
 
 import multiring
-from multiring.collectives import TABLE, build
+from multiring._collectives import TABLE, build
+from multiring._runtime.arrays import numpy_dtype
+from multiring._runtime.group.compile import task_of
+from multiring._schedule import Collective, Frame, Kind, Schedule
+from multiring._topology import grid_of
 from multiring.errors import ScheduleError
 from multiring.planner import Plan
-from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.group.compile import task_of
-from multiring.schedule import Collective, Frame, Kind, Schedule
-from multiring.topology import grid_of
 
 SAME_ON_ALL = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER)
 RAILS = "127.0.0.1,127.0.0.2"

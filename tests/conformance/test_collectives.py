@@ -9,8 +9,8 @@ import pytest
 from tests.support.cases import DTYPES, Case, all_cases, assert_same, digest_of, place
 from tests.support.ranks import ENGINES, Here, run_ranks
 
+from multiring._schedule import OPS, Collective
 from multiring.planner import plan as planner
-from multiring.schedule import OPS, Collective
 
 SAME_ON_ALL = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_GATHER)
 INTERPRETED_ROWS = 10_000  # larger cases are interpreted on one rank only, because the interpreter is slow

@@ -9,7 +9,7 @@ from benchmarks.evidence.parallel.main import TOPIC
 from benchmarks.evidence.support.cases import faults_of
 from tests.support.ranks import Here, Process, run_ranks
 
-from multiring.frontend.lifecycle import size
+from multiring._frontend.lifecycle import size
 from multiring.torch.collectives.allreduce import allreduce
 
 SECONDS = 10.0

@@ -12,10 +12,10 @@ from tests.support.cases import Case, assert_same, place
 from tests.support.faults import kill
 from tests.support.ranks import Here, report_of, run_ranks
 
+from multiring._runtime.arrays import numpy_dtype
+from multiring._runtime.group.compile import Request
+from multiring._schedule import Collective
 from multiring.errors import MismatchError, MultiringError, PeerLostError
-from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.group.compile import Request
-from multiring.schedule import Collective
 
 
 def met_in_slots(here: Here) -> list[Any]:

@@ -9,8 +9,8 @@ import pytest
 from tests.support.cases import Case, place
 from tests.support.ranks import ENGINES, Here, run_ranks
 
-from multiring.runtime.group.compile import Segments
-from multiring.schedule import Collective, Kind
+from multiring._runtime.group.compile import Segments
+from multiring._schedule import Collective, Kind
 
 CASES = [
     Case(collective, dtype, "sum", rows, width=3, in_arena=in_arena, seed=rows)

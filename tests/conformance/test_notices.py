@@ -8,9 +8,9 @@ import pytest
 from tests.support.ranks import CONFORMING, Here, run_ranks
 
 from multiring._native import NOTE_BYTES, ControlMessage, ControlMessageKind
+from multiring._runtime.failures.control_thread import Control
+from multiring._runtime.job.job import current
 from multiring.errors import ArgumentError, StateError
-from multiring.runtime.failures.control_thread import Control
-from multiring.runtime.job.job import current
 
 GROUP = 77
 TAGS = 120

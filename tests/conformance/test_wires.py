@@ -12,10 +12,10 @@ from tests.support.cases import OVER_A_WINDOW, Case, assert_same, digest_of, ope
 from tests.support.ranks import Here, run_ranks
 
 import multiring
+from multiring._runtime.group.compile import Segments
+from multiring._schedule import Collective, Kind, decoded, encoded_bytes, wire_of
 from multiring.errors import ArgumentError, MismatchError
 from multiring.planner import plan
-from multiring.runtime.group.compile import Segments
-from multiring.schedule import Collective, Kind, decoded, encoded_bytes, wire_of
 
 WIRES = ("fp16", "bf16", "int8")
 PLACES = [("tcp", 2), ("tcp", 3), ("tcp", 4), ("shm+tcp", 3), ("shm+tcp", 4)]

@@ -13,10 +13,10 @@ from tests.support.conforming import on_toy
 from tests.support.nursery import Here
 from tests.support.ranks import run_ranks
 
+from multiring._frontend import lifecycle
 from multiring.adapters import conformance
 from multiring.adapters.conformance import CHECKS, Adapter, Outcome
 from multiring.errors import ArgumentError
-from multiring.frontend import lifecycle
 
 GOOD = on_toy.ADAPTER
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.former_names import FORMER, FORMER_MODULES
+from multiring._former_names import FORMER, FORMER_MODULES
 
 NAMES = [(owner, old, new) for owner, names in FORMER.items() for old, new in names.items()]
 PACKAGES = [each for each in NAMES if each[0].startswith("multiring")]

@@ -15,7 +15,7 @@ from tests.support.page_commands import COMMANDS, Read, Run
 from tests.support.page_snippets import NOT_RUN, SNIPPETS, live
 from tests.support.ranks import Process, run_ranks
 
-from multiring import cli
+from multiring import _cli as cli
 from multiring.errors import MultiringError
 
 if sys.version_info >= (3, 11):

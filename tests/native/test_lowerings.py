@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from multiring._collectives import build
 from multiring._native import NOTE_BYTES, Lowering, Program
-from multiring.collectives import build
+from multiring._runtime.group.compile import ProgramExecution, compile_moves
+from multiring._schedule import Collective, Frame, Kind, Moves, Schedule
 from multiring.errors import ArgumentError
-from multiring.runtime.group.compile import ProgramExecution, compile_moves
-from multiring.schedule import Collective, Frame, Kind, Moves, Schedule
 
 ELEMENTS = 1000
 SHARES = ((1,), (2, 1, 3))

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from multiring import _native as native
-from multiring.runtime.arrays import DTYPES, numpy_dtype
-from multiring.schedule import OPS, Wire, accumulation_of, combine, decoded, encoded_bytes
-from multiring.schedule.wire import encode
+from multiring._runtime.arrays import DTYPES, numpy_dtype
+from multiring._schedule import OPS, Wire, accumulation_of, combine, decoded, encoded_bytes
+from multiring._schedule.wire import encode
 
 Array = NDArray[Any]
 
@@ -132,6 +132,6 @@ def test_hmac_is_pythons(key_bytes: int) -> None:
 
 
 def test_version_is_the_packages() -> None:
-    from multiring.version import VERSION  # noqa: PLC0415 -- beside what it is compared with
+    from multiring._version import VERSION  # noqa: PLC0415 -- beside what it is compared with
 
     assert native.VERSION == VERSION

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from multiring._frontend.adasum import adasum, combine, products, rounds
 from multiring.errors import ArgumentError
-from multiring.frontend.adasum import adasum, combine, products, rounds
 
 Vector = NDArray[Any]
 BOUNDS = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import multiring
-from multiring.cli import COMMANDS
-from multiring.settings import Settings
+from multiring._cli import COMMANDS
+from multiring._settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "multiring"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.agreement_net import Net, Program
 
-from multiring.agreement import Deadlock, Joined, Lost, Member, Missing, Ready, Refused, Silent
-from multiring.agreement.tree import height_of, place_of
+from multiring._agreement import Deadlock, Joined, Lost, Member, Missing, Ready, Refused, Silent
+from multiring._agreement.tree import height_of, place_of
 
 NAMES = [f"gradient.{number}" for number in range(5)]
 TERMS = "all_reduce of float32 (2, 3), average"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.agreement import AgreementOutcome, Member
+from multiring._agreement import AgreementOutcome, Member
 
 # A tree of seven ranks with two children each: 0 is the parent of 1 and 4, 1 of 2 and 3, and 4 of 5 and 6.
 SIZE, RADIX, RANK, PARENT, CHILD = 7, 2, 1, 0, 2

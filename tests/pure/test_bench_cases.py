@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from multiring.bench.cases import Question, parse_size, size_text
-from multiring.bench.compare import Manner, check_memory, cores_for
-from multiring.bench.statistics import median_interval, ratio_interval
-from multiring.bench.workers import contract
+from multiring._bench.cases import Question, parse_size, size_text
+from multiring._bench.compare import Manner, check_memory, cores_for
+from multiring._bench.statistics import median_interval, ratio_interval
+from multiring._bench.workers import contract
 from multiring.errors import ArgumentError
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from multiring.bench import plot as plotting
-from multiring.bench.cases import Question
-from multiring.bench.compare import Bound, Comparison, Timing
-from multiring.bench.plot import check_plot, plot
-from multiring.bench.records import Circumstances, lines_of, records_of, settings_lines, why_not_publishable
-from multiring.cli import bench, bench_lab, main
-from multiring.cli.bench_lab import Wires
-from multiring.cli.output import show
+from multiring._bench import plot as plotting
+from multiring._bench.cases import Question
+from multiring._bench.compare import Bound, Comparison, Timing
+from multiring._bench.plot import check_plot, plot
+from multiring._bench.records import Circumstances, lines_of, records_of, settings_lines, why_not_publishable
+from multiring._cli import bench, bench_lab, main
+from multiring._cli.bench_lab import Wires
+from multiring._cli.output import show
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.lab import LabPlan
 

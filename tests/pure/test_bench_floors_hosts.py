@@ -8,9 +8,9 @@ import pytest
 from benchmarks.promises import floors, floors_hosts
 from benchmarks.promises.floors import KEPT, MIB, Line, Record, Verdict
 
-from multiring.bench.peers import PEERS
-from multiring.bench.variants import VARIANTS
-from multiring.cli import bench
+from multiring._bench.peers import PEERS
+from multiring._bench.variants import VARIANTS
+from multiring._cli import bench
 
 LINES = {line.name: line for line in floors_hosts.LINES}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from multiring.bench import install
-from multiring.bench.peers import PEERS, command_of, peer_named, python_of
-from multiring.bench.workers.contract import Case, write_cases
+from multiring._bench import install
+from multiring._bench.peers import PEERS, command_of, peer_named, python_of
+from multiring._bench.workers.contract import Case, write_cases
+from multiring._settings import cache_folder
 from multiring.errors import ArgumentError, LaunchError
-from multiring.settings import cache_folder
 
 
 @pytest.fixture

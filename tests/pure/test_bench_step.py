@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from multiring.bench.job import JobCommand, Jobs
-from multiring.bench.records import Circumstances
-from multiring.bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
-from multiring.bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
-from multiring.bench.workers.step_case import NETWORKS, FileRendezvous, Pace
+from multiring._bench.job import JobCommand, Jobs
+from multiring._bench.records import Circumstances
+from multiring._bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
+from multiring._bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
+from multiring._bench.workers.step_case import NETWORKS, FileRendezvous, Pace
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
 # Six alternations. The libraries' medians are 1.02, 1.5 and 1.0.

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.promises import ddp_exposed, floors, floors_hosts, torch_backend
 from benchmarks.promises.floors import MIB, Record, Verdict
 
-from multiring.bench.peers import PEERS
-from multiring.bench.step import OTHERS
-from multiring.bench.step import PEERS as TRAINERS
-from multiring.bench.workers.step_case import NETWORKS
-from multiring.cli import bench, bench_step
+from multiring._bench.peers import PEERS
+from multiring._bench.step import OTHERS
+from multiring._bench.step import PEERS as TRAINERS
+from multiring._bench.workers.step_case import NETWORKS
+from multiring._cli import bench, bench_step
 
 LINES = {line.name: line for line in torch_backend.LINES}
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from multiring.bench.libraries import libraries
-from multiring.bench.variants import VARIANTS
-from multiring.bench.workers import contract
-from multiring.bench.workers.contract import Case
+from multiring._bench.libraries import libraries
+from multiring._bench.variants import VARIANTS
+from multiring._bench.workers import contract
+from multiring._bench.workers.contract import Case
 from multiring.errors import ArgumentError, LaunchError
 
 
@@ -34,7 +34,7 @@ def test_a_wire_type_is_a_word_to_the_worker(wire: str, tmp_path: Path) -> None:
 
 
 def test_the_mpi_engine_runs_under_that_mpis_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.bench.variants.installed", lambda name: tmp_path / name)
+    monkeypatch.setattr("multiring._bench.variants.installed", lambda name: tmp_path / name)
     (_, variant), _ = libraries(["multiring-mpi"], lab)
     start = variant.start(tmp_path / "case.json", 8)
     assert start.command[:3] == ("lab", "mpiexec", "--")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.gradients.buckets import ALIGNMENT_BYTES, FIRST_BUCKET_BYTES, GradientSpec, lay_out
-from multiring.runtime.arrays import numpy_dtype
+from multiring._gradients.buckets import ALIGNMENT_BYTES, FIRST_BUCKET_BYTES, GradientSpec, lay_out
+from multiring._runtime.arrays import numpy_dtype
 
 SHAPES = st.tuples(st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 3000))
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.support.schedules import GRIDS, all_moves, counts_for, every_schedule, frame_on
 
-from multiring.collectives import TABLE, build, direct, ring
-from multiring.errors import ScheduleError
-from multiring.schedule import (
+from multiring._collectives import TABLE, build, direct, ring
+from multiring._schedule import (
     Accumulation,
     Collective,
     Effect,
@@ -26,6 +25,7 @@ from multiring.schedule import (
     check,
     check_moves,
 )
+from multiring.errors import ScheduleError
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 from tests.support.checkpoint_trees import NAME, loaded, same, saved
 
+from multiring._frontend.checkpoint import folder
+from multiring._frontend.checkpoint.files import find
+from multiring._frontend.checkpoint.folder import SaveAttempt, require_ours
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint import folder
-from multiring.frontend.checkpoint.files import find
-from multiring.frontend.checkpoint.folder import SaveAttempt, require_ours
 
 VALUE = {
     "weights": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.int64)},

@@ -43,4 +43,4 @@ def test_a_class_name_has_one_owner() -> None:
 def test_only_adapters_share_names() -> None:
     owners = owners_of_classes()
     rooms = {file.split("/")[0] for name in SHARED_BY_ADAPTERS for file in owners[name]}
-    assert rooms <= {"frontend", "horovod", *adapters()}
+    assert rooms <= {"_frontend", "horovod", *adapters()}

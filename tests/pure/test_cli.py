@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from multiring import cli
-from multiring.cli import main
-from multiring.cli import run as run_command
+from multiring import _cli as cli
+from multiring._cli import main
+from multiring._cli import run as run_command
+from multiring._launch import JobOptions, run_local
+from multiring._version import VERSION
 from multiring.errors import ArgumentError, StateError
-from multiring.launch import JobOptions, run_local
-from multiring.version import VERSION
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import math
 import pytest
 from tests.support.schedules import all_moves, frame_on
 
-from multiring.collectives import TABLE, algorithms_of, build
+from multiring._collectives import TABLE, algorithms_of, build
+from multiring._schedule import SUMS, Accumulation, Collective, Kind, Moves
 from multiring.errors import ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Kind, Moves
 
 
 def _sent(moves: Moves) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import zstandard
 from tests.support import data_sets
 from tests.support.data_sets import MAKERS, opened
 
-from multiring.cli import main
+from multiring._cli import main
 from multiring.data import Dataset
 from multiring.data.packing.casting import ChannelStatistics, HalfPrecision
 from multiring.data.packing.writing import PackOptions, pack

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from multiring._runtime.events import Event
+from multiring._runtime.tracing.event_log import EventLog
 from multiring.data.balance.decision import STAGES, TrainingCounts, balance_of
 from multiring.data.balance.watching import common, length, merged, spans_of
 from multiring.data.feeding.batches import queued_s
-from multiring.runtime.events import Event
-from multiring.runtime.tracing.event_log import EventLog
 
 
 def counted(**changes: Any) -> TrainingCounts:

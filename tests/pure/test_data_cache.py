@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from tests.support.data_sets import COUNT, npy_files, packed
 
-from multiring.cli import main
+from multiring._cli import main
 from multiring.data import Dataset, Loader, Shuffle, cached
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.filesystem import CachingFileSystem

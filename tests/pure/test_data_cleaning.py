@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from multiring.cli import main
+from multiring._cli import main
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from multiring.cli import main
+from multiring._cli import main
 from multiring.data import Dataset, Loader
 from multiring.data.decoding import decoded
 from multiring.data.feeding.widening import put_exactly, widened

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from multiring.bench import install, plot
-from multiring.cli.drawings import check_figure, write_figure
+from multiring._bench import install, plot
+from multiring._cli.drawings import check_figure, write_figure
+from multiring._launch import logs
+from multiring._replacing import replace_file
+from multiring._runtime.group.plan_file import write_pins
+from multiring._runtime.rails.topology_file import check_topology, write_topology
+from multiring._topology import TCP, Topology
 from multiring.data.caching.blocks import BlockCache, remove_blocks
 from multiring.errors import ArgumentError, LaunchError
-from multiring.launch import logs
-from multiring.replacing import replace_file
-from multiring.runtime.group.plan_file import write_pins
-from multiring.runtime.rails.topology_file import check_topology, write_topology
-from multiring.topology import TCP, Topology
 
 SOURCE = Path(__file__).parents[2] / "src" / "multiring"
 ACTS = {"unlink", "rmtree", "rmdir", "removedirs", "rename", "write_text", "write_bytes", "truncate", "ftruncate"}
@@ -28,19 +28,19 @@ OWN_FOLDER = "in a folder that this process made"
 RANDOM = "its name has a random number of this process's"
 # For each function: why the files that it replaces or removes belong to multiring.
 KNOWN_BY = {
-    "bench/compare.py::Bench._run_job": OWN_FOLDER,
-    "bench/install.py::_make": "its stamp, without which it refuses",
-    "bench/install.py::install": "a lock, which is opened and not changed",
-    "bench/job.py::Jobs.run": OWN_FOLDER,
-    "bench/plot.py::plot": "written to memory, and by replace_file",
-    "bench/step.py::StepBench._measure": OWN_FOLDER,
-    "bench/step.py::StepBench._run": OWN_FOLDER,
-    "bench/workers/contract.py::_write": OWN_FOLDER,
-    "bench/workers/contract.py::write_cases": OWN_FOLDER,
-    "bench/workers/step_case.py::FileRendezvous.tell": OWN_FOLDER,
-    "bench/workers/step_case.py::StepCase.write": OWN_FOLDER,
-    "cli/output.py::show": "the null device, in place of a closed stdout",
-    "cli/run.py::_make_do_with_parts": "parts that merge has read, and beginnings of timelines",
+    "_bench/compare.py::Bench._run_job": OWN_FOLDER,
+    "_bench/install.py::_make": "its stamp, without which it refuses",
+    "_bench/install.py::install": "a lock, which is opened and not changed",
+    "_bench/job.py::Jobs.run": OWN_FOLDER,
+    "_bench/plot.py::plot": "written to memory, and by replace_file",
+    "_bench/step.py::StepBench._measure": OWN_FOLDER,
+    "_bench/step.py::StepBench._run": OWN_FOLDER,
+    "_bench/workers/contract.py::_write": OWN_FOLDER,
+    "_bench/workers/contract.py::write_cases": OWN_FOLDER,
+    "_bench/workers/step_case.py::FileRendezvous.tell": OWN_FOLDER,
+    "_bench/workers/step_case.py::StepCase.write": OWN_FOLDER,
+    "_cli/output.py::show": "the null device, in place of a closed stdout",
+    "_cli/run.py::_make_do_with_parts": "parts that merge has read, and beginnings of timelines",
     "data/caching/blocks.py::BlockCache._quarantine": "moved to a new name, and not removed",
     "data/caching/blocks.py::BlockCache._write": f"{RANDOM}; it replaces a block of the same key and number",
     "data/caching/blocks.py::BlockCache.remove": "a block by its key, a digest of what it holds",
@@ -53,27 +53,27 @@ KNOWN_BY = {
     "data/packing/writing.py::_ShardWriter.__init__": OWN_FOLDER,
     "data/packing/writing.py::_write": OWN_FOLDER,
     "data/packing/writing.py::pack": f"{OWN_FOLDER}, of a random name; put where nothing is",
-    "frontend/checkpoint/array_file.py::write": f"{OWN_FOLDER}, or a manifest-TOKEN.new",
-    "frontend/checkpoint/folder.py::SaveAttempt.__exit__": "an empty folder that it made",
-    "frontend/checkpoint/folder.py::SaveAttempt.begin": "it makes a new file",
-    "frontend/checkpoint/folder.py::_clean": "a manifest or a mark; folders only where they are empty",
-    "frontend/checkpoint/folder.py::_is_lost": "a mark, which is locked and not changed",
-    "frontend/checkpoint/folder.py::_remove": "a manifest or a mark; folders only where they are empty",
-    "frontend/checkpoint/folder.py::_remove_parts": "a manifest or a mark, and their names",
-    "frontend/checkpoint/folder.py::publish": "require_ours has read the manifest that it replaces",
+    "_frontend/checkpoint/array_file.py::write": f"{OWN_FOLDER}, or a manifest-TOKEN.new",
+    "_frontend/checkpoint/folder.py::SaveAttempt.__exit__": "an empty folder that it made",
+    "_frontend/checkpoint/folder.py::SaveAttempt.begin": "it makes a new file",
+    "_frontend/checkpoint/folder.py::_clean": "a manifest or a mark; folders only where they are empty",
+    "_frontend/checkpoint/folder.py::_is_lost": "a mark, which is locked and not changed",
+    "_frontend/checkpoint/folder.py::_remove": "a manifest or a mark; folders only where they are empty",
+    "_frontend/checkpoint/folder.py::_remove_parts": "a manifest or a mark, and their names",
+    "_frontend/checkpoint/folder.py::publish": "require_ours has read the manifest that it replaces",
     "keras/saving.py::_written_whole": "Keras' own save, which replaces what the program names",
     "lab/host.py::_furnish": "file systems that it mounted, seen by no other process",
     "lab/host.py::_mount_sys": "file systems that it mounted, seen by no other process",
-    "launch/function.py::run_function": OWN_FOLDER,
-    "launch/logs.py::open_log": "the list of logs beside it, without which it refuses",
-    "launch/logs.py::_take": "it adds a line",
-    "launch/pickled_call.py::CallFolder.leave": OWN_FOLDER,
-    "launch/pickled_call.py::CallFolder.send": OWN_FOLDER,
-    "launch/standard_streams.py::open_closed_streams": "the null device",
+    "_launch/function.py::run_function": OWN_FOLDER,
+    "_launch/logs.py::open_log": "the list of logs beside it, without which it refuses",
+    "_launch/logs.py::_take": "it adds a line",
+    "_launch/pickled_call.py::CallFolder.leave": OWN_FOLDER,
+    "_launch/pickled_call.py::CallFolder.send": OWN_FOLDER,
+    "_launch/standard_streams.py::open_closed_streams": "the null device",
     "replacing.py::replace_file": "its caller's is_ours, told the content",
-    "runtime/tracing/last_rank.py::merge_if_last": "parts that merge has read",
-    "runtime/tracing/recording.py::Recording.remove": "a part that this process holds by a lock",
-    "runtime/tracing/timeline.py::_Writing.close": "parts that it has read",
+    "_runtime/tracing/last_rank.py::merge_if_last": "parts that merge has read",
+    "_runtime/tracing/recording.py::Recording.remove": "a part that this process holds by a lock",
+    "_runtime/tracing/timeline.py::_Writing.close": "parts that it has read",
     "trace/claims.py::Claim.__init__": "an empty file, or a part by its first line",
     "trace/claims.py::Claim.release": "a part that this process holds by a lock",
     "trace/claims.py::_locked": "it is looked at before it is changed",
@@ -155,7 +155,7 @@ def topology(path: Path) -> None:
 
 def figure(path: Path) -> None:
     check_figure(path.with_suffix(".svg"))
-    from multiring.cli import drawings  # noqa: PLC0415 -- a private function, of which the drawings are made
+    from multiring._cli import drawings  # noqa: PLC0415 -- a private function, of which the drawings are made
 
     write_figure(path.with_suffix(".svg"), drawings._svg(1, 1, []))
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from multiring.cli import main
+from multiring._cli import main
 
 SVG = "{http://www.w3.org/2000/svg}"
 

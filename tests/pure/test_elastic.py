@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from multiring.errors import MismatchError, PeerLostError, RendezvousError
-from multiring.frontend.elastic.state import (
+from multiring._frontend.elastic.state import (
     HostsUpdatedInterrupt,
     HostUpdateResult,
     ObjectState,
     State,
     run_fn,
 )
-from multiring.frontend.elastic.values_state import ValuesState
-from multiring.frontend.errors import HorovodInternalError
+from multiring._frontend.elastic.values_state import ValuesState
+from multiring._frontend.errors import HorovodInternalError
+from multiring.errors import MismatchError, PeerLostError, RendezvousError
 
 
 class Noted(State):

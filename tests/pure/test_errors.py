@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from multiring import errors
+from multiring._frontend.errors import _KINDS, HorovodInternalError, internal
 from multiring.errors import CollectiveError, MultiringError
-from multiring.frontend.errors import _KINDS, HorovodInternalError, internal
 
 KINDS = {
     "ArgumentError": (ValueError, True),

@@ -10,7 +10,7 @@ from benchmarks.evidence.hosts.main import CLAIMS, pace, spans
 from benchmarks.evidence.planner.main import LABS, Configuration, Tried, together
 from benchmarks.evidence.planner.main import assessed as assessed_plan
 
-from multiring.cli import lab
+from multiring._cli import lab
 
 # ---- failures ----
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.cli.forecast import ForecastPrinter, in_words
+from multiring._cli.forecast import ForecastPrinter, in_words
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ def test_times_are_said_as_people_do(seconds: float, words: str) -> None:
 
 def test_what_is_left_is_what_the_first_turn_took_times_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("multiring.cli.forecast.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("multiring._cli.forecast.time.monotonic", lambda: now[0])
     told: list[str] = []
     shown: list[str] = []
     made = ForecastPrinter(7, told.append, shown.append)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from multiring._runtime.job.membership import Endpoint, Membership
+from multiring._topology import Topology
 from multiring.errors import ArgumentError
-from multiring.runtime.job.membership import Endpoint, Membership
-from multiring.topology import Topology
 
 
 def _membership(rank: int) -> Membership:

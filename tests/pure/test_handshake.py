@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiring.runtime.bootstrap.handshake import FrameError, FrameReader, Seal, decode, encode, frame, is_proof, proof
+from multiring._runtime.bootstrap.handshake import FrameError, FrameReader, Seal, decode, encode, frame, is_proof, proof
 
 
 @settings(derandomize=True, max_examples=50, deadline=None)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.cli import main
-from multiring.errors import ArgumentError, LaunchError
-from multiring.launch.horovod import (
+from multiring._cli import main
+from multiring._launch.horovod import (
     HOROVOD_IGNORED,
     PACKAGES,
     horovod_environment,
@@ -20,9 +19,10 @@ from multiring.launch.horovod import (
     path_with_horovod,
     positions_on,
 )
-from multiring.launch.horovod_exec import main as become
-from multiring.launch.horovod_exec import position_of
-from multiring.settings import HOROVOD_PLACE, HOROVOD_READ, Settings
+from multiring._launch.horovod_exec import main as become
+from multiring._launch.horovod_exec import position_of
+from multiring._settings import HOROVOD_PLACE, HOROVOD_READ, Settings
+from multiring.errors import ArgumentError, LaunchError
 
 DOCS = Path(__file__).parents[2] / "docs" / "horovod.md"
 

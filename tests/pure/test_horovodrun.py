@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from multiring.cli import horovodrun, main
-from multiring.cli import run as run_command
-from multiring.launch import JobOptions
+from multiring._cli import horovodrun, main
+from multiring._cli import run as run_command
+from multiring._launch import JobOptions
 
 Call = tuple[list[str], int | None, str | None, JobOptions]
 # Options of horovodrun 0.28.1, extracted by ast from horovod/runner/launch.py of its source distribution.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from multiring.cli import main
+from multiring._cli import main
+from multiring._launch.hosts import command_line, rendezvous_of
+from multiring._launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hostfile, parse_hosts
+from multiring._settings import Settings
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.launch.hosts import command_line, rendezvous_of
-from multiring.launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hostfile, parse_hosts
-from multiring.settings import Settings
 
 PLACES = (("a", 4), ("b", 2))
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from multiring._frontend.dtype_conversion import converted, converted_back, dtype_conversion, scaled
+from multiring._frontend.reduce_ops import Average
 from multiring.errors import ArgumentError
-from multiring.frontend.dtype_conversion import converted, converted_back, dtype_conversion, scaled
-from multiring.frontend.reduce_ops import Average
 
 TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 

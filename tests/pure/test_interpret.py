@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.support.schedules import all_moves, counts_for, every_schedule, frame_on
 
-from multiring.collectives import TABLE, build
-from multiring.errors import ArgumentError, ScheduleError
-from multiring.schedule import (
+from multiring._collectives import TABLE, build
+from multiring._schedule import (
     Accumulation,
     Collective,
     Kind,
@@ -26,6 +25,7 @@ from multiring.schedule import (
     accumulation_of,
     interpret,
 )
+from multiring.errors import ArgumentError, ScheduleError
 
 Array = NDArray[Any]
 

@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 from tests.pure.test_check import mutants_of
 from tests.support.schedules import all_moves
 
+from multiring._collectives import algorithms_of, build
 from multiring._native import Lowering
-from multiring.collectives import algorithms_of, build
-from multiring.errors import ArgumentError, ScheduleError
-from multiring.lab import LabPlan, parse_slots
-from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
-from multiring.planner.candidates import joined_frames
-from multiring.planner.pins import pins_of, pins_text
-from multiring.runtime.group.compile import lowering_of
-from multiring.schedule import (
+from multiring._runtime.group.compile import lowering_of
+from multiring._schedule import (
     Accumulation,
     Collective,
     Frame,
@@ -34,7 +29,12 @@ from multiring.schedule import (
     least,
     price,
 )
-from multiring.topology import SHM, TCP, Link, Rack, Topology
+from multiring._topology import SHM, TCP, Link, Rack, Topology
+from multiring.errors import ArgumentError, ScheduleError
+from multiring.lab import LabPlan, parse_slots
+from multiring.planner import Plan, Task, candidates, cheapest, ranked, ways_of
+from multiring.planner.candidates import joined_frames
+from multiring.planner.pins import pins_of, pins_text
 
 ALL_REDUCE = Collective.ALL_REDUCE
 SIZES = [(2, 1), (3, 1), (1, 4, 2), (4, 4, 3, 1), (3, 2, 2), (5, 2), (2, 2, 2, 2, 3)]

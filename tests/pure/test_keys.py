@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multiring.frontend.checkpoint.arrays import WordSum
-from multiring.frontend.signatures import allreduce_signature, plain_signature, rows_signature
+from multiring._frontend.checkpoint.arrays import WordSum
+from multiring._frontend.signatures import allreduce_signature, plain_signature, rows_signature
 
 EQUALS: list[tuple[Callable[..., Any], list[tuple[Any, ...]]]] = [
     (

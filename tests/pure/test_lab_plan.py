@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from multiring.cli import main
+from multiring._cli import main
+from multiring._launch import CommandError
+from multiring._topology import TCP, topology_of
 from multiring.errors import ArgumentError, LaunchError, UnsupportedError
 from multiring.lab import Lab, LabOptions, LabPlan, Launcher, ask_lab, parse_fault, parse_rate, parse_timed, run_lab
 from multiring.lab.faults import Fault, FaultType
@@ -19,8 +21,6 @@ from multiring.lab.network import Network
 from multiring.lab.plan import rate_text
 from multiring.lab.rsh_agent import host_and_command
 from multiring.lab.topology_file import topology_of_lab, topology_text
-from multiring.launch import CommandError
-from multiring.topology import TCP, topology_of
 
 GIGABIT = 10**9
 PLACE = {"job": "j", "secret": "s"}

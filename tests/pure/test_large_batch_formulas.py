@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from multiring._gradients.loss_scale import LossScale
+from multiring._gradients.trust_ratios import lamb_ratios, larc_ratios, lars_ratios
 from multiring.convergence.adascale import AdaScale, adascale_gain
 from multiring.convergence.convergence_concerns import Facts, concerns
 from multiring.convergence.critical_batch import Law, fit_critical_batch_size, recommend_batch_size
@@ -21,8 +23,6 @@ from multiring.convergence.rate_schedules import (
     scaled_rate,
 )
 from multiring.errors import ArgumentError
-from multiring.gradients.loss_scale import LossScale
-from multiring.gradients.trust_ratios import lamb_ratios, larc_ratios, lars_ratios
 
 # ---- trust ratios ----
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank
-from multiring.launch.output import LineTagger, Outlet, RankStream
-from multiring.launch.watchdog import _groups
+from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank
+from multiring._launch.output import LineTagger, Outlet, RankStream
+from multiring._launch.watchdog import _groups
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 2))

@@ -9,13 +9,13 @@ from itertools import chain, product
 
 import pytest
 
+from multiring._launch.commands import refuse_places
+from multiring._launch.host_output import HostTagger
+from multiring._launch.local import torch_environment
+from multiring._runtime.rails.reach import refuse_shared_addresses
+from multiring._runtime.rails.select import RailEndpoint
+from multiring._settings import Settings, environment_of
 from multiring.errors import ArgumentError
-from multiring.launch.commands import refuse_places
-from multiring.launch.host_output import HostTagger
-from multiring.launch.local import torch_environment
-from multiring.runtime.rails.reach import refuse_shared_addresses
-from multiring.runtime.rails.select import RailEndpoint
-from multiring.settings import Settings, environment_of
 
 DRAW = random.Random(95)  # noqa: S311 -- the same cases each time
 
@@ -135,7 +135,7 @@ def test_closed_streams_lead_nowhere_and_no_file_takes_their_numbers(closed: tup
     program = (
         "import os, sys\n"
         f"for number, is_closed in enumerate({closed}):\n    if is_closed: os.close(number)\n"
-        "from multiring.launch.standard_streams import open_closed_streams\n"
+        "from multiring._launch.standard_streams import open_closed_streams\n"
         "open_closed_streams()\n"
         "assert min(os.pipe()) > 2\n"
         f"null = os.stat('/dev/null').st_rdev\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.launch.memory_limit import killed_for_memory, limit_bytes, memory_group
+from multiring._launch.memory_limit import killed_for_memory, limit_bytes, memory_group
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiring._topology import TCP, Rack, Topology
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism import (
     Axis,
@@ -30,7 +31,6 @@ from multiring.planner.parallelism import (
     stages_of,
     table,
 )
-from multiring.topology import TCP, Rack, Topology
 
 MIB = 1 << 20
 SLOW = replace(TCP, bandwidth_bytes_per_s=12e6)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from multiring.version import VERSION
+from multiring._version import VERSION
 
 if sys.version_info >= (3, 11):
     import tomllib

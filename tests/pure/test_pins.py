@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from multiring._schedule import Accumulation, Collective, Wire
+from multiring._topology import TCP, Rack, Topology
 from multiring.errors import ArgumentError
 from multiring.planner import Pins, Plan, Task, cheapest, pins_of, pins_text
-from multiring.schedule import Accumulation, Collective, Wire
-from multiring.topology import TCP, Rack, Topology
 
 RACKED = Topology(((0, 1), (2, 3)), rails=(TCP, TCP), racks=(Rack(hosts=(0,)), Rack(hosts=(1,))))
 TASKS = [

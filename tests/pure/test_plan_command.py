@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from multiring.cli import main
+from multiring._cli import main
+from multiring._probe.measure import _rounds
+from multiring._probe.remarks import far_from_stated, median_of, racked, slow_hosts
+from multiring._topology import TCP, OwnRails, Rack, Topology, text_of
 from multiring.planner import pins_of
-from multiring.probe.measure import _rounds
-from multiring.probe.remarks import far_from_stated, median_of, racked, slow_hosts
-from multiring.topology import TCP, OwnRails, Rack, Topology, text_of
 
 LAB = ["plan", "--hosts", "4", "--slots", "2", "--link", "1gbit"]
 
@@ -100,8 +100,8 @@ def test_a_probe_that_cannot_be_is_refused(words: list[str], reason: str, capsys
 def test_outside_a_job_it_says_what_it_assumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("multiring.cli.plan.usable_cpus", lambda: list(range(6)))
-    monkeypatch.setattr("multiring.cli.plan.cores_of_cpus", lambda cpus: {cpu: (0, cpu // 2) for cpu in cpus})
+    monkeypatch.setattr("multiring._cli.plan.usable_cpus", lambda: list(range(6)))
+    monkeypatch.setattr("multiring._cli.plan.cores_of_cpus", lambda cpus: {cpu: (0, cpu // 2) for cpu in cpus})
     assert main(["plan", "--sizes", "1MiB", "--save", str(tmp_path / "p.toml")]) == 0
     first, _, title, _, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiring._collectives import build
 from multiring._native import MOST_LANES, NOTE_BYTES
-from multiring.collectives import build
+from multiring._schedule import SUMS, Accumulation, Collective, Frame, Schedule, Way, Wire, check, price, timing
+from multiring._topology import SHM, TCP, Link, OwnRails, Rack, Topology
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner import Plan, Task, candidates, cheapest, ranked, refuse_unfit, ways_of
 from multiring.planner.candidates import grids_of, proportion, shares_of
 from multiring.planner.plan import NOTES_BYTES
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Schedule, Way, Wire, check, price, timing
-from multiring.topology import SHM, TCP, Link, OwnRails, Rack, Topology
 
 SIZES = [0, 1000, 1 << 20, 1 << 28]
 GIGABIT = replace(TCP, bandwidth_bytes_per_s=119e6)

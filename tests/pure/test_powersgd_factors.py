@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from multiring.gradients.powersgd_factors import multiply, orthonormalise
+from multiring._gradients.powersgd_factors import multiply, orthonormalise
 
 FLOAT32_ROUNDOFF = 2.0**-24
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tests.support.schedules import all_moves, frame_on
 
-from multiring.collectives import TABLE, build
+from multiring._collectives import TABLE, build
+from multiring._schedule import Collective, Schedule, Way, least, price
+from multiring._schedule.price import representative, steps_of
+from multiring._schedule.timing import last_end
+from multiring._topology import SHM, TCP, Link
 from multiring.errors import ScheduleError
-from multiring.schedule import Collective, Schedule, Way, least, price
-from multiring.schedule.price import representative, steps_of
-from multiring.schedule.timing import last_end
-from multiring.topology import SHM, TCP, Link
 
 LINKS = [
     Link(latency_s=2e-6, overhead_s=1e-6, bandwidth_bytes_per_s=8e9, reduce_bytes_per_s=5e9),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.probe.measure import outnumbered
+from multiring._probe.measure import outnumbered
 
 MACHINES = [b"a", b"a", b"b", b"b"]
 

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from multiring.collectives import build
-from multiring.probe.fit import memory_link
-from multiring.probe.other_work import most_taken
-from multiring.schedule import Collective, Frame, price
-from multiring.topology import Link
+from multiring._collectives import build
+from multiring._probe.fit import memory_link
+from multiring._probe.other_work import most_taken
+from multiring._schedule import Collective, Frame, price
+from multiring._topology import Link
 
 MIB = 1 << 20
 

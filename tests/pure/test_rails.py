@@ -2,8 +2,8 @@
 
 import pytest
 
-from multiring.runtime.rails.select import RailEndpoint, Traffic, slow_rails, topology_with
-from multiring.topology import TCP, Link, OwnRails, Rack, Topology
+from multiring._runtime.rails.select import RailEndpoint, Traffic, slow_rails, topology_with
+from multiring._topology import TCP, Link, OwnRails, Rack, Topology
 
 FAST = Link(latency_s=1e-6, overhead_s=1e-6, bandwidth_bytes_per_s=4e9, reduce_bytes_per_s=5e9)
 HOSTS = ((0, 1), (2,))

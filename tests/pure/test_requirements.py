@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from multiring.frontend.requirements import OLDEST, require_framework
+from multiring._frontend.requirements import OLDEST, require_framework
 
 
 def test_a_framework_is_there_and_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from multiring._runtime.rails.watch import busy_seconds
+from multiring._topology import Topology
 from multiring.planner.review import Constants, Review
-from multiring.runtime.rails.watch import busy_seconds
-from multiring.topology import Topology
 
 HOSTS = Topology(((0, 1), (2, 3), (4, 5)), names=("a", "b", "c"))
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "multiring"
-PURE_ROOMS = ("agreement", "topology", "schedule", "collectives", "planner")
+PURE_ROOMS = ("_agreement", "_topology", "_schedule", "_collectives", "planner")
 # These modules give no access to files, clocks, the environment, threads or random numbers.
 PURE_MODULES = {
     "__future__",
@@ -58,16 +58,16 @@ def test_a_pure_room_imports_only_arithmetic(room: str) -> None:
             for name in imported_modules(file)
             if name.split(".")[0] not in PURE_MODULES
             and not name.startswith(
-                ("multiring.errors", "multiring.former_names", *(f"multiring.{pure}" for pure in PURE_ROOMS))
+                ("multiring.errors", "multiring._former_names", *(f"multiring.{pure}" for pure in PURE_ROOMS))
             )
         }
         assert not foreign, f"{file.relative_to(SOURCE)} imports {sorted(foreign)}"
 
 
 SHARED = [
-    "multiring.frontend",
-    *(f"multiring.frontend.{file.stem}" for file in sorted((SOURCE / "frontend").glob("[a-z]*.py"))),
-    "multiring.frontend.elastic.running",
+    "multiring._frontend",
+    *(f"multiring._frontend.{file.stem}" for file in sorted((SOURCE / "_frontend").glob("[a-z]*.py"))),
+    "multiring._frontend.elastic.running",
     "multiring.convergence",
     "multiring.data",
     *(f"horovod.common.{name}" for name in ("basics", "elastic", "exceptions", "process_sets", "util")),

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.schedules import counts_for, every_schedule, frame_on
 
-from multiring.collectives import TABLE, build
-from multiring.errors import ScheduleError
-from multiring.schedule import (
+from multiring._collectives import TABLE, build
+from multiring._schedule import (
     NOWHERE,
     Accumulation,
     Collective,
@@ -28,6 +27,7 @@ from multiring.schedule import (
     Splits,
     Wire,
 )
+from multiring.errors import ScheduleError
 
 # --- frames ---
 

@@ -4,9 +4,9 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from multiring._setting_values import Rail
+from multiring._settings import Settings, environment_of
 from multiring.errors import ArgumentError
-from multiring.setting_values import Rail
-from multiring.settings import Settings, environment_of
 
 VALUES = {
     "MULTIRING_RANK": ("3", 3, ["-1", "x", "", "1.5"]),

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 import multiring
-from multiring.cli import main
-from multiring.cli.settings import default_of, page
-from multiring.settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings
+from multiring._cli import main
+from multiring._cli.settings import default_of, page
+from multiring._settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from multiring._native import FaultKind
-from multiring.runtime.rails.watch import LEAST_BYTES, Watch
-from multiring.topology import Topology
+from multiring._runtime.rails.watch import LEAST_BYTES, Watch
+from multiring._topology import Topology
 
 OPERATIONS = 64
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from multiring._runtime.bootstrap import addresses
+from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
+from multiring._runtime.bootstrap.launchers import Identity, identify
+from multiring._runtime.engines import mpi_library
+from multiring._settings import FOREIGN_VARIABLES, Settings, environment_of, foreign_environment
 from multiring.errors import ArgumentError, LaunchError
-from multiring.runtime.bootstrap import addresses
-from multiring.runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
-from multiring.runtime.bootstrap.launchers import Identity, identify
-from multiring.runtime.engines import mpi_library
-from multiring.settings import FOREIGN_VARIABLES, Settings, environment_of, foreign_environment
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

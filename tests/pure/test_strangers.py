@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from multiring.runtime.bootstrap import handshake, rendezvous_server
-from multiring.version import VERSION
+from multiring._runtime.bootstrap import handshake, rendezvous_server
+from multiring._version import VERSION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -292,7 +292,7 @@ def test_a_dry_run_makes_no_tag(script: ModuleType, checkout: Path, capsys: pyte
     [
         ("CITATION.cff", f"version: {VERSION}", "version: 9.9", f"CITATION.cff states version 9.9: want {VERSION}"),
         ("packaging/conda/recipe.yaml", f'"{VERSION}"', '"9.9"', "recipe.yaml states version 9.9"),
-        ("src/multiring/version.py", VERSION, "9.9", "first heading is .*: want '9.9 "),
+        ("src/multiring/_version.py", VERSION, "9.9", "first heading is .*: want '9.9 "),
         ("CHANGELOG.md", "(2026-12-01)", "(unreleased)", r"heading is '.* \(unreleased\)': want '.* \(2026-12-01\)'"),
         ("CHANGELOG.md", "## ", "# ", "first heading is nothing"),
         ("CITATION.cff", "\nversion: ", "\nversions: ", "CITATION.cff states no version"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.runtime.named.order_switch import Switch, tree_neighbours
+from multiring._runtime.named.order_switch import Switch, tree_neighbours
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.randoms(use_true_random=False))

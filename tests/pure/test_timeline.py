@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.timelines import NAMES, OPERATION, WAIT, Span, part, part_bytes, row
 
-from multiring.cli import main
+from multiring._cli import main
 from multiring.errors import ArgumentError, StateError
 from multiring.trace import (
     Alignment,

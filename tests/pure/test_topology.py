@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.errors import ArgumentError
-from multiring.topology import (
+from multiring._topology import (
     SHM,
     TCP,
     Link,
@@ -22,6 +21,7 @@ from multiring.topology import (
     neighbours,
     strides_of,
 )
+from multiring.errors import ArgumentError
 
 
 def _hosts(*sizes: int) -> tuple[tuple[int, ...], ...]:

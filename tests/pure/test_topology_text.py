@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiring._topology import SHM, TCP, OwnRails, Rack, Topology, text_of, topology_of
+from multiring._topology.names import names_of, patterns_of
 from multiring.errors import ArgumentError
-from multiring.topology import SHM, TCP, OwnRails, Rack, Topology, text_of, topology_of
-from multiring.topology.names import names_of, patterns_of
 
 CLUSTER = """
 [shm]

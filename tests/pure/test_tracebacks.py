@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from multiring.launch.tracebacks import TracebackFolder, Tracebacks
+from multiring._launch.tracebacks import TracebackFolder, Tracebacks
 
 DRAW = random.Random(7)  # noqa: S311 -- the same cases each time
 BODY = (

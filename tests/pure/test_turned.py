@@ -10,14 +10,14 @@ import pytest
 from tests.pure.test_check import mutants_of
 from tests.support.schedules import all_moves, frame_on
 
-from multiring.collectives import TABLE, build
+from multiring._collectives import TABLE, build
+from multiring._schedule import Collective, Frame, Kind, Move, Moves, Pattern, Phase, Schedule, Wire, check
+from multiring._schedule.layout import layout_of
+from multiring._schedule.promise import Promise, promise_of, scattered_promise
+from multiring._schedule.prove import prove
+from multiring._schedule.turn import Likeness, Turn
+from multiring._schedule.turned import prove_turned
 from multiring.errors import ScheduleError
-from multiring.schedule import Collective, Frame, Kind, Move, Moves, Pattern, Phase, Schedule, Wire, check
-from multiring.schedule.layout import layout_of
-from multiring.schedule.promise import Promise, promise_of, scattered_promise
-from multiring.schedule.prove import prove
-from multiring.schedule.turn import Likeness, Turn
-from multiring.schedule.turned import prove_turned
 
 TURNING = [entry for entry in TABLE if entry[0] is not Collective.BROADCAST]
 

@@ -30,9 +30,9 @@ from benchmarks.tools.two_commits.main import Kept
 from benchmarks.tools.two_commits.tasks import TASKS
 from benchmarks.tools.two_commits.tree import Tree, TreeError, commit_of, make_environment
 
-from multiring.bench.job import JobCommand, JobError
-from multiring.bench.machine import matrix_unit
-from multiring.bench.statistics import Interval
+from multiring._bench.job import JobCommand, JobError
+from multiring._bench.machine import matrix_unit
+from multiring._bench.statistics import Interval
 
 JOB = JOBS[0]
 CELL = JOB.cells[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiring.runtime.rails.watch import SlowdownDetector
+from multiring._runtime.rails.watch import SlowdownDetector
 
 PREDICTED_S = 0.01
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.schedule import WIRES
+from multiring._schedule import WIRES
 
 ROOT = Path(__file__).parents[2]
 WIRE = re.compile(
@@ -17,8 +17,8 @@ WIRE = re.compile(
 )
 MIGHT = re.compile("fp16|bf16|int8", re.IGNORECASE)  # without it, a file need not be parsed
 TABLES = {
-    "src/multiring/schedule/kinds.py",
-    "src/multiring/schedule/wire.py",
+    "src/multiring/_schedule/kinds.py",
+    "src/multiring/_schedule/wire.py",
     "native/core/kernels/codec.h",
     "native/core/kernels/codec_kernels.h",
 }
@@ -26,7 +26,7 @@ TABLES = {
 MEMBERS = {
     "src/multiring/torch/compression.py",
     "src/multiring/tensorflow/compression.py",
-    "src/multiring/frontend/compression_names.py",
+    "src/multiring/_frontend/compression_names.py",
 }
 # Here the names are element types of a model's arithmetic, or the only wire type that Chainer has.
 ELEMENTS = {
@@ -90,7 +90,7 @@ def test_names_are_found() -> None:
 
 
 def test_a_new_wire_type_is_a_member_of_compression_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.schedule.WIRES", (*WIRES, "fp24"))
-    names = runpy.run_path(str(ROOT / "src/multiring/frontend/compression_names.py"))
+    monkeypatch.setattr("multiring._schedule.WIRES", (*WIRES, "fp24"))
+    names = runpy.run_path(str(ROOT / "src/multiring/_frontend/compression_names.py"))
     assert names["wire_of"]("fp24") == names["wire_of"](names["Compression"].fp24) == "fp24"
     assert [each for each in vars(names["Compression"]) if not each.startswith("_")] == ["none", *WIRES, "fp24"]

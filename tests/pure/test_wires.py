@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from tests.pure.test_check import mutants_of
 from tests.support.schedules import all_moves, frame_on
 
-from multiring.collectives import build
-from multiring.errors import ArgumentError, ScheduleError
-from multiring.schedule import (
+from multiring._collectives import build
+from multiring._schedule import (
     FORMATS,
     NOWHERE,
     WIRES,
@@ -37,10 +36,11 @@ from multiring.schedule import (
     price,
     wire_of,
 )
-from multiring.schedule.promise import promise_of
-from multiring.schedule.prove import prove
-from multiring.schedule.wire import decode, encode
-from multiring.topology import Link
+from multiring._schedule.promise import promise_of
+from multiring._schedule.prove import prove
+from multiring._schedule.wire import decode, encode
+from multiring._topology import Link
+from multiring.errors import ArgumentError, ScheduleError
 
 Floats = NDArray[np.float32]
 LOSSY = [Wire.FP16, Wire.BF16, Wire.INT8]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from multiring.former_names import FORMER_MODULES
+from multiring._former_names import FORMER_MODULES
 
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(

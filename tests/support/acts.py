@@ -10,8 +10,8 @@ from tests.support.cases import assert_same, digest_of, even_rows
 from tests.support.steps import Array, Dice, Memory, Step, check_coded
 
 import multiring
+from multiring._runtime.arrays import numpy_dtype
 from multiring.errors import ArgumentError, MismatchError
-from multiring.runtime.arrays import numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)

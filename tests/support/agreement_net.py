@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from random import Random
 
-from multiring.agreement import (
+from multiring._agreement import (
     AgreementOutcome,
     Deadlock,
     Decision,
@@ -20,7 +20,7 @@ from multiring.agreement import (
     Refused,
     Silent,
 )
-from multiring.agreement.tree import place_of
+from multiring._agreement.tree import place_of
 
 Program = Iterator[None]
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import multiring
+from multiring._runtime.arrays import numpy_dtype
+from multiring._runtime.group.compile import Request, Segments
+from multiring._schedule import OPS, Collective, Splits, interpret, wire_of
 from multiring.planner import Plan
-from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.group.compile import Request, Segments
-from multiring.schedule import OPS, Collective, Splits, interpret, wire_of
 
 Array = NDArray[Any]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from multiring.frontend.checkpoint.files import find, finish, open_part, write_part
-from multiring.frontend.checkpoint.folder import SaveAttempt, require_ours
-from multiring.frontend.checkpoint.framework import Framework
-from multiring.frontend.checkpoint.loading import Reading
-from multiring.frontend.checkpoint.tree import Builder, Flattener
+from multiring._frontend.checkpoint.files import find, finish, open_part, write_part
+from multiring._frontend.checkpoint.folder import SaveAttempt, require_ours
+from multiring._frontend.checkpoint.framework import Framework
+from multiring._frontend.checkpoint.loading import Reading
+from multiring._frontend.checkpoint.tree import Builder, Flattener
 
 NAME = "all"
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from multiring.runtime.bootstrap.addresses import LocalAddress, parse_address
-from multiring.runtime.bootstrap.handshake import FrameReader, Seal, decode, encode, frame, new_nonce, proof
-from multiring.version import VERSION
+from multiring._runtime.bootstrap.addresses import LocalAddress, parse_address
+from multiring._runtime.bootstrap.handshake import FrameReader, Seal, decode, encode, frame, new_nonce, proof
+from multiring._version import VERSION
 
 _LENGTH = struct.Struct(">I")
 _SMALL_FRAME_BYTES = 4096

@@ -15,8 +15,8 @@ import numpy as np
 from tests.support.faults import Fault, freeze
 from tests.support.ranks import Here, report_of
 
+from multiring._runtime.named.named import NamedOperations
 from multiring.errors import DisagreementError, MultiringError
-from multiring.runtime.named.named import NamedOperations
 
 DISAGREEMENTS = {"shape": "shape", "type": "data type", "reduction": "reduction operation"}
 DEADLOCKS = ("order", "skipped", "set")

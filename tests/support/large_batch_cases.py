@@ -11,8 +11,8 @@ from tests.support.plain import backward, network, samples
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._gradients.loss_scale import LossScale
 from multiring.convergence import Constant, Cosine, Warmup
-from multiring.gradients.loss_scale import LossScale
 
 BATCH = 12  # 1, 2, 3 and 4 ranks divide it
 Trained = list[torch.optim.Optimizer]

@@ -361,7 +361,7 @@ def said(make: Mistake) -> str:
     try:
         make()
     except multiring.errors.MultiringError as error:
-        # Name the public class that users catch; errors of frontend/errors.py derive from it and from another class.
+        # Name the public class that users catch; errors of _frontend/errors.py derive from it and from another class.
         kind = next(each for each in type(error).__mro__ if each.__module__ == multiring.errors.__name__)
         return f"{kind.__name__}: {error}"
     return ""

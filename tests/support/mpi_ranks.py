@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.support.nursery import Here
 
-from multiring.bench.install import installed
-from multiring.settings import environment_of
+from multiring._bench.install import installed
+from multiring._settings import environment_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}

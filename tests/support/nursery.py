@@ -109,7 +109,7 @@ class Here:
     def join(self, **settings: Any) -> multiring.Group:
         """Initialise multiring and return the group of all ranks."""
         if self.engine in _RANKS_PER_HOST:
-            world = importlib.import_module("multiring.runtime.job.joining")
+            world = importlib.import_module("multiring._runtime.job.joining")
             vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
         return multiring.init(**settings)
 

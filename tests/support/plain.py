@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import multiring
 import multiring.torch as mt
-from multiring.frontend.requirements import is_older
+from multiring._frontend.requirements import is_older
 
 FEATURES, CLASSES = 16, 5
 

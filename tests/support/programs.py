@@ -28,13 +28,13 @@ from tests.support.acts import ACTS, Act, Team
 from tests.support.steps import Dice, Step, draw
 
 import multiring
-from multiring.collectives import algorithms_of, build
+from multiring._collectives import algorithms_of, build
+from multiring._runtime.group.compile import Request, task_of
+from multiring._schedule import Collective, Frame, wire_of
+from multiring._topology import grid_of
 from multiring.errors import MultiringError, ScheduleError
 from multiring.planner import Plan
 from multiring.planner.candidates import joined_frames, wires_of
-from multiring.runtime.group.compile import Request, task_of
-from multiring.schedule import Collective, Frame, wire_of
-from multiring.topology import grid_of
 
 IN_FLIGHT = 12
 MOST_TEAMS = 6

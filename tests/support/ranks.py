@@ -17,7 +17,7 @@ from tests.support.faults import Fault
 from tests.support.mpi_ranks import run_by_mpiexec
 from tests.support.nursery import Here, Home, Outcome, Report, Request
 
-from multiring.settings import environment_of
+from multiring._settings import environment_of
 
 DEADLINE_S = 60.0  # ten times the longest job on a loaded machine
 ENGINES = ("shm", "tcp", "shm+tcp")

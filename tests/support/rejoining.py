@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tests.support.ranks import Here
 
-from multiring.settings import environment_of
+from multiring._settings import environment_of
 
 
 def rejoin(adapter: Any, here: Here, ranks: int) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from multiring.collectives import TABLE, build
-from multiring.schedule import Accumulation, Collective, Counts, Frame, Moves, Schedule, Splits
+from multiring._collectives import TABLE, build
+from multiring._schedule import Accumulation, Collective, Counts, Frame, Moves, Schedule, Splits
 
 GRIDS = [
     *[(p,) for p in (*range(1, 13), 16, 17)],

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from tests.support.cases import DTYPES, FLOATS, assert_same, check_reduced, exact, operand
 
 import multiring
-from multiring.runtime.arrays import numpy_dtype
-from multiring.schedule import OPS
+from multiring._runtime.arrays import numpy_dtype
+from multiring._schedule import OPS
 
 Array = NDArray[Any]
 Dice = np.random.Generator

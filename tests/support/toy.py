@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.frontend.array_collectives import start_allreduce
-from multiring.frontend.elastic.state import ObjectState
-from multiring.frontend.handles import handle_of, synchronize
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import Average
-from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.compression_state import packed, unpacked
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reducer import GradientReducer
+from multiring._frontend.array_collectives import start_allreduce
+from multiring._frontend.elastic.state import ObjectState
+from multiring._frontend.handles import handle_of, synchronize
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import Average
+from multiring._gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring._gradients.compression_state import packed, unpacked
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reducer import GradientReducer
 
 Array = NDArray[Any]
 Model = Mapping[str, Array]

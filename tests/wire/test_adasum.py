@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
+from multiring._frontend.adasum import adasum
+from multiring._frontend.adasum_reduction import start_adasum
+from multiring._runtime.arrays import numpy_dtype
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.adasum import adasum
-from multiring.frontend.adasum_reduction import start_adasum
-from multiring.runtime.arrays import numpy_dtype
 
 Array = NDArray[Any]
 SHAPES = ((7, 3), (), (1000,), (0,), (5, 1))

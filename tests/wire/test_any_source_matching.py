@@ -10,8 +10,8 @@ from tests.support.faults import kill
 from tests.support.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
+from multiring._runtime.group.point_to_point import AnySourceMatching
 from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
-from multiring.runtime.group.point_to_point import AnySourceMatching
 
 
 def box_of(here: Here, **settings: Any) -> tuple[multiring.Group, AnySourceMatching]:

@@ -8,10 +8,10 @@ import pytest
 from tests.support.nursery import Here
 from tests.support.ranks import run_ranks
 
+from multiring._frontend import array_collectives, array_rows, joining, lifecycle
+from multiring._frontend.process_sets import ProcessSet
+from multiring._frontend.requests import error_of
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend import array_collectives, array_rows, joining, lifecycle
-from multiring.frontend.process_sets import ProcessSet
-from multiring.frontend.requests import error_of
 
 RANKS = 3
 

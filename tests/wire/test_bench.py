@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiring.bench.cases import Question
-from multiring.bench.compare import Bench, Bound, Manner
-from multiring.bench.job import JobCommand, JobError, Jobs, RankAnswer, WrongResultError, answers
-from multiring.bench.libraries import WORKERS, OwnWorker, PeerLibrary
-from multiring.bench.peers import PEERS, Knob
-from multiring.bench.workers import contract
-from multiring.bench.workers.contract import Case, write_cases
-from multiring.settings import environment_of
+from multiring._bench.cases import Question
+from multiring._bench.compare import Bench, Bound, Manner
+from multiring._bench.job import JobCommand, JobError, Jobs, RankAnswer, WrongResultError, answers
+from multiring._bench.libraries import WORKERS, OwnWorker, PeerLibrary
+from multiring._bench.peers import PEERS, Knob
+from multiring._bench.workers import contract
+from multiring._bench.workers.contract import Case, write_cases
+from multiring._settings import environment_of
 
 PRETENDER = Path(__file__).parents[1] / "support" / "bench_workers" / "pretender.py"
 DEADLINE_S = 60.0
@@ -169,10 +169,10 @@ def test_a_job_that_hangs_ends_at_its_deadline_with_all_it_started(
 SLEEP = f"""
 import sys
 from pathlib import Path
-from multiring.bench.cases import Question
-from multiring.bench.compare import Bench, Manner
-from multiring.bench.job import Jobs, StoppedError
-from multiring.bench.libraries import OwnWorker
+from multiring._bench.cases import Question
+from multiring._bench.compare import Bench, Manner
+from multiring._bench.job import Jobs, StoppedError
+from multiring._bench.libraries import OwnWorker
 
 try:
     with Jobs(600.0) as jobs:

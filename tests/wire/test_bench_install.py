@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from multiring.bench import install as installing
-from multiring.bench.install import Recipe, install, installed
+from multiring._bench import install as installing
+from multiring._bench.install import Recipe, install, installed
 from multiring.errors import ArgumentError, LaunchError
 
 HELP = Recipe(steps=(("--help",),))  # `pip install --help` succeeds and installs nothing

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from multiring.bench.peers import PEERS, command_of, python_of
-from multiring.bench.workers.contract import COLLECTIVES, Case, write_cases
+from multiring._bench.peers import PEERS, command_of, python_of
+from multiring._bench.workers.contract import COLLECTIVES, Case, write_cases
+from multiring._settings import inherited_environment
 from multiring.errors import LaunchError
-from multiring.settings import inherited_environment
 
 MPIS = ("mpich", "openmpi")
 

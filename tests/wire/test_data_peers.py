@@ -15,6 +15,8 @@ from tests.support.ranks import Here, run_ranks
 from tests.support.rejoining import rejoin
 
 import multiring
+from multiring._runtime.bootstrap.addresses import TcpAddress
+from multiring._runtime.bootstrap.handshake import FrameError, frame, new_nonce, proof
 from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
@@ -29,8 +31,6 @@ from multiring.data.peers.yielding import Yielding
 from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage
 from multiring.errors import ArgumentError, DataError
-from multiring.runtime.bootstrap.addresses import TcpAddress
-from multiring.runtime.bootstrap.handshake import FrameError, frame, new_nonce, proof
 
 SECRET = b"data peers"
 QUOTA = 1 << 30

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
+from multiring._runtime.arrays import Buffer
+from multiring._runtime.group.compile import Request, task_of
+from multiring._schedule import Collective, Splits
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, UnsupportedError
 from multiring.planner import Plan
-from multiring.runtime.arrays import Buffer
-from multiring.runtime.group.compile import Request, task_of
-from multiring.schedule import Collective, Splits
 
 
 class DeviceArray:

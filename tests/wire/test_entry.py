@@ -14,9 +14,9 @@ import pytest
 from tests.support.faults import kill
 from tests.support.ranks import Here, report_of, run_ranks
 
+from multiring._frontend import lifecycle
+from multiring._frontend.requests import entry, error_of
 from multiring.errors import MismatchError, PeerLostError
-from multiring.frontend import lifecycle
-from multiring.frontend.requests import entry, error_of
 
 ROOT = Path(__file__).parents[2]
 ALL_REDUCE, BROADCAST, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, BARRIER = range(6)

@@ -5,11 +5,11 @@ import pytest
 from tests.support.ranks import Here, run_ranks
 
 import multiring
+from multiring._frontend import lifecycle
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import global_process_set
+from multiring._runtime.job.job import current, move_on
 from multiring.errors import PeerLostError, StateError
-from multiring.frontend import lifecycle
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.frontend.process_sets import global_process_set
-from multiring.runtime.job.job import current, move_on
 
 
 def go_on_without_one(here: Here, lost: int) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import multiring
+from multiring._launch import pickled_call
+from multiring._launch.pickled_call import CallFolder, Failure, Returned, failure_of
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, UnsupportedError
 from multiring.horovod import run
-from multiring.launch import pickled_call
-from multiring.launch.pickled_call import CallFolder, Failure, Returned, failure_of
 
 
 @pytest.fixture(autouse=True)

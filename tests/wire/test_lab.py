@@ -20,7 +20,8 @@ from pyroute2 import IPRoute, NetlinkError
 from tests.support.lab_rig import ENDINGS, LabRun, command_of, end
 from tests.wire.test_launchers import SUM, mpi_job
 
-from multiring.cli import main
+from multiring._cli import main
+from multiring._topology import topology_of
 from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
 from multiring.lab import Lab, LabPlan, ask_lab, network, parse_fault, running_labs
 from multiring.lab.goodput import Flow, goodput
@@ -28,7 +29,6 @@ from multiring.lab.host import AGENT, Host
 from multiring.lab.pid_namespace import run_in_pid_namespace
 from multiring.lab.plan import Rate
 from multiring.lab.topology_file import topology_text
-from multiring.topology import topology_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 

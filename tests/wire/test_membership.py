@@ -324,7 +324,7 @@ def test_wrong_secret(engine: str) -> None:
 
 def other_version(here: Here) -> int:
     if here.rank == 1:
-        from multiring.runtime.bootstrap import rendezvous  # noqa: PLC0415 -- to change it on one rank only
+        from multiring._runtime.bootstrap import rendezvous  # noqa: PLC0415 -- to change it on one rank only
 
         defaults = rendezvous.Rendezvous.__init__.__kwdefaults__
         assert defaults is not None

@@ -10,8 +10,8 @@ from tests.support.faults import kill
 from tests.support.ranks import ENGINES, Here, report_of, run_ranks
 
 import multiring
+from multiring._runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.errors import StateError
-from multiring.runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 
 LONG_S = 60.0
 

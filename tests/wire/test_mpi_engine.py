@@ -42,7 +42,7 @@ def test_open_mpi_carries_the_same_bits() -> None:
 
 def carried_by_mpi(here: Here) -> tuple[int, int, int]:
     """Return the bytes handed to MPI, the bytes that the schedule sends, and the number of segments."""
-    engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
+    engine: Any = importlib.import_module("multiring._runtime.engines.mpi")
     sent = []
     post = engine.MpiEngine._post
 
@@ -163,8 +163,8 @@ def guard_one_of_three() -> None:
 def be_one_of_three(stage: str, how: str, folder: Path) -> None:
     """Run to the stage where rank 1 gets the signal `how`. The other ranks record their errors, shut down and end."""
     rank = int(os.environ["PMI_RANK"])
-    vars(importlib.import_module("multiring.runtime.job.joining"))["host_id"] = lambda: f"host {rank}"
-    engine: Any = importlib.import_module("multiring.runtime.engines.mpi")
+    vars(importlib.import_module("multiring._runtime.job.joining"))["host_id"] = lambda: f"host {rank}"
+    engine: Any = importlib.import_module("multiring._runtime.engines.mpi")
     number = signal.Signals[how]
     if stage == "init" and rank == 1:
         engine.MpiHere._duplicate = lambda *_: os.kill(os.getpid(), number)

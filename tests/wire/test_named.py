@@ -17,10 +17,10 @@ from tests.support.ranks import Here, run_ranks
 
 import multiring
 from multiring import Group, Handle
+from multiring._runtime.named.handle import Start
+from multiring._runtime.named.named import NamedOperations
+from multiring._runtime.named.signature_text import label_of, meaning_of, shown
 from multiring.errors import ArgumentError, DisagreementError, MismatchError, Signature, StateError, UnsupportedError
-from multiring.runtime.named.handle import Start
-from multiring.runtime.named.named import NamedOperations
-from multiring.runtime.named.signature_text import label_of, meaning_of, shown
 
 
 def all_reduce(named: NamedOperations, name: str, array: Any, op: str = "sum", really: str | None = None) -> Handle:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tests.support.ranks import Here, run_ranks
 
-from multiring.collectives import build
+from multiring._collectives import build
+from multiring._schedule import Collective, Frame
+from multiring._topology import Topology
 from multiring.errors import ArgumentError, RendezvousError
 from multiring.planner import Plan, Task, pins_text
-from multiring.schedule import Collective, Frame
-from multiring.topology import Topology
 
 TOPOLOGY = Topology(((0, 1), (2, 3)))
 FLAT = build("ring", Frame(collective=Collective.ALL_REDUCE, grid=(4,), order=(0, 2, 1, 3)))

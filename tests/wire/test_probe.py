@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.lab_rig import LabRun
 
+from multiring._topology import topology_of
 from multiring.planner import pins_of
-from multiring.topology import topology_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 COMMAND = (sys.executable, "-m", "multiring")

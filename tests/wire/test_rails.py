@@ -10,10 +10,10 @@ import pytest
 from tests.support.lab_rig import LabRun
 from tests.support.ranks import Here, report_of, run_ranks
 
+from multiring._runtime.job.job import current
+from multiring._runtime.rails.select import Traffic, traffic_of
 from multiring.errors import LaunchError
 from multiring.lab import ask_lab
-from multiring.runtime.job.job import current
-from multiring.runtime.rails.select import Traffic, traffic_of
 
 TWO = "127.0.0.1,127.0.0.2"
 

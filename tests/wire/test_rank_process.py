@@ -125,11 +125,11 @@ def test_a_claim_that_a_fork_holds_open_is_not_in_the_way(joins: Path) -> None:
 def test_a_rank_can_be_asked_often(joins: Path) -> None:
     asks = (
         "import secrets, sys\n"
-        "from multiring.runtime.bootstrap.rank_process import claim\n"
+        "from multiring._runtime.bootstrap.rank_process import claim\n"
         "print(*{str(claim(sys.argv[1])).split()[1] for _ in range(40)})\n"
     )
     text = (
-        f"import os, subprocess, sys\nfrom multiring.runtime.bootstrap.rank_process import claim\n"
+        f"import os, subprocess, sys\nfrom multiring._runtime.bootstrap.rank_process import claim\n"
         f"claim(sys.argv[1])\nprint(os.getpid(), flush=True)\n"
         f"subprocess.run([sys.executable, '-c', {asks!r}, sys.argv[1]], check=True)\n"
     )

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from tests.support.crowd import Crowd
 
+from multiring._runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines
+from multiring._runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
+from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameReader, encode, frame
+from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.rendezvous import Rendezvous, meet
+from multiring._runtime.bootstrap.rendezvous_client import Client
+from multiring._version import VERSION
 from multiring.errors import ArgumentError, RendezvousError
-from multiring.runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines
-from multiring.runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
-from multiring.runtime.bootstrap.handshake import PROTOCOL, FrameReader, encode, frame
-from multiring.runtime.bootstrap.launchers import Identity
-from multiring.runtime.bootstrap.rendezvous import Rendezvous, meet
-from multiring.runtime.bootstrap.rendezvous_client import Client
-from multiring.version import VERSION
 
 DEADLINE_S = 30.0
 NONCE = "0a" * 32
@@ -327,8 +327,8 @@ def test_rank_0_that_raises_early_tells_those_who_still_come(place: str) -> None
 
 RANK_PROCESS = """
 import json, sys
-from multiring.runtime.bootstrap.rendezvous import meet
-from multiring.runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.rendezvous import meet
+from multiring._runtime.bootstrap.launchers import Identity
 rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 who = Identity(rank=rank, size=size, local_rank=None, local_size=None, rendezvous=place, secret=b"s", job="job",
                source="test")
@@ -567,7 +567,7 @@ def test_a_soft_limit_of_open_files_is_raised(
 
 HUNGRY = """
 import atexit, resource
-import multiring.runtime.bootstrap.rendezvous
+import multiring._runtime.bootstrap.rendezvous
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 atexit.register(lambda: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True))
 """

@@ -5,11 +5,11 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.ranks import Here, run_ranks
 
-from multiring.collectives import build
+from multiring._collectives import build
+from multiring._runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
+from multiring._schedule import Collective, Frame
 from multiring.errors import RendezvousError
 from multiring.planner import Plan, Task
-from multiring.runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
-from multiring.schedule import Collective, Frame
 
 ELEMENTS = 1 << 20
 CHANGES_AT = 3 * CHECK_EVERY  # gathered at the first check, agreed at the second, confirmed at the third

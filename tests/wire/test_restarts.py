@@ -13,12 +13,12 @@ SCRIPT = '''
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from multiring.frontend import lifecycle
-from multiring.frontend.checkpoint import files, saving
-from multiring.gradients.buckets import GradientSpec
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reducer import GradientReducer
-from multiring.frontend.process_sets import global_process_set, members_of
+from multiring._frontend import lifecycle
+from multiring._frontend.checkpoint import files, saving
+from multiring._gradients.buckets import GradientSpec
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reducer import GradientReducer
+from multiring._frontend.process_sets import global_process_set, members_of
 
 folder, kills = Path(sys.argv[1]), sys.argv[2:]
 lifecycle.init()

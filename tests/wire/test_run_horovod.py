@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring.launch.horovod import PACKAGES
+from multiring._launch.horovod import PACKAGES
 
 RUN = [sys.executable, "-m", "multiring", "run"]
 

@@ -14,7 +14,7 @@ from tests.support.ranks import Here, run_ranks
 from tests.support.strangers import MAGIC, PROTOCOL, listening_port
 
 import multiring
-from multiring.settings import Settings
+from multiring._settings import Settings
 
 NONCE = b"n" * 16
 

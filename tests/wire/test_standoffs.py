@@ -11,11 +11,11 @@ import pytest
 from tests.support.ranks import Here, run_ranks
 
 import multiring
+from multiring._runtime.failures.standoffs import Standoffs
+from multiring._runtime.group.handles import Waiter
+from multiring._runtime.group.point_to_point import AnySourceMatching
+from multiring._runtime.named.named import NamedOperations
 from multiring.errors import MultiringError, StallError
-from multiring.runtime.failures.standoffs import Standoffs
-from multiring.runtime.group.handles import Waiter
-from multiring.runtime.group.point_to_point import AnySourceMatching
-from multiring.runtime.named.named import NamedOperations
 
 # A twentieth of the users' default: a warning after 0.2 s, an error after 0.5 s.
 SURE_S = 0.5

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from multiring._runtime.bootstrap.addresses import parse_address
+from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
+from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.rendezvous_client import Client, _AttemptError
+from multiring._runtime.bootstrap.rendezvous_server import Server
+from multiring._version import VERSION
 from multiring.errors import RendezvousError
-from multiring.runtime.bootstrap.addresses import parse_address
-from multiring.runtime.bootstrap.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
-from multiring.runtime.bootstrap.launchers import Identity
-from multiring.runtime.bootstrap.rendezvous_client import Client, _AttemptError
-from multiring.runtime.bootstrap.rendezvous_server import Server
-from multiring.version import VERSION
 
 NONCE = "0a" * 32
 FEW = settings(derandomize=True, max_examples=60, deadline=None)

@@ -232,7 +232,7 @@ def begin_wrongly(here: Here, folder: str) -> None:
     with pytest.raises(ArgumentError, match="timeline=3: want the path of a file"):
         multiring.start_timeline(wrong)
     group.barrier()
-    paths = vars(importlib.import_module("multiring.runtime.tracing.timeline"))
+    paths = vars(importlib.import_module("multiring._runtime.tracing.timeline"))
     true_path = paths["part_path"]
     if here.rank == 1:  # plays another host without this directory
         paths["part_path"] = lambda path, rank: true_path(path / "nowhere", rank)

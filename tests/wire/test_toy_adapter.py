@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tests.support import toy
 from tests.support.ranks import Here, run_ranks
 
+from multiring._frontend import lifecycle
+from multiring._frontend.elastic.running import run
+from multiring._frontend.errors import HorovodInternalError
+from multiring._frontend.joining import join
+from multiring._frontend.process_sets import ProcessSet, add_process_set
+from multiring._gradients.options import PowerSGD
 from multiring.errors import ArgumentError, MismatchError, StateError
-from multiring.frontend import lifecycle
-from multiring.frontend.elastic.running import run
-from multiring.frontend.errors import HorovodInternalError
-from multiring.frontend.joining import join
-from multiring.frontend.process_sets import ProcessSet, add_process_set
-from multiring.gradients.options import PowerSGD
 
 SHAPES = {"first": (40, 30), "bias": (30,), "scale": (), "none": (0, 3), "last": (30, 10), "unused": (7,)}
 

@@ -30,9 +30,9 @@ from benchmarks.evidence.data.faults import loaded
 from benchmarks.evidence.support.cases import Family, Fault, Random, Topic, main
 from safetensors.numpy import save_file
 
+from multiring._frontend.checkpoint import saving
+from multiring._frontend.lifecycle import init
 from multiring.errors import MultiringError
-from multiring.frontend.checkpoint import saving
-from multiring.frontend.lifecycle import init
 
 NEVER = 1 << 30
 STOP = -1

@@ -32,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import Claim, report
 
+from multiring._runtime.bootstrap.addresses import TcpAddress
+from multiring._settings import inherited_environment
 from multiring.data import Dataset, Loader
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
@@ -45,8 +47,6 @@ from multiring.data.peers.words import BlockRequest
 from multiring.data.readers.manifest import BLOCK_BYTES
 from multiring.data.readers.storage import LocalStorage, open_storage
 from multiring.errors import DataError, MultiringError, SourceTimeoutError
-from multiring.runtime.bootstrap.addresses import TcpAddress
-from multiring.settings import inherited_environment
 
 SOURCE = Path(__file__).with_suffix(".c")
 SECRET = b"data faults"

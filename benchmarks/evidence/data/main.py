@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import commit, machine
 
+from multiring._settings import inherited_environment
 from multiring.data import Dataset
 from multiring.data.packing.writing import PackOptions, pack
-from multiring.settings import inherited_environment
 
 RANK = Path(__file__).with_name("rank.py")
 JOB_S = 900.0

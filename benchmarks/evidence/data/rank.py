@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 import multiring
+from multiring._runtime import Group
+from multiring._runtime.bootstrap.addresses import own_address
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.peers.exchange import Exchange
@@ -26,8 +28,6 @@ from multiring.data.peers.owners import Owners
 from multiring.data.peers.sharing import exchange_of, told_once
 from multiring.data.readers.opening import tell
 from multiring.data.readers.storage import open_storage
-from multiring.runtime import Group
-from multiring.runtime.bootstrap.addresses import own_address
 
 CACHE = Path("/dev/shm/multiring-evidence")  # noqa: S108 -- a lab host's own
 INTERFACE = Path("/sys/class/net/rail0/statistics/tx_bytes")

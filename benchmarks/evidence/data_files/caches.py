@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from benchmarks.evidence.support.cases import Fault, Random
 
+from multiring._settings import inherited_environment
 from multiring.data.caching.blocks import BlockCache, clean
 from multiring.errors import MultiringError
-from multiring.settings import inherited_environment
 
 _NAMES = ("notes", "17", "3017", ".new-draft", "thesis.tex", "a.npy", "MANIFEST", "000017")
 _FOLDERS = ("", "work", "quarantine", "readers", "work/000000", "work/000003", "deep/er")

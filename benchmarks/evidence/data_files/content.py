@@ -28,7 +28,7 @@ from benchmarks.evidence.support.cases import Family, Fault, Random
 from benchmarks.evidence.support.former import open_storage
 from PIL import Image as Pillow
 
-from multiring.cli import main as command
+from multiring._cli import main as command
 from multiring.data import Dataset, Loader, Mixture, Shuffle, cached
 from multiring.data.packing.writing import PackOptions, pack
 from multiring.errors import ArgumentError, DataError

@@ -24,7 +24,7 @@ import examples.climate.train
 import examples.imagenet.train
 from examples.training import loop
 
-from multiring.frontend.checkpoint import saving
+from multiring._frontend.checkpoint import saving
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0

@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from multiring.settings import inherited_environment
+from multiring._settings import inherited_environment
 
 FILES = ("parallel/test_tensorflow.py", "parallel/base_test_tensorflow.py", "utils/common.py")
 # These tests fail before they call Horovod, because they use removed interfaces.

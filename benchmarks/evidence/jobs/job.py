@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from multiring.bench.variants import AS_IT_IS, VARIANTS
+from multiring._bench.variants import AS_IT_IS, VARIANTS
+from multiring._settings import inherited_environment
 from multiring.lab import ask_lab
-from multiring.settings import inherited_environment
 
 ROOT = Path(__file__).parents[3]
 RANK = ROOT / "benchmarks" / "evidence" / "jobs" / "rank.py"

@@ -22,8 +22,8 @@ from benchmarks.evidence.jobs.job import Job, Word
 from benchmarks.evidence.support.claims import Claim, report, shown
 from tests.support.strangers import visit
 
-from multiring.collectives import algorithms_of, build
-from multiring.schedule import Collective, Frame, check
+from multiring._collectives import algorithms_of, build
+from multiring._schedule import Collective, Frame, check
 
 DEATH_S, GONE_S, JOIN_S, CHECK_S = 5.0, 10.0, 20.0, 2.0  # the time limits of the claims, in seconds
 STAGES = ("init", "collective", "barrier", "shutdown")

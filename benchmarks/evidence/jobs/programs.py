@@ -26,8 +26,8 @@ from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.support.claims import commit, machine
 from tests.support.mpi_ranks import mpi_start
 
-from multiring.bench.variants import VARIANTS
-from multiring.settings import environment_of, inherited_environment
+from multiring._bench.variants import VARIANTS
+from multiring._settings import environment_of, inherited_environment
 
 TURN_S = 60.0
 PATIENCE_S = 240.0  # a place that runs longer than its turn and this time counts as hung

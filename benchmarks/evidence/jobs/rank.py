@@ -24,7 +24,7 @@ from tests.support.cases import check_reduced, operand
 from tests.support.strangers import listening_port
 
 import multiring
-from multiring.settings import Settings
+from multiring._settings import Settings
 
 FOREVER_S = 60.0
 
@@ -126,7 +126,7 @@ def crowded(folder: Path, hosts: str, held: str) -> None:
     assert settings.size is not None
     host = settings.rank // (settings.size // int(hosts))
     # a function of the package has the same name, so the module is imported by its path
-    world = importlib.import_module("multiring.runtime.job.joining")
+    world = importlib.import_module("multiring._runtime.job.joining")
     vars(world)["host_id"] = lambda: f"host {host}"
     door = CrowdedDoor(int(held))
     start = time.monotonic()

@@ -30,10 +30,10 @@ from tests.support.crowd import Crowd
 from tests.support.strangers import visit
 from tests.wire.test_strangers_words import TO_A_RANK, TO_RANK_0, Door, hear_an_impostor, words
 
-from multiring.runtime.bootstrap.handshake import encode, frame, new_nonce
-from multiring.runtime.bootstrap.launchers import Identity
-from multiring.runtime.bootstrap.rendezvous import meet
-from multiring.settings import environment_of, inherited_environment
+from multiring._runtime.bootstrap.handshake import encode, frame, new_nonce
+from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.rendezvous import meet
+from multiring._settings import environment_of, inherited_environment
 
 INPUTS, AT_A_PORT = 1_000_000, 10_000
 NATIVE_INPUTS_A_SCALE = 25_000

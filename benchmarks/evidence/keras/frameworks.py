@@ -127,9 +127,9 @@ def array_values(random: Random, _folder: Path) -> Iterator[Fault]:
 @cache
 def joined_arrays() -> tuple[Any, Any]:
     """Join the job; return the array collectives and the module with rank and size."""
-    lifecycle: Any = importlib.import_module("multiring.frontend.lifecycle")
+    lifecycle: Any = importlib.import_module("multiring._frontend.lifecycle")
     lifecycle.init()
-    return importlib.import_module("multiring.frontend.array_collectives"), lifecycle
+    return importlib.import_module("multiring._frontend.array_collectives"), lifecycle
 
 
 # ---- JAX ----

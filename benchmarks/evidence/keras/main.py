@@ -27,7 +27,7 @@ from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.keras.frameworks import FRAMEWORKS, SHOWS_FRAMEWORKS
 from benchmarks.evidence.support.cases import Family, Fault, Random, Topic, main
 
-from multiring.settings import inherited_environment
+from multiring._settings import inherited_environment
 
 TOLERANCE = 2e-4  # the tolerance for float32 after some training steps
 LAUNCHERS = ("MULTIRING_", "OMPI_", "PMI", "SLURM_")

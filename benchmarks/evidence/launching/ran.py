@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiring.settings import inherited_environment
+from multiring._settings import inherited_environment
 
 PYTHON = sys.executable
 MULTIRING = (sys.executable, "-m", "multiring")

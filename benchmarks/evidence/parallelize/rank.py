@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.evidence.jobs.rank import tell
 from torch import Tensor, nn
 
-from multiring.settings import Settings
+from multiring._settings import Settings
 from multiring.torch.parallelizing.deciding import Prospect, build, look
 from multiring.torch.parallelizing.model import ParallelModel
 

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.evidence.jobs.rank import tell
 
 import multiring
+from multiring._probe import probe
+from multiring._schedule import Collective
+from multiring._topology import Topology, text_of
 from multiring.planner import Plan, Task, cheapest, ranked, repriced
-from multiring.probe import probe
-from multiring.schedule import Collective
-from multiring.topology import Topology, text_of
 
 TURNS = 3
 AGAIN_TURNS, RIVALS = 6, 8  # Plans that were faster than the chosen plan, or nearly as fast, get more turns.

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import be
 
 from benchmarks.evidence.support.claims import Claim, report
 
-from multiring.collectives import TABLE, build
+from multiring._collectives import TABLE, build
+from multiring._schedule import Collective, Frame, Moves, Pattern, Phase, Schedule, check
+from multiring._settings import inherited_environment
 from multiring.errors import ScheduleError
-from multiring.schedule import Collective, Frame, Moves, Pattern, Phase, Schedule, check
-from multiring.settings import inherited_environment
 
 LINE, LINE_S = 1024, 2.0
 LONG, DRAWN, LONG_S = 32_768, 512, 60.0

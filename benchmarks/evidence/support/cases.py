@@ -39,7 +39,7 @@ import numpy as np
 from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.support.claims import commit, machine
 
-from multiring.settings import inherited_environment
+from multiring._settings import inherited_environment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from benchmarks.evidence.support.claims import commit, machine
 from tests.support.heap_programs import Program
 
-from multiring.settings import Settings
+from multiring._settings import Settings
 
 TURNS = 600
 HANGS_S = 300.0

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
+from multiring._frontend.errors import LoopOrderError
 from multiring.errors import MultiringError
-from multiring.frontend.errors import LoopOrderError
 
 # ---- compiled functions ----
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
+from multiring._gradients.loss_scale import LossScale
 from multiring.convergence import Constant, Polynomial, Warmup
 from multiring.errors import StateError
-from multiring.gradients.loss_scale import LossScale
 
 SWEEP_SEEDS = (100, 101)
 SEEDS = tuple(range(10))

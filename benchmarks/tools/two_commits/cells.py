@@ -8,8 +8,8 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from multiring.bench.cases import Question
-from multiring.bench.statistics import Interval
+from multiring._bench.cases import Question
+from multiring._bench.statistics import Interval
 
 FLOOR = 0.95
 MOST_HALF_WIDTH = 0.08

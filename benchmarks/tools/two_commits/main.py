@@ -59,13 +59,13 @@ from benchmarks.tools.two_commits.cells import (
 )
 from benchmarks.tools.two_commits.tree import ROOT, Tree, TreeError, built, commit_of, has_changes
 
-from multiring.bench import workers
-from multiring.bench.compare import cores_for
-from multiring.bench.job import JobCommand, JobError, Jobs, StoppedError, WrongResultError, answers
-from multiring.bench.machine import QUIET_CORES, OtherWorkMeter, hardware, ping_pong_us
-from multiring.bench.records import time_text, today
-from multiring.bench.statistics import Interval, ratio_interval
-from multiring.bench.workers.contract import Case
+from multiring._bench import workers
+from multiring._bench.compare import cores_for
+from multiring._bench.job import JobCommand, JobError, Jobs, StoppedError, WrongResultError, answers
+from multiring._bench.machine import QUIET_CORES, OtherWorkMeter, hardware, ping_pong_us
+from multiring._bench.records import time_text, today
+from multiring._bench.statistics import Interval, ratio_interval
+from multiring._bench.workers.contract import Case
 from multiring.errors import UnsupportedError
 from multiring.lab.machine import require_root
 

@@ -18,12 +18,12 @@ sys.path.append(JOB["workers"])
 sys.path.append(JOB["tasks"])
 
 import multiring  # noqa: E402 -- the timed commit's, from this Python's environment
-from multiring.settings import Settings  # noqa: E402
+from multiring._settings import Settings  # noqa: E402
 
 if TYPE_CHECKING:
     from benchmarks.tools.two_commits import tasks
 
-    from multiring.bench.workers import contract, multiring_worker
+    from multiring._bench.workers import contract, multiring_worker
 else:
     import contract
     import multiring_worker

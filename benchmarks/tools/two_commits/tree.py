@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiring.settings import inherited_environment
+from multiring._settings import inherited_environment
 
 ROOT = Path(__file__).parents[3]
 _BUILT = "built"

@@ -1,6 +1,6 @@
 // The codecs of lossy wires: they encode float32 elements for transport and decode them.
 //
-// schedule/wire.py defines the formats, and how they treat NaN, infinities and small numbers. The results are
+// _schedule/wire.py defines the formats, and how they treat NaN, infinities and small numbers. The results are
 // bit-identical for every instruction set. Encodings begin at the start of a block. No pointer needs to be aligned.
 #pragma once
 

@@ -5,11 +5,11 @@ state = multiring.caffe.elastic.CaffeState(solver, done=0)
 
 from typing import Any
 
+from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring._frontend.elastic.values_state import ValuesState
+from multiring._frontend.object_collectives import broadcast_object
 from multiring.caffe.solver_gradients import parameters_of
-from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
-from multiring.frontend.elastic.values_state import ValuesState
-from multiring.frontend.object_collectives import broadcast_object
 
 __all__ = ["CaffeState", "ObjectState", "State", "run"]
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import caffe
 
-from multiring.frontend import lifecycle
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend import lifecycle
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`.
+    """Join the job; see `multiring._frontend.lifecycle.init`.
 
     Call it before the program makes a solver, on the same thread. Caffe stores the rank for this thread and for the
     threads that its data layers start.

@@ -6,17 +6,17 @@ from typing import Any
 
 import caffe
 
+from multiring._frontend import array_collectives
+from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.consistency_check import require_alike
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.former_arguments import former_arguments
+from multiring._frontend.object_collectives import allgather_object
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring._gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring._gradients.options import GradientOptions, WireOnly
+from multiring._gradients.reducer import GradientReducer
 from multiring.errors import ArgumentError
-from multiring.frontend import array_collectives
-from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.consistency_check import require_alike
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.former_arguments import former_arguments
-from multiring.frontend.object_collectives import allgather_object
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.options import GradientOptions, WireOnly
-from multiring.gradients.reducer import GradientReducer
 
 _log = logging.getLogger("multiring")
 _MARK = "_multiring_gradients"

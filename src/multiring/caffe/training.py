@@ -6,12 +6,12 @@ from typing import Any
 
 import caffe
 
+from multiring._frontend.compression_names import Compression
+from multiring._frontend.former_arguments import former_arguments
+from multiring._frontend.lifecycle import shutdown
 from multiring.caffe.joining import init
 from multiring.caffe.solver_gradients import distribute
 from multiring.errors import ArgumentError
-from multiring.frontend.compression_names import Compression
-from multiring.frontend.former_arguments import former_arguments
-from multiring.frontend.lifecycle import shutdown
 
 
 @former_arguments(wire="compression")

@@ -10,15 +10,15 @@ import chainer
 import numpy as np
 from chainermn.communicators import CommunicatorBase
 
+from multiring._frontend import array_collectives
+from multiring._frontend.consistency_check import require_alike
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import Members, ProcessSet, members_of
+from multiring._gradients.options import WireOnly
 from multiring.chainer.gradients import ModelGradients, form_of, give, parameters_of
 from multiring.chainer.messages import Messages
 from multiring.errors import ArgumentError, MismatchError, StateError
-from multiring.frontend import array_collectives
-from multiring.frontend.consistency_check import require_alike
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.frontend.process_sets import Members, ProcessSet, members_of
-from multiring.gradients.options import WireOnly
 
 Array = Any  # NumPy's
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from chainermn.communicators import CommunicatorBase
 
+from multiring._frontend import lifecycle
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.chainer.communicator import Communicator
 from multiring.chainer.nccl import NcclRefusedError
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend import lifecycle
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 __all__ = ["Communicator", "CommunicatorBase", "create_communicator"]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.chainer.communicator import Communicator
 from multiring.chainer.optimizers import create_multi_node_optimizer
 from multiring.errors import UnsupportedError
-from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 
 def distribute(

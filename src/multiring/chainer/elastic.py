@@ -8,10 +8,10 @@ from typing import Any
 
 import chainer
 
-from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
-from multiring.frontend.elastic.values_state import ValuesState
-from multiring.frontend.object_collectives import broadcast_object
+from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring._frontend.elastic.values_state import ValuesState
+from multiring._frontend.object_collectives import broadcast_object
 
 __all__ = ["ChainerState", "ObjectState", "State", "run"]
 

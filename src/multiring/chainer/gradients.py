@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from multiring._frontend.process_sets import Members
+from multiring._gradients.buckets import BUCKET_BYTES, GradientSpec
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reducer import GradientReducer
 from multiring.errors import UnsupportedError
-from multiring.frontend.process_sets import Members
-from multiring.gradients.buckets import BUCKET_BYTES, GradientSpec
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reducer import GradientReducer
 
 _Form = tuple[tuple[str, tuple[int, ...], str], ...]
 

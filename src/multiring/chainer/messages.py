@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from multiring.frontend.errors import internal_errors
-from multiring.runtime import Group
-from multiring.runtime.arrays import numpy_dtype
+from multiring._frontend.errors import internal_errors
+from multiring._runtime import Group
+from multiring._runtime.arrays import numpy_dtype
 
 _ANY = -1  # stands for MPI's ANY_TAG; MPI libraries use various numbers below 0
 
@@ -31,7 +31,7 @@ class Messages:
 
     Messages of one sender and one tag stay in order.
 
-    Pickles come from ranks of the same job only; see frontend/object_collectives.py.
+    Pickles come from ranks of the same job only; see _frontend/object_collectives.py.
     """
 
     def __init__(self, group: Group) -> None:

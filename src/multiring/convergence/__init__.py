@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
+from multiring._former_names import refuse
 from multiring.convergence.critical_batch import Advice as Advice
 from multiring.convergence.critical_batch import Law as Law
 from multiring.convergence.critical_batch import fit_critical_batch_size as fit_critical_batch_size
@@ -15,7 +16,6 @@ from multiring.convergence.rate_schedules import Polynomial as Polynomial
 from multiring.convergence.rate_schedules import Steps as Steps
 from multiring.convergence.rate_schedules import Warmup as Warmup
 from multiring.convergence.rate_schedules import scaled_rate as scaled_rate
-from multiring.former_names import refuse
 
 __all__ = [
     "Advice",

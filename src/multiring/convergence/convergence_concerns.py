@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from multiring._schedule import FORMATS, wire_of
 from multiring.convergence.noise_scale import ConfidenceInterval
-from multiring.schedule import FORMATS, wire_of
 
 _FAR = 10.0  # a multiple of the critical batch; training then needs 11 times the fewest possible samples
 _OWED = 10.0  # a multiple of the gradient's norm; the ranks then send mostly old gradients

@@ -33,7 +33,7 @@ __all__ = [
     "seed_for",
     "shard_batch",
 ]
-from multiring.former_names import refuse
+from multiring._former_names import refuse
 
 if not TYPE_CHECKING:  # otherwise mypy would accept every name
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from multiring._runtime import Group, is_initialized, world
+from multiring._settings import Settings
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.expecting import Expected
 from multiring.data.caching.storage import CachedStorage
@@ -32,8 +34,6 @@ from multiring.data.readers.source import Image, Record, Shard
 from multiring.data.readers.storage import Storage, open_storage
 from multiring.data.stages import NETWORK, SOURCE, StageClock
 from multiring.errors import ArgumentError, DataError
-from multiring.runtime import Group, is_initialized, world
-from multiring.settings import Settings
 
 Transform = Callable[[Record, np.random.Generator], Record]
 

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from multiring.launch.horovod import path_with_horovod
-from multiring.settings import inherited_environment
+from multiring._launch.horovod import path_with_horovod
+from multiring._settings import inherited_environment
 
 _USAGE = "usage: python -m multiring.horovod [-m MODULE | SCRIPT] [ARGUMENTS...]"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from multiring.settings import HOROVOD_PLACE, inherited_environment
+from multiring._settings import HOROVOD_PLACE, inherited_environment
 
 _T = TypeVar("_T")
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]

@@ -1,6 +1,6 @@
 """Horovod's questions about its build, which the adapters answer by attribute without listing them as public names."""
 
-from multiring.frontend.lifecycle import (
+from multiring._frontend.lifecycle import (
     ccl_built,
     cuda_built,
     ddl_built,

@@ -9,7 +9,7 @@ import sysconfig
 from importlib import import_module
 from pathlib import Path
 
-from multiring.frontend import lifecycle
+from multiring._frontend import lifecycle
 
 ADAPTERS = ("torch", "tensorflow")  # frameworks with an adapter, by Horovod's names
 

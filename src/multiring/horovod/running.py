@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multiring._launch import FunctionOptions, JobOptions, run_function
+from multiring._launch.mpiexec import parse_hosts
+from multiring._settings import environment_of
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.launch import FunctionOptions, JobOptions, run_function
-from multiring.launch.mpiexec import parse_hosts
-from multiring.settings import environment_of
 
 _Value = TypeVar("_Value", int, "int | None")
 _HERE = ("localhost", "127.0.0.1", "::1")

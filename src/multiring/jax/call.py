@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import LINEAR, Sum, chosen_op, name_of
-from multiring.frontend.requests.text import ALL_GATHER, REDUCE_SCATTER, call_text
-from multiring.runtime import Group
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import LINEAR, Sum, chosen_op, name_of
+from multiring._frontend.requests.text import ALL_GATHER, REDUCE_SCATTER, call_text
+from multiring._runtime import Group
 
 Ranks = ProcessSet | Group  # the ranks that take part in a call
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from multiring._frontend.checkpoint import saving
+from multiring._frontend.checkpoint.framework import Framework
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint import saving
-from multiring.frontend.checkpoint.framework import Framework
 
 _LEAVES, _PATHS = "leaves of a pytree", "paths of its leaves"
 

@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.dtype_conversion import dtype_conversion
-from multiring.frontend.former_arguments import former_arguments
-from multiring.frontend.process_sets import (
+from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.dtype_conversion import dtype_conversion
+from multiring._frontend.former_arguments import former_arguments
+from multiring._frontend.process_sets import (
     Members,
     global_process_set,
     members_numbered,
@@ -23,11 +22,12 @@ from multiring.frontend.process_sets import (
     number_of_group,
     world_rank_in,
 )
-from multiring.frontend.reduce_ops import LINEAR, Average, Max, Min, Product, chosen_op, name_of
-from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from multiring._frontend.reduce_ops import LINEAR, Average, Max, Min, Product, chosen_op, name_of
+from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from multiring._runtime import Group
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.jax.call import CustomCall, Ranks, sets
 from multiring.jax.primitive import bind
-from multiring.runtime import Group
 
 # ---- the public functions ----
 

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from multiring.frontend.elastic import running
-from multiring.frontend.elastic.state import ObjectState, State
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.elastic import running
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.jax.joining import wait_for_programs
 
 __all__ = ["JaxState", "ObjectState", "State", "run"]
@@ -33,7 +33,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     The first argument of `func` is a State.
 
-    See `multiring.frontend.elastic.running.run`. Dispatched programs end before the ranks join the job again.
+    See `multiring._frontend.elastic.running.run`. Dispatched programs end before the ranks join the job again.
     """
 
     @functools.wraps(func)

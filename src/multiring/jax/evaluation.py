@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from multiring.frontend.array_collectives import allgather
-from multiring.frontend.evaluation import gathered
-from multiring.frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.array_collectives import allgather
+from multiring._frontend.evaluation import gathered
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 
 
 def gather(outputs: Any, process_set: ProcessSet = global_process_set) -> Any:

@@ -2,7 +2,7 @@
 
 A compiled JAX program cannot determine the number of its step. So the call that reduces the gradients has an additional
 array, a flag. The process sets the flag in the second call. The program then takes a branch that passes its parameters
-to the process. `multiring.frontend.requests.first_steps` compares the parameters and raises the errors.
+to the process. `multiring._frontend.requests.first_steps` compares the parameters and raises the errors.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from multiring.frontend.process_sets import members_of
-from multiring.frontend.requests.first_steps import Watched, comparison_of, watch
-from multiring.frontend.requests.text import ALL_GATHER
+from multiring._frontend.process_sets import members_of
+from multiring._frontend.requests.first_steps import Watched, comparison_of, watch
+from multiring._frontend.requests.text import ALL_GATHER
 from multiring.jax.call import CustomCall, Ranks, sets
 from multiring.jax.collectives import reduction_call
 from multiring.jax.primitive import bind, collective

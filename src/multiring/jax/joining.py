@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from multiring.frontend import lifecycle
-from multiring.frontend.requests.interrupts import fail_at_interrupts
+from multiring._frontend import lifecycle
+from multiring._frontend.requests.interrupts import fail_at_interrupts
+from multiring._runtime.job.job import current, is_rank, when_changed
 from multiring.jax.call import sets
 from multiring.jax.library import target
-from multiring.runtime.job.job import current, is_rank, when_changed
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`."""
+    """Join the job; see `multiring._frontend.lifecycle.init`."""
     _know_programs()
     lifecycle.init(comm, process_sets)
     target()  # register the handler now, because programs from JAX's compilation cache are not traced

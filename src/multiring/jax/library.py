@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax
 
+from multiring._frontend.requests import entry_address
 from multiring.errors import UnsupportedError
-from multiring.frontend.requests import entry_address
 
 TARGET = "multiring"
 ATTRIBUTE = "call"

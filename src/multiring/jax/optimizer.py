@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.former_arguments import former_arguments
-from multiring.frontend.process_sets import global_process_set
-from multiring.frontend.reduce_ops import Average
+from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.former_arguments import former_arguments
+from multiring._frontend.process_sets import global_process_set
+from multiring._frontend.reduce_ops import Average
 from multiring.jax.call import Ranks
 from multiring.jax.first_steps import Watching, reduced
 

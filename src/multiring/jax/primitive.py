@@ -22,10 +22,10 @@ from jax.extend import core
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir, partial_eval
 
+from multiring._frontend.process_sets import members_of
+from multiring._frontend.requests.failures import noted_error
+from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.process_sets import members_of
-from multiring.frontend.requests.failures import noted_error
-from multiring.frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.jax.call import SMOOTH, CustomCall, result_shape, sets
 from multiring.jax.library import ATTRIBUTE, TARGET, target
 

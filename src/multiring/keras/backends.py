@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
+from multiring._frontend.compression_names import wire_of
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.gradient_reduction import GradientReduction
+from multiring._frontend.keras_steps import current_step
+from multiring._frontend.lifecycle import is_initialized
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring._frontend.requests.first_steps import comparison_of, watched_variables
 from multiring.errors import UnsupportedError
-from multiring.frontend.compression_names import wire_of
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.gradient_reduction import GradientReduction
-from multiring.frontend.keras_steps import current_step
-from multiring.frontend.lifecycle import is_initialized
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.frontend.requests.first_steps import comparison_of, watched_variables
 
 REMEDY = "callbacks.BroadcastGlobalVariablesCallback(0) or keras.distribute do"
 

@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from multiring._frontend.evaluation import mean
+from multiring._frontend.first_rank import on_first_rank
+from multiring._frontend.lifecycle import rank, size
+from multiring._frontend.object_collectives import broadcast_object
 from multiring.errors import ArgumentError
-from multiring.frontend.evaluation import mean
-from multiring.frontend.first_rank import on_first_rank
-from multiring.frontend.lifecycle import rank, size
-from multiring.frontend.object_collectives import broadcast_object
 from multiring.keras.values import broadcast_variables, is_shared, raise_failed, settled
 
 _log = logging.getLogger("multiring")

@@ -13,10 +13,10 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from multiring._frontend.keras_optimizers import adopt_in_steps, is_distributed
+from multiring._frontend.lifecycle import rank, size
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.keras_optimizers import adopt_in_steps, is_distributed
-from multiring.frontend.lifecycle import rank, size
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
 from multiring.keras import loss_reductions, metric_states, shards
 from multiring.keras.hooks import around, around_evaluation, listed
 from multiring.keras.loss_reductions import tell_once

@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
-from multiring.frontend.elastic.values_state import ValuesState
+from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring._frontend.elastic.values_state import ValuesState
 from multiring.keras.values import broadcast_variables, settled
 
 __all__ = [

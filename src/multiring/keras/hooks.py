@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.object_collectives import allgather_object
 from multiring.errors import MismatchError
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object
 from multiring.keras.callbacks import BroadcastGlobalVariablesCallback, OnFirstRank
 from multiring.keras.metric_states import MetricStates
 from multiring.keras.replicas import digests

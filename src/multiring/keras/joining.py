@@ -4,11 +4,11 @@ from typing import Any
 
 import keras
 
-from multiring.frontend import lifecycle
+from multiring._frontend import lifecycle
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`.
+    """Join the job; see `multiring._frontend.lifecycle.init`.
 
     On TensorFlow, see also `multiring.tensorflow.init` for its thread pools.
     """

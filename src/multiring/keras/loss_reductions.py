@@ -13,9 +13,9 @@ from typing import Any
 import keras
 from keras.src.losses import loss as keras_loss
 
-from multiring.frontend.keras_steps import BatchPart, current_step
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.process_sets import global_process_set
+from multiring._frontend.keras_steps import BatchPart, current_step
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.process_sets import global_process_set
 from multiring.keras.sync_batch_norm import summed
 
 _log = logging.getLogger("multiring")

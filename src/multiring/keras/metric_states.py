@@ -14,12 +14,12 @@ import keras
 import numpy as np
 from keras.src.metrics import reduction_metrics
 
+from multiring._frontend import array_collectives
+from multiring._frontend.keras_steps import current_step
+from multiring._frontend.lifecycle import size
+from multiring._frontend.object_collectives import allgather_object
+from multiring._frontend.reduce_ops import Sum
 from multiring.errors import MismatchError
-from multiring.frontend import array_collectives
-from multiring.frontend.keras_steps import current_step
-from multiring.frontend.lifecycle import size
-from multiring.frontend.object_collectives import allgather_object
-from multiring.frontend.reduce_ops import Sum
 from multiring.keras.loss_reductions import tell_once
 from multiring.keras.replicas import mean_states
 from multiring.keras.steps import ModelSteps

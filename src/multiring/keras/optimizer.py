@@ -4,11 +4,11 @@ from typing import Any
 
 import keras
 
-from multiring.frontend.compression_names import Compression
-from multiring.frontend.gradient_reduction import groups_of, layers_of
-from multiring.frontend.keras_optimizers import distributed
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Average
+from multiring._frontend.compression_names import Compression
+from multiring._frontend.gradient_reduction import groups_of, layers_of
+from multiring._frontend.keras_optimizers import distributed
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Average
 from multiring.keras.backends import reduction
 from multiring.keras.values import raise_failed_steps
 
@@ -52,7 +52,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
             of ranks.
 
     Raises:
-        ArgumentError: see `multiring.frontend.keras_optimizers.distributed`.
+        ArgumentError: see `multiring._frontend.keras_optimizers.distributed`.
         ValueError: gradient_predivide_factor with an op other than Average, or invalid groups.
     """
     del device_dense, device_sparse

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._frontend import array_collectives
+from multiring._frontend.object_collectives import allgather_object
+from multiring._frontend.reduce_ops import Average
 from multiring.errors import ArgumentError
-from multiring.frontend import array_collectives
-from multiring.frontend.object_collectives import allgather_object
-from multiring.frontend.reduce_ops import Average
 from multiring.keras.values import broadcast_variables, settled
 
 _MOST_BYTES = 16 << 20  # for a larger array, about this many bytes are compared: rows at even distances

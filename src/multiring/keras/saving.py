@@ -18,9 +18,9 @@ from typing import Any
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.object_collectives import allgather_object
 from multiring.errors import MismatchError
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object
 
 METHODS = ("save", "save_weights", "export")
 _SAVING = "_multiring_saving"  # the attribute of a model that has its SharedSaving

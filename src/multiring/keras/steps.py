@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from multiring.frontend.keras_steps import BatchPart, entered
-from multiring.frontend.lifecycle import rank, size
+from multiring._frontend.keras_steps import BatchPart, entered
+from multiring._frontend.lifecycle import rank, size
 from multiring.keras.results import Results
 from multiring.keras.shards import unwrapped
 
@@ -25,7 +25,7 @@ def install(model: Any, adopt: Callable[[Any], None]) -> "ModelSteps":
 
     Args:
         model: a Keras model.
-        adopt: see `multiring.frontend.keras_steps.BatchPart`.
+        adopt: see `multiring._frontend.keras_steps.BatchPart`.
     """
     return ModelSteps(model, adopt)
 

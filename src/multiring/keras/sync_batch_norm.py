@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 
-from multiring.frontend.keras_batch_norm import moments
-from multiring.frontend.keras_steps import BatchPart, current_step
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Sum
+from multiring._frontend.keras_batch_norm import moments
+from multiring._frontend.keras_steps import BatchPart, current_step
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Sum
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc] # Keras has no types

@@ -8,14 +8,14 @@ import keras
 import numpy as np
 from keras.src.utils import python_utils
 
+from multiring._frontend import array_collectives, array_rows
+from multiring._frontend.compression_names import Compression, wire_of
+from multiring._frontend.evaluation import gathered
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import LINEAR, Average, combination
+from multiring._frontend.requests.interrupts import has_cancelled
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend import array_collectives, array_rows
-from multiring.frontend.compression_names import Compression, wire_of
-from multiring.frontend.evaluation import gathered
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import LINEAR, Average, combination
-from multiring.frontend.requests.interrupts import has_cancelled
 
 
 def allreduce(
@@ -136,7 +136,7 @@ def alltoall(
 ) -> Any:
     """Send rows of `value` to each rank, and return the received rows as a NumPy array.
 
-    See `multiring.frontend.array_rows.alltoall` for `splits`, the result and the errors.
+    See `multiring._frontend.array_rows.alltoall` for `splits`, the result and the errors.
     """
     return array_rows.alltoall(_plain(value), splits, name=name, process_set=process_set)
 

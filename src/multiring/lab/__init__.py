@@ -5,7 +5,7 @@ The hosts run on this machine. A lab needs root.
 
 from typing import TYPE_CHECKING, NoReturn
 
-from multiring.former_names import refuse
+from multiring._former_names import refuse
 from multiring.lab.control_socket import ask_lab as ask_lab
 from multiring.lab.control_socket import running_labs as running_labs
 from multiring.lab.faults import Fault as Fault

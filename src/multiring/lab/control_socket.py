@@ -16,8 +16,8 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
+from multiring._runtime.bootstrap.addresses import peer_credentials
 from multiring.errors import ArgumentError, LaunchError, MultiringError, StateError
-from multiring.runtime.bootstrap.addresses import peer_credentials
 
 _PREFIX = "multiring-lab-"
 _HOST_SOCKET = "\0multiring-lab"  # the same in rsh_agent.py

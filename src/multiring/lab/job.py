@@ -14,6 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from multiring._launch.commands import check_can_run, check_command, environment_of_process
+from multiring._launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
+from multiring._launch.job import Job, JobProcess, Start, log_files
+from multiring._launch.leftovers import signal_group
+from multiring._launch.local import job_name
+from multiring._launch.mpiexec import version_of_mpiexec
+from multiring._settings import Settings, inherited_environment
 from multiring.errors import LaunchError, MultiringError
 from multiring.lab.control_socket import (
     Caller,
@@ -30,13 +37,6 @@ from multiring.lab.namespaces import NamespaceKind, inside
 from multiring.lab.pid_namespace import FORWARDED, run_in_pid_namespace
 from multiring.lab.plan import LabPlan
 from multiring.lab.topology_file import TOPOLOGY_FILE
-from multiring.launch.commands import check_can_run, check_command, environment_of_process
-from multiring.launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring.launch.job import Job, JobProcess, Start, log_files
-from multiring.launch.leftovers import signal_group
-from multiring.launch.local import job_name
-from multiring.launch.mpiexec import version_of_mpiexec
-from multiring.settings import Settings, inherited_environment
 
 _PATIENCE_S = 10.0  # after a fault, the time for the other processes to report errors after a first failure
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from multiring._launch.mpiexec import Mpiexec, mpiexec_of, placement
 from multiring.lab.host import AGENT
 from multiring.lab.plan import LabPlan, host_name
-from multiring.launch.mpiexec import Mpiexec, mpiexec_of, placement
 
 _RENDEZVOUS_PORT = 29400  # always free, because a new host runs nothing else
 _MASTER_PORT = 29500

@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Callable
 
+from multiring._launch.signals import StopSignals
 from multiring.errors import MultiringError, UnsupportedError
 from multiring.lab.namespaces import NamespaceKind, die_with_parent, inside_new
-from multiring.launch.signals import StopSignals
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_BYTES = 1 << 16

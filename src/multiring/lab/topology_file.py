@@ -5,8 +5,8 @@ MULTIRING_TOPOLOGY names it for the ranks.
 
 from dataclasses import replace
 
+from multiring._topology import TCP, Link, Rack, Topology, text_of
 from multiring.lab.plan import LabPlan, Rate, host_name, rail_name
-from multiring.topology import TCP, Link, Rack, Topology, text_of
 
 TOPOLOGY_FILE = "/dev/shm/.multiring-lab/topology.toml"  # noqa: S108 -- on the host's own tmpfs, gone with the host
 # The share of a rate that carries payload: an Ethernet frame of 1514 bytes has 1448 bytes of TCP payload.

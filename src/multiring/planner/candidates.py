@@ -8,10 +8,10 @@ from itertools import product
 
 import numpy as np
 
-from multiring.collectives import algorithms_of, build
+from multiring._collectives import algorithms_of, build
+from multiring._schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire, encoded_bytes
+from multiring._topology import Link, Topology, grid_of
 from multiring.errors import ScheduleError
-from multiring.schedule import SUMS, Accumulation, Collective, Frame, Phase, Schedule, Wire, encoded_bytes
-from multiring.topology import Link, Topology, grid_of
 
 SEGMENTED = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST})  # collectives whose buffer is one piece of memory
 # 128 KiB to 4 MiB on the wire. In shorter segments each rank's part is so few packets that overhead dominates.

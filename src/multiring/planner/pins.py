@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from multiring.collectives import build
+from multiring._collectives import build
+from multiring._schedule import Accumulation, Collective, Frame, Wire, names_of
+from multiring._topology import Topology
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner.candidates import wires_of
 from multiring.planner.plan import Plan, Task
-from multiring.schedule import Accumulation, Collective, Frame, Wire, names_of
-from multiring.topology import Topology
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from multiring._schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
+from multiring._topology import Topology, grid_of
 from multiring.errors import ArgumentError, ScheduleError
 from multiring.planner.candidates import candidates, segments_of, wires_of
 from multiring.planner.ways import ways_of
-from multiring.schedule import Accumulation, Collective, Schedule, Wire, least, names_of, price
-from multiring.topology import Topology, grid_of
 
 NOTES_BYTES = 64 << 10  # an exchange up to this size travels with the agreement; equals the native core's NOTE_BYTES
 # The cost of cutting a buffer, in message overheads: ranks wake up for each piece until the stream is full. Measured on

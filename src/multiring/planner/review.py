@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.topology import Link, OwnRails, Topology
+from multiring._topology import Link, OwnRails, Topology
 
 FAR = 1.5  # measured / predicted seconds above which a check fails
 TIMES = 2  # failed checks in a row before the review has a finding

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.schedule import Collective, Frame, Kind, Moves, Pattern, Schedule, Way
-from multiring.topology import Link, Topology, strides_of
+from multiring._schedule import Collective, Frame, Kind, Moves, Pattern, Schedule, Way
+from multiring._topology import Link, Topology, strides_of
 
 _SHM_PORT, _RAILS_PORT = 0, 1
 # The factor on a rail's bandwidth if several hosts send to one host at a time and overflow its queues. Measured on

@@ -17,51 +17,51 @@ adds come last.
 """
 
 # ruff: noqa: E402 -- check for TensorFlow before the imports below, which would only report a missing module
-from multiring.frontend.requirements import require_framework
+from multiring._frontend.requirements import require_framework
 
 require_framework("tensorflow", "TensorFlow")
 
+from multiring._frontend.errors import HorovodInternalError as HorovodInternalError
+from multiring._frontend.evaluation import mean as mean
+from multiring._frontend.first_rank import log_by_rank as log_by_rank
+from multiring._frontend.first_rank import on_first_rank as on_first_rank
+from multiring._frontend.first_rank import print_once as print_once
+from multiring._frontend.first_rank import progress as progress
+from multiring._frontend.joining import barrier as barrier
+from multiring._frontend.joining import join as join
+from multiring._frontend.lifecycle import ccl_built as ccl_built
+from multiring._frontend.lifecycle import cross_rank as cross_rank
+from multiring._frontend.lifecycle import cross_size as cross_size
+from multiring._frontend.lifecycle import cuda_built as cuda_built
+from multiring._frontend.lifecycle import ddl_built as ddl_built
+from multiring._frontend.lifecycle import gloo_built as gloo_built
+from multiring._frontend.lifecycle import gloo_enabled as gloo_enabled
+from multiring._frontend.lifecycle import is_homogeneous as is_homogeneous
+from multiring._frontend.lifecycle import is_initialized as is_initialized
+from multiring._frontend.lifecycle import local_rank as local_rank
+from multiring._frontend.lifecycle import local_size as local_size
+from multiring._frontend.lifecycle import mpi_built as mpi_built
+from multiring._frontend.lifecycle import mpi_enabled as mpi_enabled
+from multiring._frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
+from multiring._frontend.lifecycle import nccl_built as nccl_built
+from multiring._frontend.lifecycle import rank as rank
+from multiring._frontend.lifecycle import rocm_built as rocm_built
+from multiring._frontend.lifecycle import shutdown as shutdown
+from multiring._frontend.lifecycle import size as size
+from multiring._frontend.process_sets import ProcessSet as ProcessSet
+from multiring._frontend.process_sets import add_process_set as add_process_set
+from multiring._frontend.process_sets import global_process_set as global_process_set
+from multiring._frontend.process_sets import remove_process_set as remove_process_set
+from multiring._frontend.reduce_ops import Adasum as Adasum
+from multiring._frontend.reduce_ops import Average as Average
+from multiring._frontend.reduce_ops import Max as Max
+from multiring._frontend.reduce_ops import Min as Min
+from multiring._frontend.reduce_ops import Product as Product
+from multiring._frontend.reduce_ops import Sum as Sum
+from multiring._frontend.requests import error_of as error_of
+from multiring._frontend.timeline import start_timeline as start_timeline
+from multiring._frontend.timeline import stop_timeline as stop_timeline
 from multiring.errors import CollectiveError as CollectiveError
-from multiring.frontend.errors import HorovodInternalError as HorovodInternalError
-from multiring.frontend.evaluation import mean as mean
-from multiring.frontend.first_rank import log_by_rank as log_by_rank
-from multiring.frontend.first_rank import on_first_rank as on_first_rank
-from multiring.frontend.first_rank import print_once as print_once
-from multiring.frontend.first_rank import progress as progress
-from multiring.frontend.joining import barrier as barrier
-from multiring.frontend.joining import join as join
-from multiring.frontend.lifecycle import ccl_built as ccl_built
-from multiring.frontend.lifecycle import cross_rank as cross_rank
-from multiring.frontend.lifecycle import cross_size as cross_size
-from multiring.frontend.lifecycle import cuda_built as cuda_built
-from multiring.frontend.lifecycle import ddl_built as ddl_built
-from multiring.frontend.lifecycle import gloo_built as gloo_built
-from multiring.frontend.lifecycle import gloo_enabled as gloo_enabled
-from multiring.frontend.lifecycle import is_homogeneous as is_homogeneous
-from multiring.frontend.lifecycle import is_initialized as is_initialized
-from multiring.frontend.lifecycle import local_rank as local_rank
-from multiring.frontend.lifecycle import local_size as local_size
-from multiring.frontend.lifecycle import mpi_built as mpi_built
-from multiring.frontend.lifecycle import mpi_enabled as mpi_enabled
-from multiring.frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
-from multiring.frontend.lifecycle import nccl_built as nccl_built
-from multiring.frontend.lifecycle import rank as rank
-from multiring.frontend.lifecycle import rocm_built as rocm_built
-from multiring.frontend.lifecycle import shutdown as shutdown
-from multiring.frontend.lifecycle import size as size
-from multiring.frontend.process_sets import ProcessSet as ProcessSet
-from multiring.frontend.process_sets import add_process_set as add_process_set
-from multiring.frontend.process_sets import global_process_set as global_process_set
-from multiring.frontend.process_sets import remove_process_set as remove_process_set
-from multiring.frontend.reduce_ops import Adasum as Adasum
-from multiring.frontend.reduce_ops import Average as Average
-from multiring.frontend.reduce_ops import Max as Max
-from multiring.frontend.reduce_ops import Min as Min
-from multiring.frontend.reduce_ops import Product as Product
-from multiring.frontend.reduce_ops import Sum as Sum
-from multiring.frontend.requests import error_of as error_of
-from multiring.frontend.timeline import start_timeline as start_timeline
-from multiring.frontend.timeline import stop_timeline as stop_timeline
 from multiring.tensorflow import elastic as elastic
 from multiring.tensorflow.collectives import allgather as allgather
 from multiring.tensorflow.collectives import allreduce as allreduce

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multiring.frontend.process_sets import ProcessSet, members_of
+from multiring._frontend.process_sets import ProcessSet, members_of
 
 
 def ranks_now(process_set: ProcessSet) -> Any:

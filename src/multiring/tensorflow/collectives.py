@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
-from multiring.frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
-from multiring.frontend.requests.text import (
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
+from multiring._frontend.reduce_ops import LINEAR, Adasum, Average, Combination, Sum, combination, name_of
+from multiring._frontend.requests.text import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -24,6 +23,7 @@ from multiring.frontend.requests.text import (
     REDUCE_SCATTER,
     call_text,
 )
+from multiring.errors import ArgumentError, UnsupportedError
 from multiring.tensorflow.asking import now, ranks_now
 from multiring.tensorflow.compression import Compression, compressor_of
 from multiring.tensorflow.library import load_op_library

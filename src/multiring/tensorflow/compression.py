@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from multiring.frontend.compression_names import known_name
-from multiring.schedule import WIRES
+from multiring._frontend.compression_names import known_name
+from multiring._schedule import WIRES
 
 
 class Compressor:

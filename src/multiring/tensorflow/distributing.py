@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend.evaluation import gathered
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Average
+from multiring._frontend.evaluation import gathered
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Average
 from multiring.tensorflow.collectives import allgather
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.gradient_tape import DistributedGradientTape

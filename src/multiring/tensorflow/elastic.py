@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend.elastic.running import run
-from multiring.frontend.elastic.state import ObjectState, State
-from multiring.frontend.elastic.values_state import ValuesState
+from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring._frontend.elastic.values_state import ValuesState
 from multiring.tensorflow.functions import broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multiring._frontend.job_place import job_place
+from multiring._frontend.sample_counts import count_in_job
 from multiring.data.dataset import Samples
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.errors import ArgumentError, DataError
-from multiring.frontend.job_place import job_place
-from multiring.frontend.sample_counts import count_in_job
 
 
 class DataLoader(Loader):

@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend import object_collectives
-from multiring.frontend.lifecycle import local_rank, local_size, rank
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
+from multiring._frontend import object_collectives
+from multiring._frontend.lifecycle import local_rank, local_size, rank
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, numbered_set
 from multiring.tensorflow.asking import asked
 from multiring.tensorflow.collectives import broadcast_
 
@@ -92,7 +92,7 @@ def broadcast_object(
 ) -> Any:
     """Return the `obj` of rank `root_rank`.
 
-    See `multiring.frontend.object_collectives`. `session` is not used.
+    See `multiring._frontend.object_collectives`. `session` is not used.
     """
     del session
     return object_collectives.broadcast_object(obj, root_rank, name, process_set)

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend.gradient_reduction import groups_of, layers_of
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Average
+from multiring._frontend.gradient_reduction import groups_of, layers_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Average
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.reduction import TensorReduction
 

@@ -10,16 +10,16 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import core
 
-from multiring.frontend import lifecycle
-from multiring.frontend.requests.interrupts import fail_at_interrupts
-from multiring.settings import foreign_environment
+from multiring._frontend import lifecycle
+from multiring._frontend.requests.interrupts import fail_at_interrupts
+from multiring._settings import foreign_environment
 
 _log = logging.getLogger("multiring")
 _LEAST_INTER = 1  # one thread is enough, because operations that wait for other ranks hold no thread
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring.frontend.lifecycle.init`.
+    """Join the job; see `multiring._frontend.lifecycle.init`.
 
     TensorFlow's thread pools get this rank's share of the host's cores. The program, TF_NUM_INTRAOP_THREADS and
     TF_NUM_INTEROP_THREADS can set other numbers. If TensorFlow has computed already, its pools do not change.

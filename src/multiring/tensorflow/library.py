@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from multiring._frontend.requests import entry_address
+from multiring._frontend.requirements import OLDEST
 from multiring.errors import UnsupportedError
-from multiring.frontend.requests import entry_address
-from multiring.frontend.requirements import OLDEST
 
 _FILE = "_tensorflow.so"
 

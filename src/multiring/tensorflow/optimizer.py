@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from multiring._frontend.gradient_reduction import groups_of
+from multiring._frontend.keras_optimizers import distributed
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Average
 from multiring.errors import UnsupportedError
-from multiring.frontend.gradient_reduction import groups_of
-from multiring.frontend.keras_optimizers import distributed
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Average
 from multiring.tensorflow.compression import Compression
 from multiring.tensorflow.reduction import TensorReduction
 
@@ -59,7 +59,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         scale_local_gradients: see `DistributedGradientTape`.
 
     Raises:
-        ArgumentError: `optimizer` is of neither kind; see `multiring.frontend.keras_optimizers.distributed`.
+        ArgumentError: `optimizer` is of neither kind; see `multiring._frontend.keras_optimizers.distributed`.
         UnsupportedError: backward_passes_per_step is not 1 for an optimizer of tf.compat.v1.
     """
     reduction = TensorReduction(

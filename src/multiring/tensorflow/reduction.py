@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from multiring.frontend.gradient_reduction import GradientReduction, largest_of
-from multiring.frontend.keras_steps import current_step
-from multiring.frontend.reduce_ops import combination
-from multiring.frontend.requests.first_steps import watched_variables
+from multiring._frontend.gradient_reduction import GradientReduction, largest_of
+from multiring._frontend.keras_steps import current_step
+from multiring._frontend.reduce_ops import combination
+from multiring._frontend.requests.first_steps import watched_variables
 from multiring.tensorflow.asking import ranks_now
 from multiring.tensorflow.collectives import reduced_gradients
 from multiring.tensorflow.compression import Compression

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from multiring._frontend.keras_batch_norm import moments
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend.reduce_ops import Sum
 from multiring.errors import UnsupportedError
-from multiring.frontend.keras_batch_norm import moments
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.frontend.reduce_ops import Sum
 from multiring.tensorflow.collectives import grouped_allreduce
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from multiring.frontend.compression_names import NAMES
-from multiring.runtime import quantize_dequantize
-from multiring.schedule import WIRES
+from multiring._frontend.compression_names import NAMES
+from multiring._runtime import quantize_dequantize
+from multiring._schedule import WIRES
 
 
 class Compressor:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._frontend.job_place import job_place
+from multiring._frontend.sample_counts import count_in_job
+from multiring._runtime.job.job import when_changed
 from multiring.data.dataset import Samples
 from multiring.data.feeding.batches import batch_of
 from multiring.data.feeding.loader import Batch, Loader
 from multiring.data.progress import Progress, steps
 from multiring.errors import ArgumentError, DataError
-from multiring.frontend.job_place import job_place
-from multiring.frontend.sample_counts import count_in_job
-from multiring.runtime.job.job import when_changed
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.weighing import Weighing, scaled

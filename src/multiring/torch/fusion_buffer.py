@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Group
+from multiring._runtime import Group
 from multiring.torch.interop import at_place, new_memory
 from multiring.torch.layout_cache import TensorLayout, tensor_layout_of
 

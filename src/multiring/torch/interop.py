@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._runtime import Group
+from multiring._runtime.arrays import Buffer, numpy_dtype
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.runtime import Group
-from multiring.runtime.arrays import Buffer, numpy_dtype
 
 # Up to this size, ranks of one host exchange data through small shared buffers from any memory: the arena would not be
 # faster.

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.frontend import evaluation, first_rank
-from multiring.frontend.process_sets import ProcessSet, global_process_set
+from multiring._frontend import evaluation, first_rank
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.torch.collectives.allgather import allgather
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multiring.frontend.consistency_check import reporting_errors
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.object_collectives import broadcast_object
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.consistency_check import reporting_errors
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.object_collectives import broadcast_object
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 
 
 @dataclass(frozen=True, slots=True)

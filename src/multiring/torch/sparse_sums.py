@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multiring.frontend.integers import average_of_halves, halves
+from multiring._frontend.integers import average_of_halves, halves
 from multiring.torch.interop import dtype_name
 
 

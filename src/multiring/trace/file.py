@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from multiring._version import VERSION
 from multiring.errors import ArgumentError
 from multiring.trace.chrome import events_of
 from multiring.trace.claims import (
@@ -24,7 +25,6 @@ from multiring.trace.claims import (
     require_timeline,
 )
 from multiring.trace.part import Part, read_part
-from multiring.version import VERSION
 
 _MOST_RANKS = 1 << 20
 _SHOWN = 200  # characters of an invalid path that a message shows

@@ -12,7 +12,7 @@ from tests.support.mpi_ranks import mpi_start
 from tests.support.ranks import Process
 from tests.support.scripts import Start, run_script
 
-from multiring.launch.horovod import horovod_environment, positions_on
+from multiring._launch.horovod import horovod_environment, positions_on
 
 ROOT = Path(__file__).parents[3]
 # With several threads per process, a test takes minutes on busy cores.

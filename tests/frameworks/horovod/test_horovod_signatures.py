@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.ranks import Process
 from tests.support.scripts import Start, run_script
 
-from multiring.launch.horovod import horovod_environment, positions_on
+from multiring._launch.horovod import horovod_environment, positions_on
 
 SCRIPT = Path(__file__).parents[2] / "support" / "horovod_signatures.py"
 TABLE = Path(__file__).parents[2] / "support" / "horovod_signatures.json"

@@ -8,7 +8,7 @@ import pytest
 from tests.support.ranks import Process
 from tests.support.scripts import Start, run_script
 
-from multiring.launch.horovod import horovod_environment, horovod_without_effect, positions_on
+from multiring._launch.horovod import horovod_environment, horovod_without_effect, positions_on
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),

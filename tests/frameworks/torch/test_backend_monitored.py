@@ -12,7 +12,7 @@ from tests.support.joined import PATIENCE, join_torch
 from tests.support.ranks import Here, run_ranks
 
 import multiring.torch as mt
-from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
+from multiring._runtime.failures.monitored_barrier import MonitoredBarrier
 
 SHORT = timedelta(seconds=0.1)
 

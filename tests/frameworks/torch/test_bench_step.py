@@ -13,17 +13,17 @@ import torch
 from tests.support.ranks import Here, Process, run_ranks
 from torch import nn
 
-from multiring.bench.job import JobError, Jobs, WrongResultError
-from multiring.bench.step import StepBench, StepManner, StepQuestion
-from multiring.bench.workers import step_worker
-from multiring.bench.workers.step_case import ANSWER, NETWORKS, FileRendezvous, Pace, StepCase
-from multiring.bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
-from multiring.bench.workers.step_emulated import EmulatedTask
-from multiring.bench.workers.step_models import NETWORKS as MODELS
-from multiring.bench.workers.step_pace import measure
-from multiring.bench.workers.step_task import TrainingTask
-from multiring.bench.workers.step_worker import LIBRARIES, Training, difference, fault, time_steps
-from multiring.cli import main
+from multiring._bench.job import JobError, Jobs, WrongResultError
+from multiring._bench.step import StepBench, StepManner, StepQuestion
+from multiring._bench.workers import step_worker
+from multiring._bench.workers.step_case import ANSWER, NETWORKS, FileRendezvous, Pace, StepCase
+from multiring._bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
+from multiring._bench.workers.step_emulated import EmulatedTask
+from multiring._bench.workers.step_models import NETWORKS as MODELS
+from multiring._bench.workers.step_pace import measure
+from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_worker import LIBRARIES, Training, difference, fault, time_steps
+from multiring._cli import main
 from multiring.errors import ArgumentError
 
 # The first two numbers are the usual counts for the papers' networks. The embedding has 8 x 100 000 x 32 + 257 x 128
@@ -305,7 +305,7 @@ def answers_of(library: str, folder: Path, *, pace: str = "") -> list[dict[str, 
     out.mkdir()
     case_file = folder / f"{library}.json"
     replace(case(out), library=library, batch=8, dtype="bfloat16", steps=2, warmup=1, pace=pace).write(case_file)
-    process = Process(nursery="torch", beforehand=("multiring.bench.workers.step_worker", "torch.distributed.fsdp"))
+    process = Process(nursery="torch", beforehand=("multiring._bench.workers.step_worker", "torch.distributed.fsdp"))
     run_ranks(work, 2, str(case_file), process=process, deadline_s=110.0)
     return [json.loads((out / f"{ANSWER}-{rank}.json").read_text()) for rank in range(2)]
 
@@ -343,7 +343,7 @@ def test_a_sharded_model_is_not_emulated(jobs: Jobs) -> None:
 
 
 def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    monkeypatch.setattr("multiring._bench.step.WORKER", PRETENDERS / "quick.py")
     told: list[str] = []
     made = StepBench(jobs, StepManner(alternations=2), tell=told.append).compare(SMALL)
     turns = [line.rpartition(" ")[2] for line in told]
@@ -365,7 +365,7 @@ def test_libraries_take_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_library_that_fails_ends_the_bench(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, worker: str, kind: type[Exception], message: str
 ) -> None:
-    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / f"{worker}.py")
+    monkeypatch.setattr("multiring._bench.step.WORKER", PRETENDERS / f"{worker}.py")
     with pytest.raises(kind, match=message):
         StepBench(jobs, ONCE).compare(SMALL)
 
@@ -376,7 +376,7 @@ def test_a_library_that_fails_ends_the_bench(
 def test_the_command_prints_a_record_for_each_library(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    monkeypatch.setattr("multiring._bench.step.WORKER", PRETENDERS / "quick.py")
     words = ["bench", "step", "--networks", "embedding,vgg16", "--alternations", "1", "--json", "--batch", "1"]
     assert main(words) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -389,7 +389,7 @@ def test_the_command_prints_a_record_for_each_library(
 
 
 def test_the_command_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("multiring.bench.step.WORKER", PRETENDERS / "quick.py")
+    monkeypatch.setattr("multiring._bench.step.WORKER", PRETENDERS / "quick.py")
     assert main(["bench", "step", "--networks", "embedding", "--alternations", "1", "--against", "none"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("command: multiring")

@@ -10,8 +10,8 @@ from tests.support.ranks import Here, run_ranks
 from torch import Tensor
 
 import multiring.torch as mt
+from multiring._frontend.adasum import adasum
 from multiring.errors import ArgumentError
-from multiring.frontend.adasum import adasum
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 3), (), (700,), (0,))

@@ -15,8 +15,8 @@ from tests.support.ranks import Here, report_of, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._frontend.first_rank import RankFilter
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.first_rank import RankFilter
 
 
 def measure(here: Here) -> None:

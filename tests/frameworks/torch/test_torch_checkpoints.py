@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import multiring.torch as mt
+from multiring._frontend.checkpoint.framework import Framework
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.checkpoint.framework import Framework
 
 DTYPES = sorted(
     {

@@ -15,7 +15,7 @@ from tests.support.sharing import expect_same_parameters
 from torch import Tensor
 
 import multiring.torch as mt
-from multiring.frontend.adasum import adasum
+from multiring._frontend.adasum import adasum
 
 STEPS = 3
 Made = Callable[[Any], Any]  # makes an optimizer of parameters

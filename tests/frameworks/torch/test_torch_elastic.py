@@ -13,8 +13,8 @@ from tests.support.sharing import kept
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._frontend.elastic.state import HostsUpdatedInterrupt, HostUpdateResult
 from multiring.errors import RendezvousError
-from multiring.frontend.elastic.state import HostsUpdatedInterrupt, HostUpdateResult
 from multiring.torch.elastic.state import StateHandler
 
 SAMPLES, EPOCHS, BATCH = 18, 2, 2

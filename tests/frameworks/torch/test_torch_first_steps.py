@@ -11,8 +11,8 @@ from torch import nn
 
 import multiring
 import multiring.torch as mt
+from multiring._frontend.first_steps import _ROUNDING, UNKNOWN, FirstSteps, _distance, digest_of
 from multiring.errors import MismatchError
-from multiring.frontend.first_steps import _ROUNDING, UNKNOWN, FirstSteps, _distance, digest_of
 
 
 def step_on(

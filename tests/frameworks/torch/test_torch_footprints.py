@@ -11,7 +11,7 @@ from tests.support.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.frontend.process_sets import members_of
+from multiring._frontend.process_sets import members_of
 from multiring.torch.fusion_buffer import Packing
 from multiring.torch.layout_cache import PlainTensorLayout, tensor_layout_of
 

@@ -14,8 +14,8 @@ from tests.support.ranks import Here, report_of, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._frontend.errors import LoopOrderError
 from multiring.errors import PeerLostError, StateError
-from multiring.frontend.errors import LoopOrderError
 
 STEPS = 7
 

@@ -14,9 +14,9 @@ from tests.support.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._gradients.loss_scale import LossScale
 from multiring.convergence import Constant, Steps, Warmup
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.gradients.loss_scale import LossScale
 from multiring.torch.optim.muon import owners_of
 
 STEPS = 5

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
+from multiring._gradients.loss_scale import LossScale
 from multiring.convergence import Constant
 from multiring.errors import ArgumentError, StateError
-from multiring.gradients.loss_scale import LossScale
 
 # ---- one trajectory ----
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import multiring
 import multiring.torch as mt
+from multiring._frontend.process_sets import members_of
+from multiring._schedule import WIRES
 from multiring.errors import ArgumentError, MismatchError, PeerLostError, StateError, UnsupportedError
-from multiring.frontend.process_sets import members_of
-from multiring.schedule import WIRES
 from multiring.torch.fusion_buffer import Packing
 
 Change = Callable[[torch.Tensor], object]
@@ -180,7 +180,7 @@ def compress(here: Here) -> None:
 def test_a_wire_type_without_a_compressor_of_its_own_is_a_member_of_compression(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("multiring.schedule.WIRES", (*WIRES, "fp24"))
+    monkeypatch.setattr("multiring._schedule.WIRES", (*WIRES, "fp24"))
     found = runpy.run_path(str(mt.compression.__file__))["Compression"]
     assert found.fp24.wire == "fp24"
     assert [name for name in vars(found) if not name.startswith("_")] == ["none", *WIRES, "fp24"]

@@ -15,9 +15,9 @@ from tests.support.ranks import Here, run_ranks
 from torch import Tensor, nn
 
 import multiring.torch as mt
+from multiring._topology import TCP, Topology
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.planner.parallelism import Compute
-from multiring.topology import TCP, Topology
 from multiring.torch.parallelizing.anatomy import Split, anatomy_of
 from multiring.torch.parallelizing.building import equalise
 from multiring.torch.parallelizing.deciding import build, look

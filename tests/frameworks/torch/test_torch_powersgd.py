@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import multiring
 import multiring.torch as mt
+from multiring._gradients.powersgd import Stages
 from multiring.errors import StateError
-from multiring.gradients.powersgd import Stages
 
 RANK = 1
 COMPRESSED = (0, 2)  # indices into SHAPES

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import multiring.torch as mt
-from multiring.gradients.loss_scale import LossScale
+from multiring._gradients.loss_scale import LossScale
 
 WIDTH, SAMPLES = 40, 4
 HEALTHY = 10  # two of each kind

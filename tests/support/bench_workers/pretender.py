@@ -5,12 +5,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from multiring.settings import Settings
+from multiring._settings import Settings
 
 if TYPE_CHECKING:
-    from multiring.bench.workers import contract
+    from multiring._bench.workers import contract
 else:
-    sys.path.insert(0, __import__("multiring.bench.workers", fromlist=["x"]).__path__[0])
+    sys.path.insert(0, __import__("multiring._bench.workers", fromlist=["x"]).__path__[0])
     import contract
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.nursery import Home
 from tests.support.ranks import USED_FIRST
 
-from multiring.bench.install import RECIPES, install
+from multiring._bench.install import RECIPES, install
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = "tests.support.conforming"

@@ -12,8 +12,8 @@ import caffe
 import numpy as np
 
 import multiring.caffe as mc
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 
 def all_reduce(array: Any, op: str, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:

@@ -7,8 +7,8 @@ import chainer
 import numpy as np
 
 import multiring.chainer as mc
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 chainer.disable_experimental_feature_warning = True
 

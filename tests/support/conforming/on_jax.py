@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import multiring.jax as mj
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 from multiring.jax.elastic import JaxState
 
 

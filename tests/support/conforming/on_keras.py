@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 import multiring.keras as mk
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 _NO_GRADIENT = "Keras leaves gradients to its backend, and each backend has its own column"
 

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 import multiring.tensorflow as mt
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 
 def make(array: Any) -> Any:

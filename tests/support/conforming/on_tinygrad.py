@@ -11,9 +11,9 @@ import numpy as np
 import tinygrad_multiring as tm  # type: ignore[import-not-found] # in examples/
 from tinygrad import Context, Tensor, nn
 
+from multiring._frontend.process_sets import ProcessSet
+from multiring._runtime.arrays import numpy_dtype
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet
-from multiring.runtime.arrays import numpy_dtype
 
 _OUTSIDE = "tinygrad differentiates only its own operations, and a collective is not one of them"
 

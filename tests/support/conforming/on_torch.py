@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 import multiring.torch as mt
+from multiring._frontend.process_sets import ProcessSet, global_process_set
+from multiring._runtime.arrays import numpy_dtype
 from multiring.adapters.conformance import Adapter
-from multiring.frontend.process_sets import ProcessSet, global_process_set
-from multiring.runtime.arrays import numpy_dtype
 
 
 def make(array: Any) -> torch.Tensor:

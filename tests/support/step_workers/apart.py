@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Iterator
 
-from multiring.bench.workers import step_worker
-from multiring.bench.workers.step_case import FileRendezvous
-from multiring.bench.workers.step_task import TrainingTask
+from multiring._bench.workers import step_worker
+from multiring._bench.workers.step_case import FileRendezvous
+from multiring._bench.workers.step_task import TrainingTask
 
 
 @contextlib.contextmanager

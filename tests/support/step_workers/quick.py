@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from multiring.bench.workers.step_case import ANSWER, FileRendezvous, read_case
-from multiring.settings import Settings
+from multiring._bench.workers.step_case import ANSWER, FileRendezvous, read_case
+from multiring._settings import Settings
 
 case = read_case()
 settings = Settings.from_environment()

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._frontend import lifecycle
+from multiring._frontend.process_sets import ProcessSet
+from multiring._frontend.requests.failures import error_of
 from multiring.errors import MultiringError
-from multiring.frontend import lifecycle
-from multiring.frontend.process_sets import ProcessSet
-from multiring.frontend.requests.failures import error_of
 
 Array = NDArray[Any]
 

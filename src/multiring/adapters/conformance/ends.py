@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from multiring._frontend import lifecycle
 from multiring.adapters.conformance.adapter import Adapter, NonconformanceError, kind_of, require
 from multiring.adapters.conformance.rank import Rank
 from multiring.errors import PeerLostError
-from multiring.frontend import lifecycle
 
 
 def lose_a_rank(adapter: Adapter, reach: Callable[[], object], *, fails: int | None = None) -> float:

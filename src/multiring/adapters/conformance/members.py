@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 
+from multiring._frontend import lifecycle
+from multiring._frontend.process_sets import ProcessSet, add_process_set, remove_process_set
 from multiring.adapters.conformance.adapter import require, require_equal
 from multiring.adapters.conformance.rank import Rank
 from multiring.adapters.conformance.training import parameters_of, slopes_of
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, StateError
-from multiring.frontend import lifecycle
-from multiring.frontend.process_sets import ProcessSet, add_process_set, remove_process_set
 
 
 def named_order(here: Rank) -> None:

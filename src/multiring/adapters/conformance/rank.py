@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from multiring._frontend.process_sets import ProcessSet, global_process_set
 from multiring.adapters.conformance.adapter import Adapter, Array, NonconformanceError, Trainer, kind_of
-from multiring.frontend.process_sets import ProcessSet, global_process_set
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from multiring._frontend import lifecycle
+from multiring._frontend.object_collectives import allgather_object
 from multiring.adapters.conformance.adapter import Adapter
 from multiring.adapters.conformance.checks import CHECKS
 from multiring.adapters.conformance.rank import Rank
 from multiring.errors import ArgumentError, MultiringError
-from multiring.frontend import lifecycle
-from multiring.frontend.object_collectives import allgather_object
 
 RANKS = 3
 ENDS = ("killed rank", "exception on one rank", "Ctrl-C")

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from multiring._frontend.elastic.running import run
+from multiring._frontend.object_collectives import allgather_object
 from multiring.adapters.conformance.adapter import Array, require, require_equal
 from multiring.adapters.conformance.rank import Rank
 from multiring.errors import CollectiveError
-from multiring.frontend.elastic.running import run
-from multiring.frontend.object_collectives import allgather_object
 
 _SHAPES: dict[str, tuple[int, ...]] = {"matrix": (17, 5), "bias": (5,), "scale": (), "spare": (3,)}
 _RATE = 0.25

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from multiring._frontend.object_collectives import allgather_object
+from multiring._runtime.arrays import numpy_dtype
 from multiring.adapters.conformance.adapter import Array, require, require_equal
 from multiring.adapters.conformance.rank import Rank
-from multiring.frontend.object_collectives import allgather_object
-from multiring.runtime.arrays import numpy_dtype
 
 TYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from multiring._runtime import event_reader, is_initialized
+from multiring._runtime.events import Event, event_of
 from multiring.data.balance.decision import Balance, TrainingCounts, balance_of
 from multiring.data.feeding.loader import Loader
 from multiring.errors import StateError
-from multiring.runtime import event_reader, is_initialized
-from multiring.runtime.events import Event, event_of
 
 Gather = Callable[[TrainingCounts], list[TrainingCounts]]
 Span = tuple[float, float]

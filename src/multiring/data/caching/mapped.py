@@ -9,13 +9,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from multiring._settings import Settings
+from multiring._settings import cache_folder as users_cache
 from multiring.data.caching.blocks import QUOTA_BYTES, BlockCache, remove_blocks
 from multiring.data.caching.samples import packed, unpacked
 from multiring.data.readers.manifest import xxh3
 from multiring.data.readers.opening import tell
 from multiring.errors import ArgumentError
-from multiring.settings import Settings
-from multiring.settings import cache_folder as users_cache
 
 _OWN = re.compile(r"map-of-(?P<host>[0-9a-f]{16})-(?P<process>\d+)-(?P<began>\d+)-[0-9a-f]{16}")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring._settings import Settings
 from multiring.data.caching.blocks import BlockCache
 from multiring.data.caching.keeping import Keeping
 from multiring.data.eviction import Uses
@@ -14,7 +15,6 @@ from multiring.data.readers.limits import Limits
 from multiring.data.readers.manifest import BLOCK_BYTES, BLOCKS, INDEX, MANIFEST, Manifest, load_blocks, load_manifest
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import ArgumentError, DataError
-from multiring.settings import Settings
 
 FetchBlock = Callable[[int, int], bytes]  # called with a shard and a block; returns the block's bytes
 # Called with a shard, a block, an offset in the block, and the memory to fill. It returns whether it filled the memory.

@@ -5,10 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from multiring._runtime.bootstrap.addresses import TcpAddress
+from multiring._runtime.bootstrap.handshake import FrameError
 from multiring.data.peers.connection import Connection
 from multiring.data.peers.words import BlockRequest
-from multiring.runtime.bootstrap.addresses import TcpAddress
-from multiring.runtime.bootstrap.handshake import FrameError
 
 Tell = Callable[[str], None]
 

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from multiring._runtime.bootstrap.addresses import TcpAddress, listen
+from multiring._runtime.bootstrap.handshake import FrameError
 from multiring.data.peers.block_client import Tell
 from multiring.data.peers.connection import Connection
 from multiring.data.peers.words import BlockRequest
 from multiring.errors import ArgumentError, MultiringError
-from multiring.runtime.bootstrap.addresses import TcpAddress, listen
-from multiring.runtime.bootstrap.handshake import FrameError
 
 Give = Callable[[BlockRequest], bytes]
 

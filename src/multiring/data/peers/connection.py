@@ -8,8 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from multiring.data.peers.words import REQUEST_BYTES, BlockRequest, answer, length_of, request_of
-from multiring.runtime.bootstrap.handshake import (
+from multiring._runtime.bootstrap.handshake import (
     FrameError,
     Message,
     Seal,
@@ -21,6 +20,7 @@ from multiring.runtime.bootstrap.handshake import (
     new_nonce,
     proof,
 )
+from multiring.data.peers.words import REQUEST_BYTES, BlockRequest, answer, length_of, request_of
 
 _LENGTH = struct.Struct(">I")  # the length of a frame, as in the handshake
 _PIECE_BYTES = 1 << 16  # bytes of a block that are sent at once; between these pieces, gradients have priority

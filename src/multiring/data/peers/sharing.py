@@ -6,6 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from multiring._runtime import Group, local_rank, world
+from multiring._runtime.bootstrap.addresses import TcpAddress, own_address, parse_address
+from multiring._runtime.job.job import is_rank
+from multiring._settings import Settings
 from multiring.data.caching.storage import CachedStorage
 from multiring.data.peers.block_client import BlockClient, Tell
 from multiring.data.peers.block_server import BlockServer
@@ -17,10 +21,6 @@ from multiring.data.readers.limits import Limits, require_size
 from multiring.data.readers.manifest import BLOCKS, INDEX, MANIFEST
 from multiring.data.readers.storage import Storage, read
 from multiring.errors import DataError
-from multiring.runtime import Group, local_rank, world
-from multiring.runtime.bootstrap.addresses import TcpAddress, own_address, parse_address
-from multiring.runtime.job.job import is_rank
-from multiring.settings import Settings
 
 _ADDRESS_BYTES = 128
 _PROBLEM_BYTES = 1000

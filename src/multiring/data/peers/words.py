@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from multiring._runtime.bootstrap.handshake import FrameError, Message
 from multiring.data.readers.manifest import BLOCK_BYTES
-from multiring.runtime.bootstrap.handshake import FrameError, Message
 
 REQUEST_BYTES = 4096
 _DIGEST = re.compile("[0-9a-f]{32}", re.ASCII)

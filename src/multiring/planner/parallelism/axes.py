@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from multiring._topology import Topology
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism.profile import Profile
-from multiring.topology import Topology
 
 _MICROBATCHES = (1, 2, 4)  # the numbers of microbatches per stage to try
 

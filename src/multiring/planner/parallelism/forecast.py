@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from multiring._topology import Topology
 from multiring.errors import ArgumentError
 from multiring.planner.parallelism.axes import Axis, Parallelism, laid_out, parallelisms_of, reason_against
 from multiring.planner.parallelism.memory import Memory, memory_of
 from multiring.planner.parallelism.profile import Profile
 from multiring.planner.parallelism.seconds import Seconds, seconds_of
-from multiring.topology import Topology
 
 _MIB = 1 << 20
 # Measured times vary by more than this. No forecast covers ranks that wake up late, and other ranks that wait for them.

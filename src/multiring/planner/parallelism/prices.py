@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from multiring._schedule import Collective
+from multiring._topology import Link, Topology, grid_of
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.plan import Task, cheapest
-from multiring.schedule import Collective
-from multiring.topology import Link, Topology, grid_of
 
 _ROUND_BYTES = 64  # sizes are rounded up to multiples of this, so that similar sizes are priced once
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from multiring._schedule import Collective
+from multiring._topology import Topology
 from multiring.planner.parallelism.axes import Axis, Parallelism
 from multiring.planner.parallelism.parts import gathered_together, stages_of
 from multiring.planner.parallelism.pipeline import StageTime, makespan
 from multiring.planner.parallelism.prices import Prices
 from multiring.planner.parallelism.profile import Profile, Unit
-from multiring.schedule import Collective
-from multiring.topology import Topology
 
 # torch's DistributedDataParallel uses bucket_cap_mb, and _DEFAULT_FIRST_BUCKET_BYTES for the first bucket.
 _BUCKET_BYTES, _FIRST_BUCKET_BYTES = 25 << 20, 1 << 20

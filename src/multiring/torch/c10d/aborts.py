@@ -11,8 +11,8 @@ from contextlib import suppress
 from weakref import WeakMethod
 
 from multiring._native import ControlMessage, ControlMessageKind
+from multiring._runtime import Group
 from multiring.errors import StateError
-from multiring.runtime import Group
 
 _RANK = struct.Struct("<q")
 

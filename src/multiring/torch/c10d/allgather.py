@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Handle
-from multiring.runtime.group.starting import start_barrier
+from multiring._runtime import Handle
+from multiring._runtime.group.starting import start_barrier
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,

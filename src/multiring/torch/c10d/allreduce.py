@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Group
-from multiring.runtime.arrays import Buffer
-from multiring.schedule import Splits
+from multiring._runtime import Group
+from multiring._runtime.arrays import Buffer
+from multiring._schedule import Splits
 from multiring.torch.c10d.arguments import alike, blocks_of, one_of, require_as_many, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Handle
-from multiring.runtime.arrays import Buffer
+from multiring._runtime import Handle
+from multiring._runtime.arrays import Buffer
 from multiring.torch.c10d.arguments import blocks_of
 from multiring.torch.c10d.buffers import (
     as_bytes,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from multiring.runtime import Group
-from multiring.runtime.arrays import Buffer
+from multiring._runtime import Group
+from multiring._runtime.arrays import Buffer
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.interop import dtype_name, is_one_piece, new_memory, overlaps_itself
 

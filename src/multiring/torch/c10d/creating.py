@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from multiring._frontend.process_sets import close_sets
+from multiring._frontend.requirements import is_older
+from multiring._runtime import Group
+from multiring._runtime.job.job import leave
 from multiring.errors import MultiringError
-from multiring.frontend.process_sets import close_sets
-from multiring.frontend.requirements import is_older
-from multiring.runtime import Group
-from multiring.runtime.job.job import leave
 from multiring.torch.c10d.arguments import timeout_of
 from multiring.torch.c10d.errors import RefusedError, torch_error
 from multiring.torch.c10d.process_group import ProcessGroup

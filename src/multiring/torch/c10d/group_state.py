@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future, collect_all
 
+from multiring._runtime import Group, Handle
+from multiring._runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.errors import MultiringError
-from multiring.runtime import Group, Handle
-from multiring.runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.work import Done, OperationWork, SeveralHandles

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from multiring._runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.errors import StateError
-from multiring.runtime.failures.monitored_barrier import BarrierOutcome, MonitoredBarrier
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.group_state import GroupState
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from multiring.runtime import Handle
-from multiring.runtime.group.point_to_point import AnySourceMatching
-from multiring.runtime.group.receives import PostedReceive
+from multiring._runtime import Handle
+from multiring._runtime.group.point_to_point import AnySourceMatching
+from multiring._runtime.group.receives import PostedReceive
 from multiring.torch.c10d.arguments import one_of, require_rank
 from multiring.torch.c10d.buffers import as_bytes, contents, place_for, require_host
 from multiring.torch.c10d.group_state import GroupState, ReadyOperation

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend, PrefixStore
 
+from multiring._runtime import Group
 from multiring.errors import MultiringError
-from multiring.runtime import Group
 from multiring.torch.c10d import allgather as gathers
 from multiring.torch.c10d import allreduce as reductions
 from multiring.torch.c10d import alltoall as all_to_alls

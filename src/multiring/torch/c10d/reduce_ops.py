@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from multiring.runtime.arrays import DTYPES
+from multiring._runtime.arrays import DTYPES
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.interop import dtype_name
 

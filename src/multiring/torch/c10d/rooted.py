@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Handle
-from multiring.schedule import Splits
+from multiring._runtime import Handle
+from multiring._schedule import Splits
 from multiring.torch.c10d.arguments import blocks_of, one_of, require_like, require_rank
 from multiring.torch.c10d.buffers import (
     as_bytes,

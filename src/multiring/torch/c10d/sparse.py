@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.runtime import Group, Handle
-from multiring.runtime.group.compile import Request
-from multiring.runtime.group.handles import AgreedHandle, TimedSteps, in_background
-from multiring.schedule import Collective
+from multiring._runtime import Group, Handle
+from multiring._runtime.group.compile import Request
+from multiring._runtime.group.handles import AgreedHandle, TimedSteps, in_background
+from multiring._schedule import Collective
 from multiring.torch.c10d.buffers import as_bytes
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import ReadyOperation

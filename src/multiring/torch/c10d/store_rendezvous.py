@@ -13,13 +13,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from multiring._runtime import Group
+from multiring._runtime.bootstrap.addresses import host_id
+from multiring._runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
+from multiring._runtime.job.job import current, enter, is_rank, leave
+from multiring._runtime.job.world import World
+from multiring._settings import Settings
 from multiring.errors import LaunchError
-from multiring.runtime import Group
-from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
-from multiring.runtime.job.job import current, enter, is_rank, leave
-from multiring.runtime.job.world import World
-from multiring.settings import Settings
 from multiring.torch.c10d.stores import is_begun_here
 
 _GRACE_S = 5.0  # the time that rank 0 may need after its own timeout to name the missing ranks

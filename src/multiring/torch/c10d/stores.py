@@ -7,14 +7,14 @@ from urllib.parse import parse_qsl, urlparse
 import numpy as np
 from torch._C._distributed_c10d import TCPStore
 
+from multiring._runtime import Group
+from multiring._runtime.bootstrap.addresses import own_address
+from multiring._runtime.bootstrap.launchers import identify
+from multiring._runtime.job.job import current, enter, is_initialized
+from multiring._runtime.job.rank_or_worker import JoinAttempt
+from multiring._runtime.job.world import World
+from multiring._settings import Settings, foreign_environment
 from multiring.errors import MultiringError
-from multiring.runtime import Group
-from multiring.runtime.bootstrap.addresses import own_address
-from multiring.runtime.bootstrap.launchers import identify
-from multiring.runtime.job.job import current, enter, is_initialized
-from multiring.runtime.job.rank_or_worker import JoinAttempt
-from multiring.runtime.job.world import World
-from multiring.settings import Settings, foreign_environment
 from multiring.torch.c10d.errors import torch_error
 
 _ADDRESS_BYTES = 256

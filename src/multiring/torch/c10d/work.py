@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from multiring._runtime import Handle
+from multiring._runtime.group.handles import OperationHandle, PostedOperation
+from multiring._runtime.group.posting import Calls
+from multiring._runtime.group.receives import PostedReceive
 from multiring.errors import MultiringError
-from multiring.runtime import Handle
-from multiring.runtime.group.handles import OperationHandle, PostedOperation
-from multiring.runtime.group.posting import Calls
-from multiring.runtime.group.receives import PostedReceive
 from multiring.torch.c10d.errors import torch_error
 
 _NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"

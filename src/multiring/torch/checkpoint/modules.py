@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.checkpoint.framework import SavedState
+from multiring._frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint.framework import SavedState
-from multiring.frontend.checkpoint.tree import ARRAY, Flattener, Ref, entries_of, ref_of, refs_in
 from multiring.torch.checkpoint.tensors import (
     TensorArrays,
     can_be_filled,

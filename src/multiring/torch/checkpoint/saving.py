@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from multiring._frontend.checkpoint import saving
+from multiring._frontend.checkpoint.framework import Framework, SavedState
+from multiring._frontend.checkpoint.tree import Special
+from multiring._gradients.compression_state import KEY
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint import saving
-from multiring.frontend.checkpoint.framework import Framework, SavedState
-from multiring.frontend.checkpoint.tree import Special
-from multiring.gradients.compression_state import KEY
 from multiring.torch.checkpoint.modules import (
     laid_out,
     load_module,

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.checkpoint.arrays import Buffer, Kind, Outgoing, blocks_of, shown
 from multiring.errors import ArgumentError
-from multiring.frontend.checkpoint.arrays import Buffer, Kind, Outgoing, blocks_of, shown
 from multiring.torch.interop import dtype_name, is_one_piece
 from multiring.torch.parallelizing.held import is_dtensor
 

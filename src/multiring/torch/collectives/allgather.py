@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.frontend.handles import Pending, Several, handle_of, parts_of
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import Average
+from multiring._frontend.handles import Pending, Several, handle_of, parts_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import Average
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.interop import require_plain, wants_gradient

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._frontend.adasum_reduction import start_adasum
+from multiring._frontend.dtype_conversion import DtypeConversion
+from multiring._frontend.handles import Name, Pending, Several, handle_of, submit
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
+from multiring._frontend.signatures import allreduce_signature
+from multiring._gradients.options import require_compressor
+from multiring._runtime import Group, Handle
+from multiring._runtime.named.named import Start
 from multiring.errors import UnsupportedError
-from multiring.frontend.adasum_reduction import start_adasum
-from multiring.frontend.dtype_conversion import DtypeConversion
-from multiring.frontend.handles import Name, Pending, Several, handle_of, submit
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
-from multiring.frontend.signatures import allreduce_signature
-from multiring.gradients.options import require_compressor
-from multiring.runtime import Group, Handle
-from multiring.runtime.named.named import Start
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.collectives.sparse import submit_sparse
 from multiring.torch.compression import Compression, compressor_of

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._frontend.array_rows import row_counts
+from multiring._frontend.handles import Several, handle_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.errors import ArgumentError
-from multiring.frontend.array_rows import row_counts
-from multiring.frontend.handles import Several, handle_of
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.collectives.varying_rows import submit_exchange
 from multiring.torch.interop import dtype_name, require_plain, wants_gradient
 

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.frontend.handles import Pending, handle_of, submit
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.frontend.reduce_ops import Average
-from multiring.frontend.signatures import BROADCAST, ROOT, plain_signature
-from multiring.runtime import Group, Handle
-from multiring.runtime.arrays import Buffer
+from multiring._frontend.handles import Pending, handle_of, submit
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring._frontend.reduce_ops import Average
+from multiring._frontend.signatures import BROADCAST, ROOT, plain_signature
+from multiring._runtime import Group, Handle
+from multiring._runtime.arrays import Buffer
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.interop import dtype_name, is_one_piece, new_memory, note_change, require_plain, wants_gradient
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._frontend.dtype_conversion import DtypeConversion, dtype_conversion
+from multiring._frontend.dtype_conversion import converted_back as array_converted_back
+from multiring._frontend.integers import halves, scaled_integers
 from multiring.errors import ArgumentError
-from multiring.frontend.dtype_conversion import DtypeConversion, dtype_conversion
-from multiring.frontend.dtype_conversion import converted_back as array_converted_back
-from multiring.frontend.integers import halves, scaled_integers
 from multiring.torch.interop import dtype_name, dtype_of
 
 

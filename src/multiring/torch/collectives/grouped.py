@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multiring.errors import ArgumentError, Signature
-from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import Adasum, Combination, combination, name_of
-from multiring.frontend.signatures import (
+from multiring._frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import Adasum, Combination, combination, name_of
+from multiring._frontend.signatures import (
     DATA_TYPE,
     ELEMENTS,
     GROUPED_ALLREDUCE,
@@ -24,6 +23,7 @@ from multiring.frontend.signatures import (
     WIRE,
     scales_text,
 )
+from multiring.errors import ArgumentError, Signature
 from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.compression import Compression, compressor_of

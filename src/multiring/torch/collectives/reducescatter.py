@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._frontend.errors import RefusedInternalError
+from multiring._frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
+from multiring._frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_signature
+from multiring._gradients.options import require_compressor
+from multiring._runtime import Group, Handle
 from multiring.errors import Signature
-from multiring.frontend.errors import RefusedInternalError
-from multiring.frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
-from multiring.frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_signature
-from multiring.gradients.options import require_compressor
-from multiring.runtime import Group, Handle
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.collectives.varying_rows import submit_refusal

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._frontend.handles import Name, Several, names_of
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
+from multiring._frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
+from multiring._frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE, scales_text
 from multiring.errors import ArgumentError
-from multiring.frontend.handles import Name, Several, names_of
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of
-from multiring.frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
-from multiring.frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE, scales_text
 from multiring.torch.collectives.dtype_conversion import scaled
 from multiring.torch.collectives.varying_rows import submit_rows
 from multiring.torch.interop import is_sparse, shown

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
+from multiring._frontend.errors import RefusedInternalError
+from multiring._frontend.handles import Name, Pending, submit
+from multiring._frontend.process_sets import Members
+from multiring._frontend.signatures import ALLGATHER, ALLTOALL, rows_signature
+from multiring._runtime import Group, Handle
 from multiring.errors import Signature
-from multiring.frontend.errors import RefusedInternalError
-from multiring.frontend.handles import Name, Pending, submit
-from multiring.frontend.process_sets import Members
-from multiring.frontend.signatures import ALLGATHER, ALLTOALL, rows_signature
-from multiring.runtime import Group, Handle
 from multiring.torch.interop import dtype_name, in_one_piece, rows_from, rows_of_bytes
 
 

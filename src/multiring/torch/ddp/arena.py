@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.torch.fusion_buffer import blocks, layout_of
 from multiring.torch.interop import at_place, require_plain
 

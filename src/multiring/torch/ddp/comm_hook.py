@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed has it too, but not in its stubs
 from torch.futures import Future
 
+from multiring._gradients.buckets import lay_out_one
+from multiring._gradients.compression_state import packed
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reductions import CompressionState
+from multiring._runtime import Group, Handle
+from multiring._runtime.group.handles import SteppedHandle
 from multiring.errors import ArgumentError
-from multiring.gradients.buckets import lay_out_one
-from multiring.gradients.compression_state import packed
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reductions import CompressionState
-from multiring.runtime import Group, Handle
-from multiring.runtime.group.handles import SteppedHandle
 from multiring.torch.c10d.group_state import ReadyOperation
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from multiring._frontend.lifecycle import size
+from multiring._runtime.group.handles import told_apart
 from multiring.data import Share, shard_batch
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.lifecycle import size
-from multiring.runtime.group.handles import told_apart
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from multiring._frontend.lifecycle import rank, size
+from multiring._runtime.job.job import is_rank
 from multiring.data import Share, seed_for
 from multiring.errors import StateError
-from multiring.frontend.lifecycle import rank, size
-from multiring.runtime.job.job import is_rank
 from multiring.torch.collectives.allreduce import allreduce
 from multiring.torch.collectives.broadcast import broadcast_
 from multiring.torch.distributing.counting import CountedBatch, Counting, divided, require_distinct, together

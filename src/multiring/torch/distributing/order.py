@@ -12,11 +12,11 @@ from typing import Any, cast
 
 from torch.utils.data import Sampler
 
+from multiring._frontend.errors import MismatchInternalError
+from multiring._frontend.lifecycle import rank, size
+from multiring._frontend.object_collectives import broadcast_object
 from multiring.data import merge_batches, shard_batch
 from multiring.errors import ArgumentError
-from multiring.frontend.errors import MismatchInternalError
-from multiring.frontend.lifecycle import rank, size
-from multiring.frontend.object_collectives import broadcast_object
 
 # Rank 0 draws and broadcasts this many batches at once. That keeps messages few, and still allows a sampler that never
 # ends.

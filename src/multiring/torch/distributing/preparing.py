@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.lifecycle import init, rank, size
+from multiring._frontend.process_sets import global_process_set, members_of
+from multiring._runtime import is_initialized
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import reporting_errors, require_alike
-from multiring.frontend.lifecycle import init, rank, size
-from multiring.frontend.process_sets import global_process_set, members_of
-from multiring.runtime import is_initialized
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples

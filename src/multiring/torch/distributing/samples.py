@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from multiring._runtime.group.handles import told_apart
 from multiring.errors import MismatchError
-from multiring.runtime.group.handles import told_apart
 from multiring.torch.collectives.allgather import allgather
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 

@@ -8,12 +8,12 @@
 
     train(mt.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler))
 
-Membership is fixed: all of the original ranks continue, or the job ends (multiring.frontend.elastic.state).
+Membership is fixed: all of the original ranks continue, or the job ends (multiring._frontend.elastic.state).
 """
 
-from multiring.frontend.elastic.running import run as run
-from multiring.frontend.elastic.state import ObjectState as ObjectState
-from multiring.frontend.elastic.state import State as State
+from multiring._frontend.elastic.running import run as run
+from multiring._frontend.elastic.state import ObjectState as ObjectState
+from multiring._frontend.elastic.state import State as State
 from multiring.torch.elastic.sampler import ElasticSampler as ElasticSampler
 from multiring.torch.elastic.state import TorchState as TorchState
 from multiring.torch.elastic.state import get_handler_registry as get_handler_registry

@@ -4,9 +4,9 @@ from collections.abc import Sized
 
 from torch.utils.data import Sampler
 
+from multiring._frontend.lifecycle import rank, size
+from multiring._runtime.job.job import is_rank
 from multiring.data import ElasticOrder
-from multiring.frontend.lifecycle import rank, size
-from multiring.runtime.job.job import is_rank
 
 
 class ElasticSampler(ElasticOrder, Sampler[int]):

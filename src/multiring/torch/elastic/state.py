@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multiring.frontend.elastic.state import ObjectState, all_or_nothing
-from multiring.frontend.lifecycle import rank
-from multiring.frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.elastic.state import ObjectState, all_or_nothing
+from multiring._frontend.lifecycle import rank
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
 from multiring.torch.elastic.sampler import ElasticSampler
 from multiring.torch.gradients.optimizer import share_anew
 from multiring.torch.gradients.parameters import broadcast_parameters

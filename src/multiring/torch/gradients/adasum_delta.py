@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from multiring.frontend.adasum_reduction import start_adasum
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.first_steps import FirstSteps
-from multiring.runtime import Group
+from multiring._frontend.adasum_reduction import start_adasum
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.first_steps import FirstSteps
+from multiring._runtime import Group
 from multiring.torch.interop import array_of, in_one_piece
 
 _WHAT = "DistributedOptimizer"

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from multiring._frontend.errors import LoopOrderError, internal_errors
+from multiring._frontend.process_sets import Members
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reducer import BucketOrder
+from multiring._gradients.reductions import CompressionState
+from multiring._runtime import Group
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.errors import LoopOrderError, internal_errors
-from multiring.frontend.process_sets import Members
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reducer import BucketOrder
-from multiring.gradients.reductions import CompressionState
-from multiring.runtime import Group
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_compiled_backward, is_within_backward
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.first_steps import FirstSteps
+from multiring._gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay_out_one
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reductions import Reduction
+from multiring._runtime import Group
 from multiring.errors import StateError
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.first_steps import FirstSteps
-from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay_out_one
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reductions import Reduction
-from multiring.runtime import Group
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of
 from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
 from multiring.torch.gradients.sparse_rows import Gathered

@@ -1,4 +1,4 @@
-"""Reductions of buckets of torch tensors: those of `multiring.gradients`, and those with a compressor for tensors."""
+"""Reductions of buckets of torch tensors: those of `multiring._gradients`, and those with a compressor for tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring.gradients.buckets import BucketLayout, GradientSpec
-from multiring.gradients.choice import reductions_of
-from multiring.gradients.compression_state import unpacked
-from multiring.gradients.options import GradientOptions
-from multiring.gradients.reductions import ArrayReduction, CompressionState, Predivided, Reduction
-from multiring.runtime import Group
+from multiring._gradients.buckets import BucketLayout, GradientSpec
+from multiring._gradients.choice import reductions_of
+from multiring._gradients.compression_state import unpacked
+from multiring._gradients.options import GradientOptions
+from multiring._gradients.reductions import ArrayReduction, CompressionState, Predivided, Reduction
+from multiring._runtime import Group
 from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
 
 TensorReductionOf = Callable[[BucketLayout, Sequence[Tensor]], Reduction]

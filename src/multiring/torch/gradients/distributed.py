@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import torch
 
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.errors import LoopOrderError
+from multiring._frontend.process_sets import Members, members_of
+from multiring._gradients.compression_state import KEY, packed
+from multiring._gradients.reductions import CompressionState
+from multiring._runtime import Group
+from multiring._runtime.arrays import numpy_dtype
+from multiring._runtime.job.job import is_rank
 from multiring.data import Share
 from multiring.errors import StateError, UnsupportedError
-from multiring.frontend.consistency_check import reporting_errors, require_alike
-from multiring.frontend.errors import LoopOrderError
-from multiring.frontend.process_sets import Members, members_of
-from multiring.gradients.compression_state import KEY, packed
-from multiring.gradients.reductions import CompressionState
-from multiring.runtime import Group
-from multiring.runtime.arrays import numpy_dtype
-from multiring.runtime.job.job import is_rank
 from multiring.torch.compression import Compression
 from multiring.torch.gradients.adasum_delta import DeltaReducer
 from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from multiring._gradients.reductions import CompressionState
 from multiring.errors import ArgumentError
-from multiring.gradients.reductions import CompressionState
 from multiring.torch.autograd import gradient_hooks
 from multiring.torch.gradients.autograd_reducer import AutogradReducer, GradientHook
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from multiring.frontend.reduce_ops import chosen_op
+from multiring._frontend.reduce_ops import chosen_op
 from multiring.torch.gradients import optimizer, state
 from multiring.torch.gradients.distributed import Distributed, setup_of
 from multiring.torch.gradients.setup import Setup, placed

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from multiring._frontend.consistency_check import reporting_errors
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, no_process_set
+from multiring._frontend.reduce_ops import Average, chosen_op, name_of
+from multiring._gradients.buckets import BUCKET_BYTES
+from multiring._gradients.options import GradientOptions
+from multiring._runtime import is_initialized
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import reporting_errors
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, no_process_set
-from multiring.frontend.reduce_ops import Average, chosen_op, name_of
-from multiring.gradients.buckets import BUCKET_BYTES
-from multiring.gradients.options import GradientOptions
-from multiring.runtime import is_initialized
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.gradients.distributed import Distributed, share
 from multiring.torch.gradients.setup import Setup, groups_from, named_from, placed, require_names, require_optimizer

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from multiring._gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
+from multiring._gradients.reductions import Reduction
 from multiring.errors import StateError, UnsupportedError
-from multiring.gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
-from multiring.gradients.reductions import Reduction
 from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import apart, described, is_same_memory, touches
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring._runtime import Group
 from multiring.errors import ArgumentError
-from multiring.frontend.consistency_check import reporting_errors, require_alike
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.runtime import Group
 from multiring.torch.interop import bytes_of, described, note_change, refuse_elsewhere
 from multiring.torch.module_state import ModuleState, broadcast_rest
 from multiring.torch.parallelizing.held import held_of, held_of_module, refuse_parts

@@ -5,11 +5,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from multiring._frontend.errors import internal_errors
+from multiring._gradients.buckets import TRAINS_FLAG
+from multiring._gradients.reducer import BucketOrder
+from multiring._gradients.reductions import Reduction
 from multiring.errors import MultiringError
-from multiring.frontend.errors import internal_errors
-from multiring.gradients.buckets import TRAINS_FLAG
-from multiring.gradients.reducer import BucketOrder
-from multiring.gradients.reductions import Reduction
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
 from multiring.torch.gradients.change_detection import GradientRecords
 from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from multiring._frontend.process_sets import ProcessSet
+from multiring._gradients.options import GradientOptions
 from multiring.errors import ArgumentError
-from multiring.frontend.process_sets import ProcessSet
-from multiring.gradients.options import GradientOptions
 from multiring.torch.interop import described
 
 Named = tuple[tuple[str, Tensor], ...]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from multiring.gradients.buckets import MORE_FLAGS
-from multiring.gradients.reductions import CompressionState
-from multiring.runtime import Group
+from multiring._gradients.buckets import MORE_FLAGS
+from multiring._gradients.reductions import CompressionState
+from multiring._runtime import Group
 from multiring.torch.interop import allocate, array_of, tensor_of
 
 

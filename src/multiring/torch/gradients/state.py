@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from multiring._frontend.consistency_check import reporting_errors, require_alike
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
+from multiring._gradients.compression_state import KEY
+from multiring._runtime import Group
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.consistency_check import reporting_errors, require_alike
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
-from multiring.gradients.compression_state import KEY
-from multiring.runtime import Group
 from multiring.torch.gradients.parameters import broadcast_tensors
 from multiring.torch.gradients.setup import require_optimizer
 from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._runtime import Group
 from multiring.errors import ArgumentError
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.runtime import Group
 from multiring.torch.autograd import outside_graphs
 from multiring.torch.interop import refuse_elsewhere
 from multiring.torch.parallelizing.held import refuse_held

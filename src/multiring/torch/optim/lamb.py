@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._gradients.trust_ratios import lamb_ratios
 from multiring.convergence.arguments import require_number
 from multiring.errors import ArgumentError
-from multiring.gradients.trust_ratios import lamb_ratios
 from multiring.torch.step.gradients import (
     as_real,
     buffers_of,
@@ -24,8 +24,8 @@ from multiring.torch.step.gradients import (
 class LAMB(torch.optim.Optimizer):
     """Adam with decoupled decay and steps scaled to the norm of each layer's weights.
 
-    `multiring.gradients.trust_ratios` gives the formula of the scale. A parameter group with trust_ratio=False steps as
-    AdamW does; `parameter_groups` makes such a group of the biases and norms.
+    `multiring._gradients.trust_ratios` gives the formula of the scale. A parameter group with trust_ratio=False steps
+    as AdamW does; `parameter_groups` makes such a group of the biases and norms.
 
     Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020,
     arXiv 1904.00962. The paper's algorithm corrects the bias of the moments; many implementations do not. Some

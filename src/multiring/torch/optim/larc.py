@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiring._gradients.trust_ratios import larc_ratios, lars_ratios
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.gradients.trust_ratios import larc_ratios, lars_ratios
 from multiring.torch.step.gradients import norms_of, number, plain
 from multiring.torch.step.stages import StepContext, stages_of
 

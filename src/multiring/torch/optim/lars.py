@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from multiring._gradients.trust_ratios import LARS_FORMS, lars_ratios
 from multiring.convergence.arguments import require_choice, require_number
-from multiring.gradients.trust_ratios import LARS_FORMS, lars_ratios
 from multiring.torch.step.gradients import (
     buffers_of,
     evaluated,
@@ -21,7 +21,7 @@ from multiring.torch.step.gradients import (
 class LARS(torch.optim.Optimizer):
     """Momentum SGD whose steps are scaled to the norm of each layer's weights.
 
-    `multiring.gradients.trust_ratios` gives the formula of the scale. Three forms are published. They differ in the
+    `multiring._gradients.trust_ratios` gives the formula of the scale. Three forms are published. They differ in the
     denominator of the ratio, and in the effect of a change of the learning rate on the momentum:
 
         "paper"    |g| + wd |w|    v = m v + lr ratio (g + wd w);  w = w - v

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._frontend.errors import internal_errors
+from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._runtime import Group, is_initialized
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
-from multiring.frontend.errors import internal_errors
-from multiring.frontend.process_sets import ProcessSet, global_process_set, members_of
-from multiring.runtime import Group, is_initialized
 from multiring.torch.interop import described
 from multiring.torch.parallelizing.held import held_by, is_dtensor
 from multiring.torch.step.gradients import buffers_of, evaluated, number, with_gradients

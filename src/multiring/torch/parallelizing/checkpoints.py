@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import distribute_tensor
 from torch.utils._pytree import tree_map
 
+from multiring._frontend.checkpoint.framework import SavedState
 from multiring.errors import ArgumentError, MismatchError
-from multiring.frontend.checkpoint.framework import SavedState
 from multiring.torch.checkpoint.modules import BUFFERS, load_module, matched, state_of_module, unwrapped
 from multiring.torch.parallelizing.held import Held, is_dtensor, whole
 

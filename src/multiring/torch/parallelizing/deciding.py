@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from multiring._topology import Topology
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.planner.parallelism import (
     Axis,
@@ -19,7 +20,6 @@ from multiring.planner.parallelism import (
     parallelism_of,
     table,
 )
-from multiring.topology import Topology
 from multiring.torch.nn.sync_batch_norm import SyncBatchNorm
 from multiring.torch.parallelizing.anatomy import anatomy_of
 from multiring.torch.parallelizing.batch_norm import restore_batch_norms, synchronise_batch_norms

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multiring._settings import Settings
 from multiring.errors import MismatchError
-from multiring.settings import Settings
 from multiring.torch.distributing.fingerprints import UNKNOWN, fingerprint
 
 _SETTING = "MULTIRING_CHECK_FIRST_STEPS=0 turns this check off"

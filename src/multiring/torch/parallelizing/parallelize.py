@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from multiring.topology import Topology
+from multiring._topology import Topology
 
 if TYPE_CHECKING:  # imported at the call, because it takes half a second and few programs need it
     from multiring.torch.parallelizing.model import ParallelModel

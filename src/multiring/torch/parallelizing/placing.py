@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from multiring import runtime
+from multiring import _runtime as runtime
+from multiring._runtime.bootstrap.addresses import host_id
+from multiring._runtime.job.joining import hosts_of
+from multiring._runtime.rails.topology_file import read_topology
+from multiring._settings import Settings
+from multiring._topology import Topology, grid_of
 from multiring.planner.parallelism import Axis, Parallelism
-from multiring.runtime.bootstrap.addresses import host_id
-from multiring.runtime.job.joining import hosts_of
-from multiring.runtime.rails.topology_file import read_topology
-from multiring.settings import Settings
-from multiring.topology import Topology, grid_of
 
 
 def topology_now() -> Topology:

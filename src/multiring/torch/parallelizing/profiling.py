@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from multiring._schedule import Collective
+from multiring._topology import Topology
 from multiring.planner import Task, cheapest
 from multiring.planner.parallelism import Profile, Unit
-from multiring.schedule import Collective
-from multiring.topology import Topology
 from multiring.torch.parallelizing.anatomy import Anatomy, ModelUnit, Split, modules_below
 from multiring.torch.parallelizing.measuring import (
     Call,

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from multiring._frontend.lifecycle import local_size
+from multiring._frontend.object_collectives import allgather_object
+from multiring._runtime import is_initialized
 from multiring.data.balance.decision import TrainingCounts
 from multiring.data.balance.watching import BalanceWatch
 from multiring.data.feeding.loader import Loader
-from multiring.frontend.lifecycle import local_size
-from multiring.frontend.object_collectives import allgather_object
-from multiring.runtime import is_initialized
 
 
 def measure_bottleneck(loader: Loader) -> BalanceWatch:

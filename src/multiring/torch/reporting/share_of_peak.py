@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from multiring._frontend.joining import barrier
+from multiring._frontend.lifecycle import size
+from multiring._frontend.object_collectives import allgather_object
+from multiring._runtime import is_initialized
 from multiring.errors import ArgumentError, StateError
-from multiring.frontend.joining import barrier
-from multiring.frontend.lifecycle import size
-from multiring.frontend.object_collectives import allgather_object
-from multiring.runtime import is_initialized
 from multiring.torch.parallelizing.held import held_of_module
 from multiring.torch.reporting.flop_formulas import FORMULAS
 

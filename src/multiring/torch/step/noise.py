@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from multiring._former_names import refuse
+from multiring._frontend.errors import internal_errors
+from multiring._runtime import Group
 from multiring.convergence.adascale import AdaScale
 from multiring.convergence.convergence_concerns import Facts, concerns
 from multiring.convergence.critical_batch import Advice, recommend_batch_size
 from multiring.convergence.noise_scale import ConfidenceInterval, NoiseSample, NoiseScale, sample_of_means
 from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
-from multiring.former_names import refuse
-from multiring.frontend.errors import internal_errors
-from multiring.runtime import Group
 from multiring.torch.gradients.distributed import Distributed, setup_of
 from multiring.torch.step.gradients import norms_of, square_of
 from multiring.torch.step.stages import Mark, StepContext, stages_of

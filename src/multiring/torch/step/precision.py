@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from multiring._frontend.errors import internal_errors
+from multiring._gradients.loss_scale import LossScale
 from multiring.convergence.arguments import require_choice
 from multiring.errors import ArgumentError, StateError
-from multiring.frontend.errors import internal_errors
-from multiring.gradients.loss_scale import LossScale
 from multiring.torch.gradients.distributed import Distributed
 from multiring.torch.interop import described
 from multiring.torch.parallelizing.held import held_by

@@ -1,6 +1,6 @@
 """HorovodBasics: ranks, sizes and build information as methods."""
 
-from multiring.frontend import lifecycle, reduce_ops, timeline
+from multiring._frontend import lifecycle, reduce_ops, timeline
 
 
 class HorovodBasics:

@@ -1,0 +1,82 @@
+"""The `multiring` command. Each subcommand has its own module; only these modules print."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from multiring._cli import bench, caffe, data, horovodrun, lab, plan, probe, run, settings, trace
+from multiring._cli.output import READER_GONE, ReaderGoneError
+from multiring._launch.standard_streams import open_closed_streams
+from multiring._version import VERSION
+from multiring.errors import MultiringError
+
+COMMANDS = {
+    "bench": bench,
+    "caffe": caffe,
+    "data": data,
+    "horovodrun": horovodrun,
+    "lab": lab,
+    "plan": plan,
+    "probe": probe,
+    "run": run,
+    "settings": settings,
+    "trace": trace,
+}
+
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+class _Parser(argparse.ArgumentParser):
+    """Accepts options in full only; for example, -m does not match -machinefile."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # Keep matches of a one-letter option with its value, as in -n2. argparse's other matches are prefixes. An
+        # option without a value does not match either, because an error about -hostfil must not name -h.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        is_joined = len(option_string) > 2
+        return [each for each in found if is_joined and each[1] == option_string[:2] and each[0].nargs != 0]
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Exit with an error that names the unknown words and, if there is one, a similar option."""
+    option = unknown[0].partition("=")[0]
+    declared = parser._actions  # noqa: SLF001 -- argparse has no public name for it
+    known = [name for each in declared if each.help != argparse.SUPPRESS for name in each.option_strings]
+    longer = [each for each in known if option.startswith("--") and each.startswith(option)]
+    meant = longer or get_close_matches(option, known, n=1)
+    parser.error(f"unknown: {' '.join(unknown)}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    0: done. 1: the answer is no. 2: the input is wrong. Some commands return other codes.
+    """
+    open_closed_streams()
+    parser = _Parser(
+        prog="multiring", description="Data-parallel training over proven collectives.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"multiring {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        text = (module.__doc__ or "").partition(": ")[2]
+        module.add_arguments(
+            commands.add_parser(name, help=text.partition("\n")[0], description=text, allow_abbrev=False)
+        )
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(commands.choices[arguments.command], unknown)
+    try:
+        code: int = COMMANDS[arguments.command].run(arguments)
+    except ReaderGoneError:
+        return READER_GONE
+    except KeyboardInterrupt:  # Ctrl-C has also interrupted the processes that the command started
+        return _INTERRUPTED
+    except MultiringError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return 2
+    return code

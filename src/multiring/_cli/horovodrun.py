@@ -1,0 +1,220 @@
+"""multiring horovodrun: run a program with Horovod's command line; the program gets multiring as its Horovod.
+
+The command knows every option of Horovod 0.28.1. If multiring has the feature, the option does the same. If an option
+has no effect, a message gives the reason. If multiring cannot do what an option asks for, an error names an
+alternative. docs/horovod.md has the table.
+"""
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+from types import MappingProxyType
+
+from multiring._cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
+from multiring._cli.run import program_of, start
+from multiring._launch import JobOptions, horovod_without_effect, parse_hostfile
+from multiring._launch.mpiexec import first_places, parse_hosts
+from multiring._settings import environment_of
+from multiring._version import VERSION
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.horovod.builds import ADAPTERS, extension_available
+from multiring.horovod.versions import HOROVOD_VERSION
+from multiring.trace import file_path
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+_FRAMEWORKS = MappingProxyType({"tensorflow": "TensorFlow", "torch": "PyTorch", "mxnet": "MXNet"})
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+_FIXED = "the number of ranks is fixed; leave the option out, or start again with another -np"
+# The options for a varying number of ranks, which are refused.
+_ELASTIC = MappingProxyType(
+    {
+        "host_discovery_script": "--host-discovery-script",
+        "slots": "--slots-per-host",
+        "reset_limit": "--reset-limit",
+        "cooldown_range": "--blacklist-cooldown-range",
+        "elastic_timeout": "--elastic-timeout",
+    }
+)
+# Attribute -> (option, the reason why it has no effect).
+_NO_EFFECT = MappingProxyType(
+    {
+        "tcp_flag": ("--tcp", "bytes go over sockets; with MULTIRING_ENGINE=mpi, over the site's MPI"),
+        "binding_args": ("--binding-args", "the launcher gives each rank its cores"),
+        "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", "lines are tagged with their rank only"),
+    }
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "multiring horovodrun -np N [OPTIONS] PROGRAM [ARGUMENTS...]"
+    parser.add_argument("-v", "--version", action="version", version=HOROVOD_VERSION)
+    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="show the available parts, and exit")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", metavar="H:N,...", help="hosts with their numbers of places, filled in order")
+    where.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
+    carrier = parser.add_mutually_exclusive_group()
+    carrier.add_argument("--gloo", action="store_true", help="the ranks meet without MPI (the default)")
+    carrier.add_argument("--mpi", action="store_true", help="the mpiexec on PATH starts the ranks, on one host too")
+    carrier.add_argument("--jsrun", action="store_true", help="refused: see docs/horovod.md")
+    parser.add_argument("--config-file", type=Path, metavar="FILE", help="a YAML file of options in Horovod's format")
+    parser.add_argument("--output-filename", type=Path, metavar="DIR", help="also write DIR/rank.K/stdout and stderr")
+    parser.add_argument("--timeline-filename", type=Path, metavar="FILE", help="write a timeline for Perfetto")
+    parser.add_argument("--start-timeout", type=int, metavar="S", help="seconds that init waits for all ranks")
+    parser.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        dest="nics",
+        metavar="A,B",
+        help="interfaces on which ranks listen; several become rails",
+    )
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port for mpiexec's ssh")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for mpiexec's ssh")
+    parser.add_argument("--mpi-args", metavar="WORDS", help="more arguments for mpiexec")
+    _add_known(parser)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
+    parser.set_defaults(refuse=parser.error)
+
+
+def _add_known(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that set a variable or have no effect."""
+    known = parser.add_argument_group("options that multiring reads, or reports to have no effect")
+    for name, (variable, kind, _) in VALUES.items():
+        choices = _LEVELS if name == "log_level" else None
+        known.add_argument(option_of(name), type=kind, choices=choices, help=variable)
+    for name, (variable, _) in SWITCHES.items():
+        on, off = SPELT.get(name, ((option_of(name),), (option_of(f"no_{name}"),)))
+        known.add_argument(*on, dest=name, action="store_true", default=None, help=variable)
+        known.add_argument(*off, dest=name, action="store_false", default=None, help=argparse.SUPPRESS)
+    known.add_argument("--disable-cache", action="store_true", help="nothing is cached")
+    known.add_argument("--verbose", action="store_true", help="no effect: errors are printed in any case")
+    known.add_argument("--tcp", dest="tcp_flag", action="store_true", default=None, help=_NO_EFFECT["tcp_flag"][1])
+    known.add_argument("--binding-args", help=_NO_EFFECT["binding_args"][1])
+    known.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        default=None,
+        help=_NO_EFFECT["prefix_output_with_timestamp"][1],
+    )
+    changing = parser.add_argument_group("options for a varying number of ranks: refused, because the number is fixed")
+    changing.add_argument("--min-np", "--min-num-proc", type=int, dest="min_num_proc")
+    changing.add_argument("--max-np", "--max-num-proc", type=int, dest="max_num_proc")
+    changing.add_argument("--slots-per-host", type=int, dest="slots")
+    changing.add_argument("--elastic-timeout", type=int)
+    changing.add_argument("--reset-limit", type=int)
+    changing.add_argument("--blacklist-cooldown-range", type=int, nargs=2, dest="cooldown_range")
+    changing.add_argument("--host-discovery-script")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job and return its exit code.
+
+    127: the command does not exist. 126: it cannot be executed.
+    """
+    if arguments.check_build:
+        print(_what_is_there())
+        return 0
+    if arguments.config_file is not None:
+        read_configuration(arguments, arguments.config_file)
+    if arguments.num_proc is None:
+        arguments.refuse("how many ranks? say -np N")
+    if arguments.num_proc < 1:
+        arguments.refuse(f"-np {arguments.num_proc}: want an integer >= 1")
+    if arguments.jsrun:
+        raise UnsupportedError(
+            "--jsrun: let jsrun start `python -m multiring.horovod script.py` itself, with one rank per task"
+        )
+    _refuse_elastic(arguments)
+    variables = variables_of(arguments)
+    said = horovod_without_effect(variables)
+    said |= {option: why for name, (option, why) in _NO_EFFECT.items() if getattr(arguments, name) is not None}
+    for name, why in said.items():
+        print(f"multiring: {name} has no effect: {why}", file=sys.stderr)
+    options = JobOptions(
+        log_dir=arguments.output_filename,
+        logs=_logs,
+        horovod=True,
+        timeline=None if arguments.timeline_filename is None else file_path(arguments.timeline_filename),
+        variables=variables,
+        mpiexec_words=_words_of(arguments.mpi_args or ""),
+    )
+    return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options)
+
+
+def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the variables that pass the options on to the ranks and to mpiexec."""
+    told: dict[str, str] = {}
+    for name, (variable, _, text_of) in VALUES.items():
+        if (value := getattr(arguments, name)) is not None:
+            told[variable] = text_of(value)
+    for name, (variable, text_of) in SWITCHES.items():
+        if (value := getattr(arguments, name)) is not None:
+            told[variable] = text_of(value)
+    if arguments.start_timeout is not None:
+        told |= environment_of(init_timeout_s=arguments.start_timeout)
+    if arguments.nics is not None:
+        several = "," in arguments.nics
+        told |= environment_of(**({"rails": arguments.nics} if several else {"interface": arguments.nics}))
+    ssh = [] if arguments.ssh_port is None else ["-p", str(arguments.ssh_port)]
+    ssh += [] if arguments.ssh_identity_file is None else ["-i", arguments.ssh_identity_file]
+    if ssh:  # the variables are for Hydra, Open MPI 5 and Open MPI 4
+        named = ("HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args")
+        told |= dict.fromkeys(named, shlex.join(ssh))
+    return told
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ArgumentError(f"--mpi-args {text!r}: {error}; want words quoted as for a shell") from None
+
+
+def _hosts(arguments: argparse.Namespace) -> str | None:
+    """Return the hosts for mpiexec, or None if this process starts the ranks itself."""
+    hosts = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
+    spelt: str = f"localhost:{arguments.num_proc}" if hosts is None else hosts
+    places = first_places(parse_hosts(spelt), arguments.num_proc)
+    is_here = all(name in (*_HERE, os.uname().nodename) for name, _ in places)
+    return None if is_here and not arguments.mpi else spelt
+
+
+def _refuse_elastic(arguments: argparse.Namespace) -> None:
+    for option, bound in (("--min-np", arguments.min_num_proc), ("--max-np", arguments.max_num_proc)):
+        if bound not in (None, arguments.num_proc):
+            raise UnsupportedError(f"{option} {bound}, -np {arguments.num_proc}: {_FIXED}")
+    for name, option in _ELASTIC.items():
+        if getattr(arguments, name) is not None:
+            raise UnsupportedError(f"{option}: {_FIXED}")
+
+
+def _logs(rank: int, ranks: int) -> tuple[str, str]:
+    """Return a rank's log files with Horovod's names. The rank is zero-padded, so the folders sort by rank."""
+    folder = f"rank.{rank:0{len(str(ranks - 1))}d}"
+    return f"{folder}/stdout", f"{folder}/stderr"
+
+
+def _what_is_there() -> str:
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
+    parts = {
+        "Frameworks": {title: name in ADAPTERS and extension_available(name) for name, title in _FRAMEWORKS.items()},
+        "Controllers": {"MPI": False, "Gloo": False, "multiring, which needs neither": True},
+        "Tensor Operations": {
+            "NCCL": False,
+            "DDL": False,
+            "CCL": False,
+            "MPI (MULTIRING_ENGINE=mpi)": has_mpi,
+            "Gloo": False,
+            "multiring": True,
+        },
+    }
+    told = [f"Horovod v{HOROVOD_VERSION}, by multiring {VERSION}:"]
+    for part, names in parts.items():
+        told += ["", f"Available {part}:"]
+        told += [f"    [{'X' if is_there else ' '}] {name}" for name, is_there in names.items()]
+    return "\n".join(told)

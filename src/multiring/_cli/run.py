@@ -1,0 +1,240 @@
+"""multiring run: start a command as N ranks on this machine, or with --hosts on several, by the mpiexec on PATH.
+
+A Python file is started with this Python. Every output line is tagged with its rank. When a rank fails, its last lines
+are shown, the others are stopped, and its exit code is returned (128 + n for signal n). After Ctrl-C or SIGTERM the
+ranks have --grace seconds to save their work; a second signal kills them at once. The command ends every process of the
+job. On several hosts mpiexec does all this in its own way. With --horovod, a program that imports horovod gets
+multiring (docs/horovod.md). With --timeline, one file shows what all ranks did (docs/timeline.md). docs/run.md has all
+details.
+"""
+
+import argparse
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from multiring._cli.run_file import read_options
+from multiring._launch import (
+    CommandError,
+    JobOptions,
+    horovod_without_effect,
+    parse_hostfile,
+    run_local,
+    run_over_hosts,
+)
+from multiring._settings import inherited_environment
+from multiring.errors import ArgumentError
+from multiring.trace import TakenError, clear, file_path, is_held, merge, part_path, parts_of, unfinished_of
+
+# Option of multiring run -> the options of other launchers with the same meaning.
+_ELSEWHERE = {
+    "-n N": (
+        "-np",
+        "--np",
+        "--num-proc",
+        "--nproc",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        "--num-processes",
+        "--num_processes",
+        "--ntasks",
+    ),
+    "--hosts H:N,...": ("-H", "--host", "--nnodes", "--nodes", "--num-machines", "--num_machines"),
+    "--hostfile FILE": ("-hostfile", "--machinefile", "-machinefile", "-f"),
+    "MULTIRING_RENDEZVOUS=HOST:PORT in its environment": ("--master-addr", "--master_addr", "--main_process_ip"),
+    "--log-dir DIR": ("--output-filename", "--log_dir"),
+    "-- python -m MODULE, behind the options": ("-m", "--module"),
+}
+
+
+class _OthersOption(argparse.Action):
+    """Rejects an option of another launcher with an error that names multiring's option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
+        option = others[-1]
+        ours = next(ours for ours, theirs in _ELSEWHERE.items() if option in theirs)
+        parser.error(f"{option} is an option of other launchers; use instead: {ours}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "multiring run (-n N | --hosts H:N,... | --hostfile FILE) [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
+    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks; mpiexec starts the ranks")
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
+    parser.add_argument(
+        "--horovod", action="store_true", default=None, help="let `import horovod` import multiring in the ranks"
+    )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE", help="write a timeline of all ranks for Perfetto; .gz compresses it"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        metavar="NAME=VALUE",
+        help="set a variable for the ranks; NAME alone passes this process's value on",
+    )
+    parser.add_argument("--stdin", type=int, metavar="RANK", help="the rank that reads standard input, as pdb does")
+    parser.add_argument(
+        "--grace", type=float, metavar="S", help="seconds for the ranks to end after Ctrl-C or SIGTERM (default 30)"
+    )
+    parser.add_argument(
+        "--max-restarts", type=int, metavar="N", help="start all ranks again after a failure, N times (default 0)"
+    )
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank-K.out and DIR/rank-K.err")
+    parser.add_argument("--options", type=Path, metavar="FILE", help="a TOML file of these options (docs/run.md)")
+    theirs = [option for options in _ELSEWHERE.values() for option in options]
+    parser.add_argument(*theirs, dest="others", action=_OthersOption, nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job and return its exit code.
+
+    127: the command does not exist. 126: it cannot be executed.
+    """
+    asked = _with_file(arguments)
+    hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
+    if asked.ranks is None and hosts is None:
+        arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
+    for name, reason in horovod_without_effect().items() if asked.horovod else ():
+        print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
+    options = JobOptions(
+        log_dir=asked.log_dir,
+        horovod=bool(asked.horovod),
+        timeline=None if asked.timeline is None else file_path(asked.timeline),
+        grace_s=JobOptions().grace_s if asked.grace is None else asked.grace,
+        variables=variables_of(asked.env),
+        stdin_rank=asked.stdin,
+        max_restarts=asked.max_restarts or 0,
+    )
+    command = program_of(asked.program)
+    return start(command, asked.ranks, hosts, options)
+
+
+def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
+    """Run a job on this machine or on `hosts`, and return its exit code."""
+    options = _with_clear_timeline(options)
+    try:
+        if hosts is not None:
+            return run_over_hosts(command, hosts, ranks, options)
+        return run_local(command, ranks or 1, options)
+    except CommandError as error:
+        print(f"multiring: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        if options.timeline is not None:
+            _make_do_with_parts(options.timeline, is_here=hosts is None)
+
+
+def _with_clear_timeline(options: JobOptions) -> JobOptions:
+    """Prepare the path of the timeline, and return the options to use.
+
+    An old timeline at the path is removed. If another job records to the path, the returned options have no timeline.
+
+    Raises:
+        ArgumentError: a file at the path is not a timeline.
+    """
+    if options.timeline is None:
+        return options
+    try:
+        clear(options.timeline)
+    except TakenError as error:
+        print(f"multiring: no timeline of this job is recorded: {error}", file=sys.stderr)
+        return replace(options, timeline=None)
+    return options
+
+
+def _with_file(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return `arguments`, with missing options taken from the options file."""
+    given = {} if arguments.options is None else read_options(arguments.options)
+    told = {name: value for name, value in vars(arguments).items() if value is not None}
+    if told.keys() & {"hosts", "hostfile"}:  # either option overrides both options of the file
+        given = {name: value for name, value in given.items() if name not in ("hosts", "hostfile")}
+    asked = argparse.Namespace(**{**vars(arguments), **given, **told})
+    asked.env = [*given.get("env", []), *told.get("env", [])]
+    asked.program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    asked.program = asked.program or given.get("command", [])
+    return asked
+
+
+def program_of(words: list[str]) -> list[str]:
+    """Return the command to run for the program's words.
+
+    If a .py file is not executable, the command runs it with this Python.
+    """
+    if not words or not words[0].endswith(".py") or not Path(words[0]).is_file():
+        return words
+    found = shutil.which(words[0])
+    return words if found is not None and _names_interpreter(Path(found)) else [sys.executable, *words]
+
+
+def _names_interpreter(path: Path) -> bool:
+    """Return whether a file begins with `#!`, so that the system can execute it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return True  # an attempt to execute the file will report the error
+
+
+def variables_of(words: list[str]) -> dict[str, str]:
+    """Return the variables in `words`, by name. The last word for a name counts.
+
+    A word is NAME=VALUE, or the NAME of a variable of this process's environment.
+
+    Raises:
+        ArgumentError: a word has no name, or names a variable that is not set.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        here = inherited_environment()
+        if not name or not (equals or name in here):
+            raise ArgumentError(f"--env {word!r}: want NAME=VALUE, or the NAME of a variable that is set here")
+        found[name] = value if equals else here[name]
+    return found
+
+
+def _make_do_with_parts(path: Path, *, is_here: bool) -> None:
+    """Write the timeline from the ranks' parts on this machine if rank 0 could not write it.
+
+    Missing parts and other problems are printed. `is_here` says whether all ranks were on this machine.
+    """
+    found = parts_of(path)
+    left = [each for each in found if not is_held(each)]  # a held part belongs to another job that records now
+    if not left:
+        if is_here and not found and not path.exists():
+            print(
+                f"multiring: nobody wrote the timeline {path}: the program did not join the job (multiring.init()), or "
+                "ended before it joined",
+                file=sys.stderr,
+            )
+        return
+    names = ", ".join(str(each) for each in left)
+    if part_path(path, 0) not in left:
+        print(f"multiring: these parts are not in the timeline that rank 0 wrote: {names}", file=sys.stderr)
+        return
+    try:
+        missing = merge(left, path)
+    except (ArgumentError, OSError) as error:
+        print(f"multiring: no timeline could be made of {names}: {error}", file=sys.stderr)
+        return
+    for each in (*left, *(unfinished_of(path) if left == found else ())):
+        each.unlink(missing_ok=True)
+    lacks = f"; it lacks ranks {', '.join(map(str, missing))}" if missing else ""
+    print(f"multiring: {path} was made from the parts that the ranks wrote before they ended{lacks}", file=sys.stderr)
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} ranks: want an integer >= 1")
+    return count

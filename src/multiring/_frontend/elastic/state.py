@@ -1,0 +1,264 @@
+"""Elastic training: a program commits its state, and resumes from the last commit after a failure.
+
+The membership is fixed: a job resumes with its original ranks. A rank that lost its connections joins the other ranks
+again. If a rank is gone for good, the job ends.
+"""
+
+import contextlib
+import copy
+import functools
+import logging
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntFlag
+from typing import Any, TypeVar
+
+from multiring._frontend.errors import OperationError
+from multiring.errors import MultiringError
+
+Result = TypeVar("Result")
+Broadcast = Callable[[Any], Any]  # this rank's object -> rank 0's object
+Gather = Callable[[Any], Sequence[Any]]  # this rank's object -> all ranks' objects, by rank
+
+_log = logging.getLogger("multiring")
+# The training gives up after this number of failures in a row without a commit.
+_MOST_FAILURES = 10
+
+
+class HostUpdateResult(IntFlag):
+    """The kind of a change of the hosts."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = 3
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 -- Horovod's name
+    """The hosts changed, so the ranks must join the job again.
+
+    `skip_sync` is True if no rank is new, so no rank needs the state of another rank.
+    """
+
+    def __init__(self, skip_sync: bool) -> None:  # noqa: FBT001 -- Horovod's signature
+        super().__init__(f"the hosts changed{', none was added' if skip_sync else ''}")
+        self.skip_sync = skip_sync
+
+
+class State:
+    """The state of a program that can be committed and restored.
+
+    Subclasses define its contents.
+    """
+
+    def __init__(
+        self, bcast_object: Broadcast, get_rank: Callable[[], int], gather_object: Gather | None = None
+    ) -> None:
+        """Create a state without a commit.
+
+        Args:
+            bcast_object: returns rank 0's object on every rank.
+            get_rank: returns this rank's number.
+            gather_object: returns the objects of all ranks, by rank. Without it, only rank 0's information counts.
+        """
+        self._bcast_object = bcast_object
+        self._gather_object = gather_object
+        self._rank = get_rank
+        self._host_messages: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._last_updated_timestamp: float = 0
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Register functions to call each time the ranks have joined the job again.
+
+        The functions are called before the state is synchronised.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call `reset` and the registered callbacks, after the ranks have joined the job again."""
+        self._host_messages = queue.SimpleQueue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Record that the hosts changed. Any thread may call it.
+
+        Args:
+            timestamp: the time of the change.
+            update_res: the kind of the change, a HostUpdateResult.
+        """
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Save the current state, then check whether the hosts changed.
+
+        Raises:
+            HostsUpdatedInterrupt: on every rank: the hosts changed.
+        """
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Check whether `on_hosts_updated` was called on any rank.
+
+        Every rank must call it.
+
+        Raises:
+            HostsUpdatedInterrupt: on every rank, with the same `skip_sync`: the hosts changed.
+        """
+        newest, changes = self._last_updated_timestamp, HostUpdateResult.no_update
+        while not self._host_messages.empty():
+            timestamp, change = self._host_messages.get()
+            newest = max(newest, timestamp)
+            if timestamp > self._last_updated_timestamp:
+                changes |= HostUpdateResult(change)
+        heard = (self._last_updated_timestamp, newest, int(changes))
+        told = [self._bcast_object(heard)] if self._gather_object is None else self._gather_object(heard)
+        before = max(each[0] for each in told)
+        self._last_updated_timestamp = max(each[1] for each in told)
+        if self._last_updated_timestamp > before:
+            all_changes = functools.reduce(int.__or__, [each[2] for each in told])
+            raise HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
+
+    def must_sync(self, *, wanted: bool) -> bool:
+        """Return whether any rank wants to synchronise, for example a new rank.
+
+        All ranks get the same result.
+        """
+        return wanted if self._gather_object is None else any(self._gather_object(wanted))
+
+    def save(self) -> None:
+        """Save the current state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restore the state that was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Set the state of every rank to rank 0's state, and save it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Update the parts of the state that depend on the ranks.
+
+        It is called after the ranks have joined the job again.
+        """
+
+
+@contextlib.contextmanager
+def all_or_nothing(*holders: object) -> Iterator[None]:
+    """Restore the attributes of `holders` if the block raises.
+
+    A state then never mixes two commits.
+    """
+    before = [(kept, dict(kept)) for kept in (getattr(each, "__dict__", {}) for each in holders)]
+    try:
+        yield
+    except BaseException:
+        for attributes, kept in before:
+            attributes.clear()
+            attributes.update(kept)
+        raise
+
+
+class ObjectState(State):
+    """A state of plain objects, each an attribute."""
+
+    def __init__(
+        self,
+        bcast_object: Broadcast,
+        get_rank: Callable[[], int],
+        gather_object: Gather | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Set `kwargs` as attributes, and save them. For the other arguments see State."""
+        super().__init__(bcast_object=bcast_object, get_rank=get_rank, gather_object=gather_object)
+        self._saved_state = copy.deepcopy(kwargs)
+        self._set_attributes(kwargs)
+
+    def save(self) -> None:
+        """Save copies of the attributes."""
+        self._saved_state = copy.deepcopy(self._attributes())
+
+    def restore(self) -> None:
+        """Set the attributes to copies of the saved values."""
+        self._set_attributes(copy.deepcopy(self._saved_state))
+
+    def sync(self) -> None:
+        """Set the attributes to rank 0's values, and save them."""
+        if self._saved_state:
+            self._set_attributes(self._bcast_object(self._attributes()))
+            self._saved_state = copy.deepcopy(self._attributes())
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _set_attributes(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def run_fn(
+    func: Callable[..., Result],
+    reset: Callable[[], object],
+    failures: tuple[type[Exception], ...] = (OperationError,),
+) -> Callable[..., Result]:
+    """Return a function that calls `func`, resumes after failures, and returns its result.
+
+    The state is synchronised before each call of `func`. `func` may raise one of `failures`, or an error after which
+    its Group is unusable. Then `reset` is called and the last commit is restored, even if `reset` fails. After a
+    HostsUpdatedInterrupt, `reset` is called and the state stays as it is.
+
+    Args:
+        func: takes a state, followed by any arguments.
+        reset: makes the ranks leave the job and join it again.
+        failures: the errors after which the training resumes.
+
+    Raises:
+        Exception: `func` raised another error, or failed ten times without a commit in between; or `reset` failed, for
+            example because a rank is gone for good.
+    """
+    caught: tuple[type[Exception], ...] = (*failures, MultiringError)
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *arguments: Any, **keywords: Any) -> Result:
+        wants_sync = True
+        failed, commits = 0, None
+        while True:
+            goes_back = False
+            try:
+                if _must_sync(state, wanted=wants_sync):
+                    state.sync()
+                return func(state, *arguments, **keywords)
+            except HostsUpdatedInterrupt as interrupt:
+                wants_sync = not interrupt.skip_sync
+                _log.info("%s: the ranks join the job again", interrupt)
+            except caught as error:
+                if isinstance(error, MultiringError) and not isinstance(error, failures) and error.group_usable:
+                    raise
+                now = getattr(state, "_commits", None)
+                failed = failed + 1 if now == commits else 1
+                commits = now
+                if failed == _MOST_FAILURES:
+                    raise
+                _log.warning("resuming from the last commit after %s: %s", type(error).__name__, error)
+                wants_sync, goes_back = True, True
+            try:
+                reset()
+            finally:
+                # Do not restore before `reset`: a suspended rank may write into memory of the failed operation until it
+                # rejoins.
+                if goes_back:
+                    state.restore()
+            state.on_reset()
+
+    return wrapper
+
+
+def _must_sync(state: Any, *, wanted: bool) -> bool:
+    return state.must_sync(wanted=wanted) if isinstance(state, State) else wanted

@@ -1,0 +1,262 @@
+"""Handles: integers that stand for submitted operations, as in Horovod."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from multiring._frontend.errors import internal
+from multiring._frontend.process_sets import Members
+from multiring._frontend.signatures import PART
+from multiring._runtime.named.handle import NamedHandle, Start
+from multiring.errors import ArgumentError, MultiringError, Signature
+
+
+class Unnamed(NamedTuple):
+    """Replaces the name of an unnamed operation.
+
+    number: counts unnamed operations; the same on all ranks.
+    ending: distinguishes several operations with the same number.
+    """
+
+    number: str
+    ending: str
+
+
+Name = str | Unnamed | None
+
+
+class Pending:
+    """A submitted operation for which the caller has not waited yet."""
+
+    __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
+
+    def __init__(
+        self, members: Members, name: str, what: str, handle: NamedHandle, finish: Callable[[Any], Any]
+    ) -> None:
+        self._members = members
+        self._name = name
+        self._what = what
+        self._handle = handle
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once.
+
+        If so, the name can be used again.
+        """
+        if not self._handle.done():
+            return False
+        self._members.in_flight.discard(self._name)
+        return True
+
+    def wait(self) -> Any:
+        """Wait for the operation, and return its result.
+
+        Raises:
+            CollectiveError: on every rank: the ranks' arguments differ, or a rank is gone.
+        """
+        try:
+            found = self._handle.wait()
+        except MultiringError as error:
+            raise internal(error, self._what) from error
+        finally:
+            self._members.in_flight.discard(self._name)
+        return self._finish(found)
+
+    def forget(self) -> None:
+        """Make the name usable again. The caller will not wait for the operation."""
+        self._members.in_flight.discard(self._name)
+
+    def repeat(self) -> "Repeat | None":
+        """Return an object that starts the operation again; None if that is not possible."""
+        handle = self._handle
+        return None if handle.repeatable is None else Repeat(self._members, self._what, handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Repeats an operation for which this thread has waited.
+
+    The operation's handle keeps the arguments.
+    """
+
+    _members: Members
+    _what: str
+    _handle: NamedHandle
+
+    def start(self) -> Pending | None:
+        """Start the operation once more; return None, and do nothing, if that is not possible.
+
+        This thread must wait for the operation next.
+        """
+        members, name = self._members, self._handle.name
+        if name in members.in_flight:
+            return None
+        members.in_flight.add(name)
+        try:
+            handle = members.named.submit_again(self._handle)
+        except BaseException as error:
+            members.in_flight.discard(name)
+            if isinstance(error, MultiringError):
+                raise internal(error, self._what) from error
+            raise
+        if handle is None:
+            members.in_flight.discard(name)
+            return None
+        return Pending(members, name, self._what, handle, _as_it_is)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+class Several:
+    """Several operations that look like one operation to the caller."""
+
+    __slots__ = ("_finish", "_parts")
+
+    def __init__(self, parts: Sequence["Pending | Several"], finish: Callable[[list[Any]], Any]) -> None:
+        self._parts = parts
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once.
+
+        If so, the names can be used again.
+        """
+        return all(part.done() for part in self._parts)
+
+    def wait(self) -> Any:
+        """Wait for all operations, and return the result.
+
+        If an operation fails, the later results are dropped: some ranks may never submit those operations.
+        """
+        left = list(reversed(self._parts))
+        found = []
+        try:
+            while left:
+                found.append(left.pop().wait())
+        finally:
+            for part in left:
+                part.forget()
+        return self._finish(found)
+
+    def forget(self) -> None:
+        """Make the names usable again. The caller will not wait for the operations."""
+        for part in self._parts:
+            part.forget()
+
+
+class _Handles:
+    """The submitted operations that the program has not synchronized, by handle."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.pending: dict[int, Pending | Several] = {}
+
+
+_handles = _Handles()
+
+
+def submit(
+    members: Members,
+    name: Name,
+    signature: Signature,
+    start: Start,
+    finish: Callable[[Any], Any],
+    at_once: Start | None = None,
+) -> Pending:
+    """Start an operation of a process set.
+
+    Args:
+        members: the ranks of the set.
+        name: the ranks match the operation by this name. By default they match unnamed operations in order.
+        signature: the arguments that must be equal on all ranks.
+        start: posts the collective.
+        finish: turns the collective's result into the operation's result.
+        at_once: posts the collective if the caller waits for it next.
+
+    Raises:
+        ArgumentError: an operation of this name was submitted and has not been synchronized.
+    """
+    operation = signature[0][1]
+    # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
+    if name is None:
+        name = Unnamed(members.next_number(), "")
+    if isinstance(name, Unnamed):
+        full_name = f"noname.{name.number}{name.ending}"
+        what = f"{operation}.{full_name}"
+    else:
+        what = full_name = f"{operation}.{name}"
+    if full_name in members.in_flight:
+        raise ArgumentError(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+            f"currently being processed: {what}. Synchronize its handle first, or pass another name"
+        )
+    members.in_flight.add(full_name)
+    try:
+        handle = members.named.submit(full_name, signature, start, at_once)
+    except BaseException as error:
+        members.in_flight.discard(full_name)
+        if isinstance(error, MultiringError) and not isinstance(error, ArgumentError):
+            raise internal(error, what) from error
+        raise
+    return Pending(members, full_name, what, handle, finish)
+
+
+def handle_of(pending: Pending | Several) -> int:
+    """Return a new handle for a submitted operation."""
+    number = next(_handles.numbers)
+    _handles.pending[number] = pending
+    return number
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for the operation with this handle, and return its result.
+
+    The result is None if the handle is not known.
+
+    Raises:
+        CollectiveError: on every rank: the ranks' arguments differ (inputs are unchanged), or a rank is gone.
+    """
+    pending = _handles.pending.pop(handle, None)
+    return None if pending is None else pending.wait()
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize` would return or raise at once.
+
+    Raises:
+        ArgumentError: the handle is not known, or has been synchronized.
+    """
+    pending = _handles.pending.get(handle)
+    if pending is None:
+        raise ArgumentError(f"Handle {handle!r} was not created or has been cleared.")
+    return pending.done()
+
+
+def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
+    """Return a name and a signature term for each of the `count` operations of a group.
+
+    Raises:
+        ArgumentError: `count` is 0.
+    """
+    if not count:
+        raise ArgumentError("a group of no tensors: want at least one")
+    names = names_of(members, name, [f"_{part}of{count}" for part in range(1, count + 1)])
+    return [(each, ((PART, f"{part} of {count}"),)) for part, each in enumerate(names, 1)]
+
+
+def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
+    """Return a name for each operation of one call.
+
+    Each name is the call's name or number, followed by one of `endings`.
+    """
+    if isinstance(name, Unnamed):
+        return [Unnamed(name.number, name.ending + ending) for ending in endings]
+    if name is not None:
+        return [f"{name}{ending}" for ending in endings]
+    number = members.next_number()
+    # The first name has no ending. It is then matched with a single operation of another rank, which is a mismatch.
+    return [Unnamed(number, ending if place else "") for place, ending in enumerate(endings)]

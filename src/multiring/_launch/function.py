@@ -1,0 +1,174 @@
+"""Run a function on several ranks of this machine and return the results.
+
+The caller is a script or a notebook.
+
+The function, the results and the errors are pickles in a folder that only this user can enter. A separate launcher
+process starts and watches the ranks. It stops all of them if one fails.
+"""
+
+import codecs
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TextIO, cast
+
+from multiring._launch.commands import refuse_places
+from multiring._launch.job import JobOptions
+from multiring._launch.pickled_call import CallFolder, Failure, Outcome, Returned
+from multiring._settings import inherited_environment
+from multiring.errors import ArgumentError, LaunchError
+
+_READ_BYTES = 1 << 16
+_TOLD = "job.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionOptions:
+    """Options of `run_function`.
+
+    - job: options of the job.
+    - python: the ranks' Python.
+    - failed: the first words of the error for a failed job.
+    """
+
+    job: JobOptions = field(default_factory=JobOptions)
+    python: str = sys.executable
+    failed: str = "the function did not return on every rank"
+
+
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    log_dir: str | Path | None = None,
+) -> list[Any]:
+    """Call a function on `ranks` new processes and return its results by rank.
+
+    In each process the function runs like a script under `multiring run`, and may call `multiring.init()`. The output
+    of the ranks appears in this process's output, tagged with the rank, also in a notebook. Ctrl-C stops the ranks.
+
+    Args:
+        function: the function, called as `function(*args, **kwargs)`. Without cloudpickle it must be importable by
+            its name. With cloudpickle installed it may also be defined in a notebook.
+        ranks: the number of processes.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        env: variables to set for the ranks.
+        log_dir: a folder. The output of rank K also goes to rank-K.out and rank-K.err in it.
+
+    Raises:
+        ArgumentError: `ranks` is not a positive integer, the function or its arguments cannot be pickled, or `env` sets
+            a variable that the launcher sets itself.
+        LaunchError: a rank failed, and the others were stopped. The rank's error is the cause (`__cause__`), and its
+            traceback is in the text.
+        KeyboardInterrupt: the user pressed Ctrl-C. It is raised after all ranks have ended.
+    """
+    options = JobOptions(log_dir=None if log_dir is None else Path(log_dir), variables=dict(env or {}))
+    return run_function(function, args, kwargs or {}, ranks, FunctionOptions(job=options))
+
+
+def run_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    ranks: int,
+    options: FunctionOptions,
+) -> list[Any]:
+    """Run a function on `ranks` processes, like `run`, with `options`.
+
+    `timeline` and `stdin_rank` have no effect.
+    """
+    wanted: object = function  # a user may pass a value of any type
+    if not callable(wanted):
+        scripts = "; a script is started by `multiring run -n N script.py`" if isinstance(wanted, str) else ""
+        raise ArgumentError(f"{wanted!r} is not a function: want the function itself, not its result{scripts}")
+    count: object = ranks  # a user may pass a value of any type
+    if not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
+    refuse_places(options.job.variables, horovod=options.job.horovod, timeline=False)
+    with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
+        call = CallFolder(Path(folder))
+        call.send(function, tuple(args), dict(kwargs))
+        told = {
+            "ranks": ranks,
+            "python": options.python,
+            "log_dir": "" if options.job.log_dir is None else str(options.job.log_dir),
+            "horovod": options.job.horovod,
+            "grace_s": options.job.grace_s,
+        }
+        (Path(folder) / _TOLD).write_text(json.dumps(told), encoding="utf-8")
+        code = _launched(Path(folder) / _TOLD, options.job.variables)
+        return _results(code, call.outcomes(ranks), options.failed)
+
+
+def _launched(told: Path, variables: Mapping[str, str]) -> int:
+    """Run the launcher process and return its exit code. Ctrl-C stops the ranks, and is raised after their end."""
+    process = subprocess.Popen(  # noqa: S603 -- a module of multiring
+        [sys.executable, "-m", "multiring._launch.function_launcher", str(os.getpid()), str(told)],
+        env={**inherited_environment(), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    with process:
+        interrupts: list[KeyboardInterrupt] = []
+        while True:
+            try:
+                _pass_on(process)
+                code = process.wait()
+                break
+            except KeyboardInterrupt as error:  # the first lets the ranks save their work, the second kills the ranks
+                interrupts.append(error)
+                process.send_signal(signal.SIGINT)
+        for first in interrupts:
+            raise first
+        return code
+
+
+def _pass_on(process: "subprocess.Popen[bytes]") -> None:
+    """Copy the launcher's output to sys.stdout and sys.stderr, because a notebook's streams have no descriptors."""
+    with selectors.DefaultSelector() as selector:
+        for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None and not pipe.closed:
+                selector.register(
+                    pipe, selectors.EVENT_READ, (codecs.getincrementaldecoder("utf-8")("replace"), stream)
+                )
+        while selector.get_map():
+            for key, _ in selector.select():
+                pipe = cast("IO[bytes]", key.fileobj)
+                if not _passed_on(pipe, *key.data):
+                    selector.unregister(pipe)
+                    pipe.close()
+
+
+def _passed_on(pipe: IO[bytes], decoder: codecs.IncrementalDecoder, stream: TextIO) -> bool:
+    data = os.read(pipe.fileno(), _READ_BYTES)
+    stream.write(decoder.decode(data, final=not data))
+    stream.flush()
+    return bool(data)
+
+
+def _results(code: int, outcomes: Sequence[Outcome | None], failed: str) -> list[Any]:
+    returned = [each.value for each in outcomes if isinstance(each, Returned)]
+    if code == 0 and len(returned) == len(outcomes):
+        return returned
+    failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
+    # A rank that raises because it lost another rank is not the cause of the failure.
+    causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
+    if causes:
+        rank, failure = causes[0]
+        raise LaunchError(f"{failed}: rank {rank} raised\n{failure.text}") from failure.error
+    missing = [rank for rank, each in enumerate(outcomes) if each is None]
+    told = "".join(f"\nrank {rank} raised\n{failure.text}" for rank, failure in failures)
+    raise LaunchError(f"{failed}: exit code {code}; ranks {missing} neither returned nor raised{told}")

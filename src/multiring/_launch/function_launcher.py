@@ -1,0 +1,33 @@
+"""The launcher process of `run_function`.
+
+Usage: `python -m multiring._launch.function_launcher PARENT FILE`.
+
+The launcher handles signals and forks. A separate process keeps both out of the calling program.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from multiring._launch.job import JobOptions
+from multiring._launch.local import die_with, run_local
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ranks and return the job's exit code.
+
+    This process and the ranks are killed if the caller dies.
+    """
+    parent, file = arguments
+    die_with(int(parent))
+    told = json.loads(Path(file).read_text(encoding="utf-8"))
+    command = [told["python"], "-m", "multiring._launch.function_rank", str(Path(file).parent)]
+    options = JobOptions(
+        log_dir=Path(told["log_dir"]) if told["log_dir"] else None, horovod=told["horovod"], grace_s=told["grace_s"]
+    )
+    return run_local(command, told["ranks"], options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

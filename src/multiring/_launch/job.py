@@ -1,0 +1,500 @@
+"""Run a job's processes on this machine, and end every process of the job.
+
+The launcher uses one thread with one loop.
+
+A job passes through these states: running -> (a process failed) settling -> stopping -> over. A rank can die slowly,
+for example while its interpreter shuts down. Then other ranks raise PeerLostError and end before it. Their failure is
+a consequence. In the settling state the launcher waits for the rank whose failure is the cause.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+from multiring._launch.commands import CommandError
+from multiring._launch.leftovers import signal_group
+from multiring._launch.logs import open_log
+from multiring._launch.memory_limit import group_here, killed_for_memory, limit_bytes
+from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, Tagger, outlets
+from multiring._launch.signals import PASSED_ON, StopSignals
+from multiring._launch.tracebacks import TracebackFolder, Tracebacks
+from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError
+
+_SETTLE_S = 1.0
+_CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
+_GRACE_S = 2.0  # how long the other processes have to stop after a failure before they are killed
+_LONGEST_GRACE_S = 86_400.0
+_STUCK_S = 10.0  # how long to wait for the end of a killed process
+_LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
+# The last line of a traceback. torch's excepthook writes the rank before it.
+_CONSEQUENCES = re.compile(
+    rb"(?:\[rank\d+\]: )?"
+    + f"{PeerLostError.__module__}.(?:{PeerLostError.__name__}|{RendezvousError.__name__})".encode()
+)
+_HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
+    b"No module named 'horovod'": "--horovod lets a program written for Horovod import multiring under that name: "
+    "multiring run --horovod ... (docs/horovod.md)",
+    b"No module named 'multiring'": f"this program's Python is not multiring's, which is {sys.executable}: activate "
+    "its environment, or start the script without `python`, as in `multiring run -n 2 script.py`, to use that Python",
+}
+_PAUSE_S = 0.01
+_BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A process to start.
+
+    - name: its name in messages, a kind and a number if there are several of the kind.
+    - prepare: runs in the new process between fork and exec.
+    - birthplace: makes a context that this process enters while it forks.
+    - has_stdin: the new process reads this process's standard input. Its output is shown before a line ends, because
+      the output may be a question to the user.
+    """
+
+    name: str
+    tag: str
+    log_files: tuple[str, str]  # for stdout and stderr, in the job's log folder
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    prepare: Callable[[], None]
+    birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
+    has_stdin: bool = False
+    taggers: tuple[Tagger, Tagger] | None = None  # for stdout and stderr; default: put `tag` before each line
+
+
+@dataclass(slots=True, eq=False)
+class JobProcess:
+    """A started process of the job.
+
+    `code` is None while it runs, then its exit code, or -n for signal n.
+
+    With `is_excused`, the launcher requested the end, which does not count as a failure.
+    """
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    out: RankStream
+    err: RankStream
+    code: int | None = None
+    is_excused: bool = False
+    known_as: int = 0  # the process ID that the user sees, if it differs from `pid`
+
+    @property
+    def pid(self) -> int:
+        """The ID of the process and of the process group that it leads."""
+        return self.process.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the process ended with an error, and its end was not requested."""
+        return self.code not in (None, 0) and not self.is_excused
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the process's last lines on stderr report the loss of another rank."""
+        return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code in a shell's form: 128 + n for signal n."""
+        code = self.code or 0
+        return code if code >= 0 else 128 - code
+
+    @property
+    def ending(self) -> str:
+        """A text that says how the process ended."""
+        if self.code is None:
+            return "is running"
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+def log_files(name: str) -> tuple[str, str]:
+    """Return the names of the stdout and stderr log files of a process."""
+    return f"{name}.out", f"{name}.err"
+
+
+def rank_logs(rank: int, _ranks: int) -> tuple[str, str]:
+    """Return the names of the log files for a rank's stdout and stderr."""
+    return log_files(f"rank-{rank}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """Options of a job.
+
+    Args:
+        log_dir: a folder for untagged copies of the ranks' output, or None for no copies.
+        logs: takes a rank and the number of ranks; returns the names of the files in `log_dir` for the rank's stdout
+            and stderr. Default: rank-K.out and rank-K.err.
+        horovod: `import horovod` means multiring in the ranks (`multiring._launch.horovod`).
+        timeline: the timeline file of the ranks. It overrides MULTIRING_TIMELINE.
+        grace_s: seconds from a signal (Ctrl-C, SIGTERM) to killing the ranks. They may save their work in this time.
+        variables: variables to add to the ranks' environment.
+        stdin_rank: the rank that reads this process's standard input. The other ranks' input is empty.
+        mpiexec_words: more arguments for mpiexec, if it starts the ranks.
+        max_restarts: how often to start all ranks again after a failure.
+
+    Raises:
+        ArgumentError: `grace_s` is not between 0 and one day, or `max_restarts` is negative.
+    """
+
+    log_dir: Path | None = None
+    logs: Callable[[int, int], tuple[str, str]] = rank_logs
+    horovod: bool = False
+    timeline: Path | None = None
+    grace_s: float = 30.0  # the same as torchrun's
+    variables: Mapping[str, str] = field(default_factory=dict)
+    stdin_rank: int | None = None
+    mpiexec_words: tuple[str, ...] = ()
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.grace_s <= _LONGEST_GRACE_S:  # the comparison also rejects NaN
+            raise ArgumentError(f"a grace of {self.grace_s:g} s: want 0 to {_LONGEST_GRACE_S:.0f} s, a day")
+        if self.max_restarts < 0:
+            raise ArgumentError(f"{self.max_restarts} restarts: want 0 or more")
+
+
+class Job:
+    """The launcher's loop and its state.
+
+    A subclass sets up what the processes need, and ends the processes that they leave behind.
+    """
+
+    def __init__(self, starts: Sequence[Start], log_dir: Path | None, grace_s: float = _GRACE_S) -> None:
+        self._starts = starts
+        self._log_dir = log_dir
+        self._grace_s = grace_s  # from a signal to killing the processes
+        self._out, self._err = outlets()
+        self._tracebacks = Tracebacks()
+        self._members: list[JobProcess] = []
+        self._failed: list[JobProcess] = []  # in the order in which the failures were found
+        self._patience_s = 0.0  # how long other processes may run on after a failure that has no other cause
+        self._settle_until: float | None = None
+        self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
+        self._killed = False
+        self._stuck_at = 0.0  # when to give up waiting for the end of killed processes
+        self._memory = group_here()
+        self._killed_before = killed_for_memory(self._memory)
+        self._code: int | None = None  # the job's exit code, decided by the first failure or signal
+        self.was_stopped = False  # a signal, or the end of the output's reader, stopped the job
+
+    def run(self) -> int:
+        """Run the job to its end and return its exit code.
+
+        No process of the job is left afterwards.
+        """
+        with contextlib.ExitStack() as stack:
+            self._signals = stack.enter_context(StopSignals())
+            self._open(stack)
+            # On every exit, also after an internal error, end the processes before their resources are released.
+            stack.callback(self._end_everyone)
+            self._start_all()
+            while self._running():
+                self._turn()
+            self._end_everyone()
+            self._conclude()
+            self._write_all()
+        return self._code or 0
+
+    # -- methods for a subclass to override
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        """Create the resources of the processes; `stack` releases them after the processes have ended."""
+
+    def _born(self, member: JobProcess) -> None:
+        """React to the start of a process."""
+
+    def _reaped(self, pid: int) -> None:
+        """React to the end of a process. The system may reuse its ID from now on."""
+
+    def _stop_leftovers(self, known: set[int]) -> None:
+        """Ask the processes that members started, except `known`, to end."""
+
+    def _end_leftovers(self, grace_s: float) -> None:
+        """End every process that members started; kill processes that still run after `grace_s` seconds."""
+
+    def _lost_by(self, member: JobProcess) -> set[JobProcess] | None:
+        """Return the members that `member` reported as lost; None if it lost a member without naming the member."""
+        return None if member.is_consequence else set()
+
+    def _pass_on(self, number: int) -> None:
+        """Forward a signal that does not ask for an end."""
+        for member in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
+    def _conclude(self) -> None:
+        """Print messages about the job as a whole, after every process has ended."""
+
+    def _watch_more(self, poll: selectors.BaseSelector) -> None:
+        """Register more descriptors with `poll`, each with a callable without arguments as its data."""
+
+    def _wake_at(self) -> float | None:
+        """Return the monotonic time at which `_do_more` must run, or None if there is no set time."""
+        return None
+
+    def _do_more(self) -> None:
+        """Do the subclass's own work; called on every turn of the loop."""
+
+    # -- starting
+
+    def _start_all(self) -> None:
+        for start in self._starts:
+            try:
+                self._members.append(self._start(start))
+            except OSError as error:
+                counts = len(self._members), len(self._starts)
+                raise _start_error(start, error, counts) from None
+            self._born(self._members[-1])
+
+    def _start(self, start: Start) -> JobProcess:
+        logs = [open_log(self._log_dir, name) for name in start.log_files]
+        with start.birthplace():
+            process = subprocess.Popen(  # noqa: S603 -- the user asked for this command
+                start.command,
+                bufsize=0,
+                stdin=None if start.has_stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=start.environment,
+                start_new_session=True,  # its own process group, which its children inherit
+                preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
+            )
+        taggers = start.taggers or tuple(
+            LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs
+        )
+        is_seen_live = start.has_stdin or start.taggers is not None
+        folder = None if is_seen_live else TracebackFolder(self._tracebacks, start.name)
+        out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
+        err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
+        return JobProcess(start.name, process, out, err)
+
+    # -- one turn of the loop
+
+    def _running(self) -> list[JobProcess]:
+        return [member for member in self._members if member.code is None]
+
+    def _turn(self) -> None:
+        self._poll(self._next_wake())
+        self._reap()
+        self._do_more()
+        self._watch_outlets()
+        for number in self._signals.take():
+            self._on_signal(number)
+        now = time.monotonic()
+        if self._settle_until is not None and self._kill_at is None and now >= self._settle_until:
+            self._stop_because_of(self._failed[0])
+        if self._kill_at is not None and now >= self._kill_at and not self._killed:
+            self._kill()
+        elif self._killed and now >= self._stuck_at:
+            self._leave_stuck(self._running())
+
+    def _next_wake(self) -> float | None:
+        own = self._settle_until if self._kill_at is None else self._stuck_at if self._killed else self._kill_at
+        return min((at for at in (own, self._wake_at()) if at is not None), default=None)
+
+    def _poll(self, wake: float | None) -> None:
+        """Read and write what is ready, and return at the monotonic time `wake` at the latest."""
+        with selectors.PollSelector() as poll:
+            poll.register(self._signals.descriptor, selectors.EVENT_READ, self._signals.clear)
+            for outlet in {id(each): each for each in (self._out, self._err)}.values():
+                if not outlet.is_empty:
+                    poll.register(outlet.descriptor, selectors.EVENT_WRITE, outlet.write_some)
+            for member in self._members:
+                for stream in (member.out, member.err):
+                    if stream.is_open and not stream.outlet.is_full:
+                        poll.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
+            self._watch_more(poll)
+            for key, _ in poll.select(None if wake is None else max(0.0, wake - time.monotonic())):
+                key.data()
+
+    def _watch_outlets(self) -> None:
+        for member in self._members:
+            for stream in (member.out, member.err):
+                if stream.log_failure is not None:
+                    self._say(f"{member.name}'s log is cut off: {stream.log_failure.strerror}")
+                    stream.log_failure = None
+        failure, self._out.failure_to_report = self._out.failure_to_report, None
+        if isinstance(failure, BrokenPipeError):
+            self._say("nobody reads the output any more")
+            if self._kill_at is None:
+                self.was_stopped = True
+                self._stop(_BROKEN_PIPE_CODE)
+        elif failure is not None:
+            self._say(f"the ranks' output is cut off: {failure.strerror}")
+
+    # -- processes that end
+
+    def _reap(self) -> None:
+        for member in self._reap_ended():
+            member.out.drain()
+            member.err.drain()
+            if member.has_failed:
+                self._failed.append(member)
+        if self._failed and self._code is None:
+            self._judge()
+
+    def _reap_ended(self) -> list[JobProcess]:
+        """Return the processes that have ended since the last call."""
+        ended = []
+        for member in self._running():
+            pid, status = os.waitpid(member.pid, os.WNOHANG)
+            if pid:
+                member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
+                self._reaped(member.pid)
+                ended.append(member)
+        return ended
+
+    def _judge(self) -> None:
+        cause = next((member for member in self._failed if not self._is_consequence(member)), None)
+        if not self._running():
+            self._stop_because_of(cause or self._failed[0])
+        elif cause is not None and not self._patience_s:
+            self._stop_because_of(cause)
+        elif self._settle_until is None:
+            knows = any(self._lost_by(member) for member in self._failed)
+            self._settle_until = time.monotonic() + (self._patience_s or (_CULPRIT_S if knows else _SETTLE_S))
+
+    def _is_consequence(self, member: JobProcess) -> bool:
+        """Return whether `member` may have failed because of another member.
+
+        This is the case if `member` has lost another member, which has failed too or has not ended yet.
+        """
+        lost = self._lost_by(member)
+        others = [each for each in self._members if each is not member] if lost is None else lost
+        return any(each.code is None or each.has_failed for each in others)
+
+    def _stop_because_of(self, cause: JobProcess) -> None:
+        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
+        if cause.code == -signal.SIGKILL and killed_for_memory(self._memory) > self._killed_before:
+            limit = limit_bytes(self._memory)
+            most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
+            self._say(
+                f"the system killed it, because the memory of its control group{most} ({self._memory}) was used up: "
+                "raise the limit, or use smaller models, smaller batches or fewer ranks"
+            )
+        lines = cause.err.last_lines
+        self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
+        self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
+        for words, hint in _HINTS.items():
+            if any(words in line for line in lines):
+                self._say(hint)
+        for member in self._members:
+            if member.code == 0:
+                self._say(f"{member.name} had ended normally (exit code 0) before that")
+            elif member.has_failed and member is not cause:
+                self._say(f"{member.name} failed too: {member.ending}")
+        self._stop(cause.exit_code)
+
+    # -- stopping the others
+
+    def _on_signal(self, number: int) -> None:
+        if number in PASSED_ON:
+            self._pass_on(number)
+            return
+        if self._kill_at is not None:
+            self._kill_at = time.monotonic()  # the second signal asks for an immediate end
+            return
+        self.was_stopped = True
+        self._say(f"{signal.Signals(number).name} received")
+        self._stop(128 + number, number, self._grace_s)
+
+    def _stop(self, code: int, number: int = signal.SIGTERM, grace_s: float = _GRACE_S) -> None:
+        self._code = code
+        self._kill_at = time.monotonic() + grace_s
+        running = self._running()
+        if running:
+            patience = f", which may take {grace_s:g} s; a second signal kills now" if grace_s > _GRACE_S else ""
+            self._say(f"stopping {text_of(running)}{patience}")
+        for member in running:
+            signal_group(member.pid, number)
+            signal_group(member.pid, signal.SIGCONT)  # a stopped process does not handle signals
+        self._stop_leftovers({member.pid for member in running})
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._stuck_at = time.monotonic() + _STUCK_S
+        running = self._running()
+        if running:
+            self._say(f"killing {text_of(running)}, which did not stop")
+        for member in running:
+            signal_group(member.pid, signal.SIGKILL)
+
+    def _end_everyone(self) -> None:
+        """Kill and reap every process of the job, in any state of the job."""
+        for member in self._running():
+            signal_group(member.pid, signal.SIGKILL)
+        until = time.monotonic() + _STUCK_S
+        while self._running() and time.monotonic() < until:
+            self._reap_ended()
+            time.sleep(_PAUSE_S if self._running() else 0)
+        self._leave_stuck(self._running())
+        left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
+        self._end_leftovers(max(left_s, _LEAST_GRACE_S))
+
+    def _leave_stuck(self, members: Sequence[JobProcess]) -> None:
+        """Report killed processes that have not ended, and treat them as ended."""
+        if members:
+            self._say(
+                f"{text_of(members)} ({', '.join(f'pid {each.pid}' for each in members)}) was killed {_STUCK_S:g} s "
+                "ago and has not ended: the kernel holds it, for example because a file system does not answer, or a "
+                "debugger holds it. It is left behind"
+            )
+        for member in members:
+            member.code = member.process.returncode = -signal.SIGKILL
+            self._reaped(member.pid)
+
+    # -- output
+
+    def _say(self, text: str) -> None:
+        self._err.add(f"multiring: {text}\n".encode())
+
+    def _write_all(self) -> None:
+        """Write the rest of the output. Wait for a slow reader until a signal arrives."""
+        for member in self._members:
+            for stream in (member.out, member.err):
+                stream.drain()
+                stream.close()
+        while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
+            self._poll(None)
+
+
+def text_of(members: Sequence[JobProcess]) -> str:
+    """Return the names of `members` as a short text.
+
+    Examples are "rank 3", and "ranks 0, 1 and 20 more".
+    """
+    kind, _, _ = members[0].name.partition(" ")
+    if len(members) == 1:
+        return members[0].name
+    numbers = ", ".join(member.name.partition(" ")[2] for member in members[:16])
+    more = f" and {len(members) - 16} more" if len(members) > 16 else ""
+    return f"{kind}s {numbers}{more}"
+
+
+def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:
+    """Return the error for a process that could not be started; `counts` are the processes started and wanted."""
+    program = start.command[0]
+    if isinstance(error, FileNotFoundError):
+        return CommandError(f"cannot execute {program!r}: its interpreter does not exist", 127)
+    if isinstance(error, (PermissionError, IsADirectoryError)) or "Exec format" in str(error):
+        return CommandError(f"cannot execute {program!r}: {error.strerror}", 126)
+    kind = start.name.partition(" ")[0]
+    return LaunchError(f"started {counts[0]} of {counts[1]} {kind}s, then: {error.strerror}")

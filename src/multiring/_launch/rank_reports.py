@@ -1,0 +1,107 @@
+"""Receive the ranks' reports to their launcher.
+
+The reports say which process is which rank, which ranks were lost, and that the ranks made progress.
+
+A report is a datagram. The kernel adds the sender's process ID, as seen from the launcher's PID namespace.
+"""
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from multiring._settings import JobNews, roll_address
+
+_UCRED = struct.Struct("3i")
+_MOST_BYTES = 64
+ANY = -1  # stands for a lost rank whose process is unknown
+
+
+class RankReports:
+    """The reports of one job's ranks.
+
+    They are stored by each rank's first process, which the launcher started.
+    """
+
+    def __init__(self, rendezvous: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(roll_address(rendezvous))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.news: set[bytes] = set()
+        self.rank_processes: dict[int, list[int]] = {}  # first process -> the processes of its session that are ranks
+        self._first_of: dict[int, int] = {}  # rank -> first process
+        self._lost: dict[int, set[int]] = {}  # first process -> ranks that it has lost
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor to poll."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket. Later reports are lost."""
+        self._socket.close()
+
+    def hear(self) -> None:
+        """Receive all waiting reports."""
+        while True:
+            try:
+                words, ancillary, _, _ = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_UCRED.size))
+            except OSError:
+                return
+            told = [
+                data for level, kind, data in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+            ]
+            pid = _UCRED.unpack(told[0][: _UCRED.size])[0] if told else 0
+            self._take(words, pid)
+
+    def lost_by(self, first: int) -> set[int]:
+        """Return the first processes of the ranks that a rank has lost.
+
+        `first` is the first process of the rank.
+
+        The set contains ANY if the process of a lost rank is unknown.
+        """
+        return {self._first_of.get(rank, ANY) for rank in self._lost.get(first, ())} - {first}
+
+    def _take(self, words: bytes, pid: int) -> None:
+        if words in {each.value for each in JobNews}:
+            self.news.add(words)
+            return
+        kind, numbers = words[:1], words[1:].split()
+        try:
+            first, ranks = os.getsid(pid), [int(each) for each in numbers]  # each rank leads a session
+        except (OSError, ValueError):
+            return  # the sender has ended
+        if kind == b"J" and len(ranks) == 1:
+            self._first_of[ranks[0]] = first
+            known = self.rank_processes.setdefault(first, [])
+            known += [pid] if pid not in known else []
+        elif kind == b"L" and len(ranks) == 2:
+            self._lost.setdefault(first, set()).add(ranks[1])
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether process `pid` handles or ignores signal `number`."""
+    fields = _status(pid)
+    bit = 1 << (number - 1)
+    return any(int(fields.get(name, "0"), 16) & bit for name in ("SigCgt", "SigIgn"))
+
+
+def lives(pid: int) -> bool:
+    """Return whether process `pid` runs. A zombie does not."""
+    return _status(pid).get("State", "Z")[:1] not in "ZX"
+
+
+def name_of(number: int) -> str:
+    """Return a signal's name."""
+    return signal.Signals(number).name
+
+
+def _status(pid: int) -> Mapping[str, str]:
+    try:
+        lines = (Path("/proc") / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}

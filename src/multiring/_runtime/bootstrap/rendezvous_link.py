@@ -1,0 +1,75 @@
+"""A connection of the rendezvous, and a broadcast to many of them.
+
+The broadcast does not wait for slow receivers.
+"""
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from multiring._runtime.bootstrap.handshake import UNPROVEN_FRAME_BYTES, FrameReader, Seal, digest_of, new_nonce
+
+_PARTS_A_CALL = 16
+LONGEST_WAIT_S = 1e6  # the longest wait of one system call, whose time-out is a 31-bit number of milliseconds
+
+
+class RendezvousLink:
+    """One accepted connection, from a pending handshake to the connection of a rank."""
+
+    def __init__(self, sock: socket.socket, origin: str, patience_s: float) -> None:
+        self.sock = sock
+        self.origin = origin
+        self.until = time.monotonic() + patience_s
+        self.reader = FrameReader(UNPROVEN_FRAME_BYTES)
+        self.since = time.monotonic()
+        self.outbox: deque[memoryview] = deque()
+        self.nonce = new_nonce()
+        self.seal: Seal | None = None  # set once the other end has proven that it knows the secret
+        self.rank: int | None = None  # set once the other end has joined as a rank
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this end of the connection is open."""
+        return self.sock.fileno() >= 0
+
+    def send(self, *parts: bytes) -> bool:
+        """Append `parts` to the outbox and send as much as possible without blocking.
+
+        Return whether data is left in the outbox.
+        """
+        self.outbox.extend(map(memoryview, parts))
+        try:
+            while self.outbox:
+                sent = self.sock.sendmsg(list(islice(self.outbox, _PARTS_A_CALL)))
+                while self.outbox and sent >= len(self.outbox[0]):
+                    sent -= len(self.outbox.popleft())
+                if sent:
+                    self.outbox[0] = self.outbox[0][sent:]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.outbox.clear()  # the connection is broken; the next read detects and reports the failure
+        return False
+
+
+def tell(links: Iterable[RendezvousLink], payload: bytes, patience_s: float) -> list[int]:
+    """Send `payload` to all links; return the ranks that did not accept it in time.
+
+    The links share the bytes of `payload`.
+    """
+    deadline = time.monotonic() + patience_s
+    digest = digest_of(payload)
+    with selectors.PollSelector() as writable:  # a PollSelector needs no file descriptor; there may be none left
+        for link in links:
+            if not link.is_open or link.seal is None:
+                continue
+            if link.send(link.seal.head(digest, len(payload)), payload):
+                writable.register(link.sock, selectors.EVENT_WRITE, link)
+        while writable.get_map() and time.monotonic() < deadline:
+            for key, _ in writable.select(min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)):
+                if not key.data.send():
+                    writable.unregister(key.fileobj)
+        return sorted(key.data.rank for key in writable.get_map().values() if key.data.rank is not None)

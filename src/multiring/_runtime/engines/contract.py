@@ -1,0 +1,68 @@
+"""The interface of an engine.
+
+An engine transfers and reduces a group's data in its own memory. A Group on an engine (`Group.on_engine`) checks the
+arguments, makes the plan, and has the ranks agree on each operation over the host's network, like any other Group. Then
+the engine executes the plan's schedule asynchronously.
+"""
+
+from typing import Any, Protocol
+
+from multiring._runtime.arrays import Buffer
+from multiring._runtime.group.compile import Request
+from multiring.planner import Plan
+
+
+class RunningOperation(Protocol):
+    """An operation that an engine has started.
+
+    An engine may represent it by an event of its device.
+    """
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the operation has ended on this rank.
+
+        Raises:
+            TimeoutError: the operation is still in progress after `timeout` seconds.
+            MultiringError: the operation has failed.
+        """
+
+
+class Engine(Protocol):
+    """One rank's end of an engine.
+
+    A group calls `start` from a single thread, in the same order on all ranks. If an operation fails on one rank, the
+    engine must report that to its other ranks. Each of them must raise within bounded time.
+    """
+
+    @property
+    def name(self) -> str:
+        """The engine's name, as in `Plan.engine`; the same on all ranks."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return a new, uninitialized array in the engine's memory.
+
+        `dtype` is NumPy's name of the type.
+        """
+
+    def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
+        """Return the memory of `array`. Its address has a meaning for the engine only.
+
+        Raises:
+            ArgumentError: the array is not an array of this engine; or it is immutable and `writes` is set.
+        """
+
+    def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> RunningOperation:
+        """Start an operation on which all ranks have agreed.
+
+        Args:
+            plan: the plan, whose schedule determines the result and the order of summation.
+            request: the collective, the type, each rank's elements and the reduction.
+            buffers: the input and the output. An all_reduce and a broadcast use the second buffer only. No other code
+                uses the buffers until the operation has ended.
+
+        Raises:
+            MultiringError: the operation cannot be started.
+        """

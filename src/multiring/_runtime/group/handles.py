@@ -1,0 +1,488 @@
+"""Handles of operations in flight, and the errors of failed operations."""
+
+import logging
+import math
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from multiring._native import Context, FaultKind, Holdings, Lowering, Operation, OperationSpec
+from multiring._runtime.arrays import Buffer
+from multiring._runtime.events import STEPS
+from multiring._runtime.named.signature_text import shown
+from multiring.errors import MismatchError, MultiringError, PeerLostError, StallError, StateError
+
+_log = logging.getLogger("multiring")
+LINGER_S = 0.3
+_NEVER_S = 1e9  # the settings' value for "never"
+
+
+class Handle(Protocol):
+    """An operation in flight.
+
+    The caller must not use its arrays before `wait` has returned or raised.
+    """
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended.
+
+        Args:
+            timeout: in seconds; None waits until the operation ends or fails, for example because of a stall.
+
+        Raises:
+            TimeoutError: the operation is still in flight after `timeout`. It continues; `wait` may be called again.
+            MismatchError: the ranks called different operations; the inputs are intact.
+            PeerLostError: a rank of the operation died or left; the contents of its arrays are undefined.
+            StallError: a rank did not take part in time; the contents of the arrays are undefined.
+        """
+
+
+class AgreedHandle(Handle, Protocol):
+    """The handle of an operation on which the ranks agree before it touches memory."""
+
+    @property
+    def titles(self) -> Mapping[int, str]:
+        """Each rank's own title of the operation; available after a mismatch."""
+
+
+class Executed(NamedTuple):
+    """One entry of the executor's log: a move, or a lowering of the whole Schedule."""
+
+    lowering: str | None
+    segment: int
+    move: int  # the move's index among this rank's moves of a segment
+    size_bytes: int  # for a move the sum over its peers; for a lowering the size of the extents
+
+
+class PostedOperation:
+    """A native operation.
+
+    The process keeps the operation's memory alive until it has ended.
+    """
+
+    def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
+        self.context = context
+        self.operation = operation
+        self._holdings = holdings
+
+    def done(self) -> bool:
+        """Return whether the operation has ended."""
+        return self.context.has_ended(self.operation)
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the world ranks to wait for, and the seconds without progress."""
+        return self.context.stalled_on(self.operation)
+
+    def give_up(self, silent: int) -> None:
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
+        self.context.give_up(self.operation, silent)
+
+    def abort(self, culprit: int) -> None:
+        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
+        self.context.abort(self.operation, culprit)
+
+    def release(self) -> None:
+        """Release the memory of the operation, which has ended."""
+        self._holdings.release(self.operation)
+
+    @property
+    def log(self) -> list[Executed]:
+        """The executor's steps in order; empty unless the setting `log_moves` is on."""
+        return [
+            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
+            for lowering, segment, move, size in self.operation.log
+        ]
+
+
+# The identity of an operation, the same on all ranks: ("operation", the id of its group or of its sequence of messages,
+# its number), or ("name", the id of its set of named operations, its name).
+Key = tuple[str, int, int | str]
+
+
+class Waiter:
+    """The base of handles that wait for other ranks."""
+
+    verdict = ""  # the reason of `give_up`, for the error's text
+
+    @property
+    def title(self) -> str:
+        """A description of the operation for warnings and errors."""
+        raise NotImplementedError
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the world ranks to wait for, and the seconds without progress."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> Key | None:
+        """The identity of the operation; None if it is not known yet."""
+        return None
+
+    def give_up(self, silent: int) -> None:
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
+        raise NotImplementedError
+
+
+class Patience(NamedTuple):
+    """The times after which a waiting thread asks other ranks what they wait for.
+
+    All times are in seconds.
+    """
+
+    look_s: float  # the time between two checks for progress
+    ask_s: float  # the time before the first question
+    sure_s: float  # the time before an answer is final
+
+    @classmethod
+    def of(cls, stall_warn_s: float) -> "Patience":
+        """Return the times for a process that warns after `stall_warn_s` seconds.
+
+        The times are 1, 3 and 10 s if `stall_warn_s` is 60 s or more, and proportionally less below 60 s. If stall
+        warnings are switched off, the times are infinite: nothing is asked.
+        """
+        if stall_warn_s >= _NEVER_S:
+            return cls(math.inf, math.inf, math.inf)
+        share = min(1.0, stall_warn_s / 60.0)
+        return cls(max(0.1, share), max(0.2, 3.0 * share), max(0.5, 10.0 * share))
+
+    def after(self, quiet_s: float) -> float:
+        """Return when to ask again after a question at `quiet_s`.
+
+        Both times are in seconds without progress.
+        """
+        if quiet_s < self.sure_s:
+            return self.sure_s
+        return quiet_s + self.sure_s * (0.5 if quiet_s < 3.0 * self.sure_s else 1.5)
+
+
+class StatusSource:
+    """The interface to the status of other ranks.
+
+    This class is the implementation for a job of one rank. rank_status.py has the implementation for several ranks.
+    """
+
+    patience = Patience(math.inf, math.inf, math.inf)
+
+    def look(self, ranks: Sequence[int]) -> str:  # noqa: ARG002 -- subclasses use it
+        """Return a text that says where these world ranks' programs are.
+
+        The text has the form "; rank 1 is at ...; rank 2 does not answer", or is "".
+        """
+        return ""
+
+    def know(self, group: Any) -> None:
+        """Register a group of this process.
+
+        Its `id` and the number of its `last` operation are read later.
+        """
+
+    def seek(self, waiter: Waiter) -> None:
+        """Find out whether the ranks that `waiter` waits for also wait for this rank.
+
+        See standoffs.py.
+        """
+
+    def leave(self) -> Callable[[], bool]:
+        """Stop asking, because this rank leaves.
+
+        Returns:
+            A function that returns whether another rank waits for an operation that this rank will never start.
+        """
+        return lambda: False
+
+    def is_single(self) -> bool:
+        """Return whether the program has a single thread, which waits for other ranks."""
+        return True
+
+    def let_end(self, rank: int) -> None:
+        """Wait a moment for the lost world rank's process to end.
+
+        Then the error of that process is shown first.
+        """
+
+
+NOBODY = StatusSource()
+
+
+class Attention(NamedTuple):
+    """How a thread waits for an operation; the same for all operations of a group."""
+
+    rank_status: StatusSource
+    look_s: float  # the time between two checks for progress
+    warn_s: float  # the time before a warning about a silent rank
+
+    @classmethod
+    def of(cls, rank_status: StatusSource, stall_warn_s: float) -> "Attention":
+        """Return the Attention of a process that warns after `stall_warn_s` seconds."""
+        return cls(rank_status, min(stall_warn_s, rank_status.patience.look_s), stall_warn_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A posted operation in the form that `Calls.post_again` needs."""
+
+    spec: OperationSpec
+    memory: tuple[Buffer | None, Buffer | None]
+    title: str
+    result: Any
+    edition: int  # the version of the group's plans
+
+
+class OperationHandle(Waiter):
+    """The handle of one native operation."""
+
+    def __init__(
+        self,
+        posted_operation: PostedOperation,
+        title: str,
+        ranks: Sequence[int],
+        result: Any,
+        attention: Attention,
+        line: int,
+    ) -> None:
+        """Handle `posted_operation`.
+
+        Args:
+            posted_operation: the operation in flight.
+            title: the operation's title.
+            ranks: the world ranks of its group.
+            result: the value that `wait` returns.
+            attention: how `wait` waits.
+            line: the id of the sequence that numbers the operation: its group, or the messages from one rank to another
+                under one tag.
+        """
+        self._posted_operation = posted_operation
+        self._title = title
+        self._ranks = ranks
+        self._result = result
+        self._attention = attention
+        self._line = line
+        self._warned = False
+        self._ask_at_s = 0.0  # ask again after this many seconds without progress
+        self._quiet_s = 0.0
+        self.posted: Posted | None = None
+
+    @property
+    def title(self) -> str:
+        """A description of the operation for warnings and errors."""
+        number = self._posted_operation.operation.sequence // STEPS
+        return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
+
+    @property
+    def key(self) -> Key:
+        """The identity of the operation, the same on all ranks."""
+        return "operation", self._line, self._posted_operation.operation.sequence // STEPS
+
+    @property
+    def operation(self) -> Operation:
+        """The native operation."""
+        return self._posted_operation.operation
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return the world ranks to wait for, and the seconds without progress."""
+        return self._posted_operation.stalled_on()
+
+    def give_up(self, silent: int) -> None:
+        """Fail the operation on all ranks with a StallError about world rank `silent`."""
+        self._posted_operation.give_up(silent)
+
+    def abort(self, culprit: int) -> None:
+        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
+        self._posted_operation.abort(culprit)
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self._posted_operation.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`."""
+        posted_operation = self._posted_operation
+        start = time.monotonic()
+        look_s = self._attention.look_s
+        while True:
+            left = look_s if timeout is None else timeout - (time.monotonic() - start)
+            if posted_operation.context.wait(posted_operation.operation, max(0.0, min(left, look_s))):
+                break
+            self._mind_stall()
+            if timeout is not None and time.monotonic() - start >= timeout:
+                raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
+        posted_operation.release()
+        if posted_operation.operation.fault is not FaultKind.NONE:
+            if self.verdict:
+                # The failure is still being reported to the other ranks. If this rank left at once, they might report
+                # its departure as the cause.
+                time.sleep(LINGER_S)
+            raise failure_of(
+                posted_operation.operation, self.title, self._ranks, self._attention.rank_status, self.verdict
+            )
+        return self._result
+
+    @property
+    def titles(self) -> dict[int, str]:
+        """Each rank's own title of the operation; available after a mismatch."""
+        return titles_of(self._posted_operation.operation, self._ranks)
+
+    def _mind_stall(self) -> None:
+        ranks, quiet_s = self.stalled_on()
+        rank_status = self._attention.rank_status
+        if quiet_s <= self._quiet_s or not self._ask_at_s:  # the operation has made progress
+            self._ask_at_s = rank_status.patience.ask_s
+        self._quiet_s = quiet_s
+        if quiet_s >= self._ask_at_s:
+            self._ask_at_s = rank_status.patience.after(quiet_s)
+            rank_status.seek(self)
+        if quiet_s >= self._attention.warn_s and not self._warned:
+            self._warned = True
+            silent, where = ", ".join(map(str, ranks)), rank_status.look(ranks)
+            _log.warning("%s: nothing has come from rank %s for %.0f s%s", self.title, silent, quiet_s, where)
+
+
+def in_background(steps: Callable[[], Any], title: str) -> "ChainedHandle":
+    """Run `steps` in a new thread, and return their handle.
+
+    Each call has its own thread; in a shared thread, operations of different groups would wait for each other. The
+    thread is a daemon, because the interpreter waits for other threads before it lets the rank leave the job.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(steps())
+        except BaseException as error:  # noqa: BLE001 -- `wait` raises it
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name=f"multiring {title}", daemon=True)
+    thread.start()
+    return ChainedHandle(future, title, thread)
+
+
+class SteppedHandle:
+    """The handle of several steps. The steps run in the thread that calls `wait`."""
+
+    def __init__(self, steps: Callable[[], Any]) -> None:
+        self._steps = steps
+        self._lock = threading.Lock()
+        self._outcome: Future[Any] = Future()
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self._outcome.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Run the steps and return the operation's result; see `Handle`.
+
+        The time-out does not interrupt a step.
+        """
+        with self._lock:
+            if not self._outcome.done():
+                try:
+                    self._outcome.set_result(self._run(timeout))
+                except MultiringError as error:
+                    self._outcome.set_exception(error)
+        return self._outcome.result()
+
+    def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- subclasses use it
+        return self._steps()
+
+
+class TimedSteps(SteppedHandle):
+    """A SteppedHandle whose time-out covers all steps together.
+
+    The steps accept a function that waits for a handle.
+    """
+
+    def __init__(self, steps: Callable[[Callable[[Handle], Any]], Any]) -> None:
+        super().__init__(lambda: None)
+        self._timed = steps
+
+    def _run(self, timeout: float | None) -> Any:
+        began_s = time.monotonic()
+
+        def wait_for(step: Handle) -> Any:
+            return step.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
+
+        return self._timed(wait_for)
+
+
+class ChainedHandle(Waiter):
+    """The handle of several steps. The steps run in another thread."""
+
+    def __init__(self, future: "Future[Any]", title: str, thread: threading.Thread | None = None) -> None:
+        self._future = future
+        self._title = title
+        self.thread = thread
+
+    @property
+    def title(self) -> str:
+        """A description of the operation for warnings and errors."""
+        return self._title
+
+    def stalled_on(self) -> tuple[Sequence[int], float]:
+        """Return no ranks: the other thread's own handles report the stalled ranks."""
+        return (), 0.0
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the operation's result once it has ended; see `Handle`."""
+        try:
+            return self._future.result(timeout)
+        except FutureTimeoutError as error:  # from Python 3.11 on, this is the builtin TimeoutError
+            if self._future.done() and self._future.exception() is error:
+                raise
+            raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
+
+
+_LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text about a lost rank
+
+
+def failure_of(
+    operation: Operation, title: str, ranks: Sequence[int], rank_status: StatusSource, verdict: str = ""
+) -> MultiringError:
+    """Return the error of a failed `operation`.
+
+    `ranks` are the world ranks of its group. `verdict` is as for `Waiter.verdict`.
+    """
+    text = operation.fault_text
+    if operation.fault is FaultKind.MISMATCH:
+        text = f"{title}: the ranks do not agree: {told_apart(operation.descriptions)}; inputs are intact"
+        return MismatchError(text, titles_of(operation, ranks))
+    if operation.fault is FaultKind.PEER_LOST:
+        lost = _LOST.match(text)
+        if lost is not None:
+            rank_status.let_end(int(lost[1]))
+        return PeerLostError(f"{title}: {text}; the contents of its arrays are undefined")
+    if operation.fault is FaultKind.STALL:
+        where = verdict or (rank_status.look([operation.culprit]) if operation.culprit >= 0 else "")
+        return StallError(f"{title}: {text}{where}; the contents of its arrays are undefined")
+    return StateError(f"{title}: {text}")
+
+
+def titles_of(operation: Operation, ranks: Sequence[int]) -> dict[int, str]:
+    """Return each rank's own title of `operation`, after a mismatch."""
+    return {ranks.index(rank): text for rank, text in sorted(operation.descriptions.items())}
+
+
+def told_apart(descriptions: dict[int, str]) -> str:
+    """Return "rank 1: X; ranks 0, 2: Y".
+
+    The smallest set of ranks comes first, as the likeliest cause.
+    """
+    camps: dict[str, list[int]] = defaultdict(list)
+    for rank, text in sorted(descriptions.items()):
+        camps[text].append(rank)
+    ordered = sorted(camps.items(), key=lambda camp: (len(camp[1]), camp[1]))
+    return "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}" for text, ranks in ordered
+    )

@@ -1,0 +1,45 @@
+"""The errors for ranks that disagree on a named operation or wait for each other."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from multiring._agreement import Deadlock
+from multiring._runtime.group.handles import told_apart
+from multiring.errors import DisagreementError, Signature, StallError
+
+
+def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence[int]) -> DisagreementError:
+    """Return the error for a named operation whose signatures differ between ranks.
+
+    Args:
+        name: the operation's name.
+        signatures: the signatures by rank of the set.
+        ranks: the world rank of each rank of the set. The error's text gives world ranks.
+    """
+    by_rank = {rank: dict(each) for rank, each in signatures.items()}
+    keys = list(dict.fromkeys(key for each in signatures.values() for key, _ in each))
+    differing = [key for key in keys if len({each.get(key) for each in by_rank.values()}) > 1]
+    first = differing[0] if differing else "terms"
+    said = {ranks[rank]: each.get(first, "none") for rank, each in by_rank.items()}
+    text = f"operation {name!r}: the ranks do not agree on the {first}: {told_apart(said)}; inputs are intact"
+    return DisagreementError(text, signatures)
+
+
+def deadlock(title: str, found: Deadlock, ranks: Sequence[int]) -> StallError:
+    """Return the error for the operation `title`, which is part of a deadlock."""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for rank, name in sorted(found.blocked.items()):
+        waiting[name].append(rank)
+    told = [
+        f"{named(waiting[name], ranks)} {'waits' if len(waiting[name]) == 1 else 'wait'} for operation {name!r},"
+        f" to which {named(missing, ranks)} {'has' if len(missing) == 1 else 'have'} not come"
+        for name, missing in sorted(found.names.items(), key=lambda each: waiting[each[0]])
+        if waiting[name]
+    ]
+    return StallError(f"{title}: the ranks wait for each other: {'; '.join(told)}; inputs are intact")
+
+
+def named(found: Iterable[int], ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 3, 4": the world ranks of the set's ranks `found`."""
+    world = [ranks[rank] for rank in found]
+    return f"{'rank' if len(world) == 1 else 'ranks'} {', '.join(map(str, world))}"

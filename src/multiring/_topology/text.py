@@ -1,0 +1,234 @@
+"""Read and write topologies as TOML, for users to read and edit.
+
+The page docs/topology.md describes the format.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from multiring._topology.model import SHM, TCP, Link, OwnRails, Rack, Topology
+from multiring._topology.names import names_of, patterns_of
+from multiring.errors import ArgumentError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# The file's name of each constant of a link. The value in the file, times the first number and divided by the second,
+# is in Link's unit.
+_CONSTANTS: Mapping[str, tuple[str, int, int]] = {
+    "latency_us": ("latency_s", 1, 10**6),
+    "overhead_us": ("overhead_s", 1, 10**6),
+    "bandwidth_mbit_per_s": ("bandwidth_bytes_per_s", 10**6, 8),
+    "reduce_mbit_per_s": ("reduce_bytes_per_s", 10**6, 8),
+}
+_NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_DIGITS = 4  # further digits would be noise: measurements vary by more than 1 in 10 000
+
+
+def topology_of(text: str) -> Topology:
+    """Return the topology in `text`.
+
+    Each host has as many ranks as its `slots`, by default one.
+
+    `Topology.placed` replaces them by a job's ranks.
+
+    Raises:
+        ArgumentError: `text` is not TOML or not a topology; the message says what is expected.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ArgumentError(f"the topology is not valid TOML: {error}") from None
+    _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns"), "the topology")
+    takes_turns = table.get("takes_turns", False)
+    if not isinstance(takes_turns, bool):
+        raise ArgumentError(f"the topology: takes_turns = {takes_turns!r}: want true or false")
+    rails = [_table(each, "[[rails]]") for each in _list(table, "rails")]
+    interfaces = tuple(_name(rail, "interface", "[[rails]]") for rail in rails)
+    if len(set(interfaces)) < len(interfaces):
+        raise ArgumentError(f"rails {', '.join(interfaces)}: want each interface once")
+    links = tuple(_link(rail, TCP, f"rail {interface!r}", "interface") for rail, interface in zip(rails, interfaces))  # noqa: B905 -- of one length
+    names, places, own = _hosts(_list(table, "hosts"), interfaces, links or (TCP,))
+    counts = _slots(_list(table, "hosts")) or [1]
+    ends = list(accumulate(counts))
+    return Topology(
+        hosts=tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True)),
+        shm=_link(_table(table.get("shm", {}), "[shm]"), SHM, "shm"),
+        rails=links or (TCP,),
+        racks=_racks(_list(table, "racks"), interfaces, names, places),
+        own_rails=own,
+        names=names,
+        interfaces=interfaces,
+        takes_turns=takes_turns,
+    )
+
+
+def _hosts(
+    entries: list[Any], interfaces: tuple[str, ...], links: tuple[Link, ...]
+) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[OwnRails, ...]]:
+    """Return the hosts' names, the rack of each host, and the rails of hosts that have their own."""
+    names: list[str] = []
+    places: list[str | None] = []
+    own: list[OwnRails] = []
+    for each in entries:
+        entry = _table(each, "[[hosts]]")
+        pattern = _name(entry, "name", "[[hosts]]")
+        _refuse_others(entry, ("name", "rack", "rails", "slots"), f"host {pattern!r}")
+        differing = _links(entry.get("rails", {}), interfaces, f"rails of host {pattern!r}", links)
+        for name in names_of(pattern):
+            if differing:
+                rails = tuple(differing.get(rail, link) for rail, link in zip(interfaces, links, strict=True))
+                own.append(OwnRails(host=len(names), rails=rails))
+            names.append(name)
+            places.append(entry.get("rack"))
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ArgumentError(f"host {twice[0]!r} is listed twice: want every host in one [[hosts]] entry")
+    return tuple(names), tuple(places), tuple(own)
+
+
+def _slots(entries: list[Any]) -> list[int]:
+    """Return each host's number of ranks, in the order of the hosts' names."""
+    found: list[int] = []
+    for entry in entries:
+        count = entry.get("slots", 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want its number of ranks, 1 or more")
+        found += [count] * len(list(names_of(entry["name"])))
+    return found
+
+
+def _racks(
+    entries: list[Any], interfaces: tuple[str, ...], names: tuple[str, ...], places: tuple[str | None, ...]
+) -> tuple[Rack, ...]:
+    uplinks: dict[str, tuple[Link | None, ...]] = {}
+    for each in entries:
+        entry = _table(each, "[[racks]]")
+        name = _name(entry, "name", "[[racks]]")
+        _refuse_others(entry, ("name", "uplinks"), f"rack {name!r}")
+        if name in uplinks:
+            raise ArgumentError(f"rack {name!r} is listed twice: want every rack in one [[racks]] entry")
+        found = _links(entry.get("uplinks", {}), interfaces, f"uplinks of rack {name!r}", [_NO_LIMIT] * len(interfaces))
+        uplinks[name] = tuple(found.get(rail) for rail in interfaces) if found else ()
+    for host, rack in zip(names, places, strict=True):
+        if rack not in uplinks and (rack is not None or uplinks):
+            has = "is in no rack" if rack is None else f"is in rack {rack!r}, which is not defined"
+            known = ", ".join(uplinks) or "none"
+            raise ArgumentError(f"host {host!r} {has}: want the rack of every host, or of none; [[racks]] are {known}")
+    standing = {name: tuple(at for at, place in enumerate(places) if place == name) for name in uplinks}
+    empty = [name for name, hosts in standing.items() if not hosts]
+    if empty:
+        raise ArgumentError(f"rack {empty[0]!r} has no host: give [[hosts]] entries rack = {json.dumps(empty[0])}")
+    return tuple(Rack(hosts=standing[name], uplinks=links, name=name) for name, links in uplinks.items())
+
+
+def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterable[Link]) -> dict[str, Link]:
+    """Return the links in `table`, by rail. If the table does not state a constant, it comes from `otherwise`."""
+    table = _table(table, what)
+    strange = sorted(set(table) - set(interfaces))
+    if strange:
+        raise ArgumentError(f"{what}: unknown link {strange[0]!r}; the [[rails]] are {', '.join(interfaces) or 'none'}")
+    usual = dict(zip(interfaces, otherwise))  # noqa: B905 -- without [[rails]] `otherwise` is longer
+    return {rail: _link(_table(each, what), usual[rail], f"{what}: {rail}") for rail, each in table.items()}
+
+
+def _link(table: Mapping[str, Any], otherwise: Link, what: str, *also: str) -> Link:
+    _refuse_others(table, (*also, *_CONSTANTS), what)
+    changes = {}
+    for key, (name, times, by) in _CONSTANTS.items():
+        value = table.get(key)
+        if value is None:
+            continue
+        least = 0 if key.endswith("_us") else math.ulp(0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise ArgumentError(f"{what}: {key} = {value!r}: want a number {'>= 0' if least == 0 else '> 0'}")
+        changes[name] = value * times / by
+    return replace(otherwise, **changes)
+
+
+def _refuse_others(table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    strange = sorted(set(table) - set(known))
+    if strange:
+        raise ArgumentError(f"{what}: unknown key {strange[0]!r}; known are {', '.join(known)}")
+
+
+def _table(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{what} = {value!r}: want a table")
+    return value
+
+
+def _list(table: Mapping[str, Any], key: str) -> list[Any]:
+    value = table.get(key, [])
+    if not isinstance(value, list):
+        raise ArgumentError(f"{key} = {value!r}: want [[{key}]] entries")
+    return value
+
+
+def _name(table: Mapping[str, Any], key: str, what: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise ArgumentError(f"{what}: {key} = {value!r}: want a name")
+    return value
+
+
+def text_of(topology: Topology, heading: str = "") -> str:
+    """Return the text of `topology` for `topology_of`, to four digits, with ranks in the order of hosts.
+
+    Args:
+        topology: hosts and interfaces without names are called host0, host1, ... and rail0, rail1, ... A single host
+            has rails only if they were stated: nothing leaves the host, so its default rails were not measured.
+        heading: a comment for the start of the text.
+    """
+    names = topology.names or tuple(f"host{host}" for host in range(len(topology.hosts)))
+    rails = topology.interfaces or tuple(f"rail{rail}" for rail in range(len(topology.rails)))
+    lines = [f"# {line}" for line in heading.splitlines()]
+    lines += ["", "takes_turns = true"] if topology.takes_turns else []
+    lines += ["", "[shm]", *_constants(topology.shm)]
+    has_rails = len(names) > 1 or topology.interfaces or topology.rails != (TCP,)
+    for interface, link in zip(rails, topology.rails, strict=True) if has_rails else ():
+        lines += ["", "[[rails]]", f"interface = {json.dumps(interface)}", *_constants(link)]
+    for rack_index, rack in enumerate(topology.racks):
+        lines += ["", "[[racks]]", f"name = {json.dumps(rack.name or f'rack{rack_index}')}"]
+        limits = dict(zip(rails, rack.uplinks, strict=True)) if rack.uplinks else {}
+        lines += [f"uplinks.{_key(rail)} = {_inline(link)}" for rail, link in limits.items() if link is not None]
+    own = {each.host: each.rails for each in topology.own_rails}
+    rack_of = topology.rack_of()
+    kinds: list[tuple[list[str], list[str]]] = []
+    for host, name in enumerate(names):
+        entry = [f"slots = {len(topology.hosts[host])}"] if len(topology.hosts[host]) > 1 else []
+        if topology.racks:
+            entry.append(f"rack = {json.dumps(topology.racks[rack_of[host]].name or f'rack{rack_of[host]}')}")
+        differing = zip(rails, own.get(host, topology.rails), topology.rails, strict=True)
+        entry += [f"rails.{_key(rail)} = {_inline(link)}" for rail, link, usual in differing if link != usual]
+        if kinds and kinds[-1][1] == entry:
+            kinds[-1][0].append(name)
+        else:
+            kinds.append(([name], entry))
+    for alike, entry in kinds:
+        for pattern in patterns_of(alike):
+            lines += ["", "[[hosts]]", f"name = {json.dumps(pattern)}", *entry]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _constants(link: Link) -> list[str]:
+    # An infinite value means that the constant is unknown or has no limit, so it is not written.
+    known = {key: getattr(link, name) * by / times for key, (name, times, by) in _CONSTANTS.items()}
+    return [f"{key} = {value:.{_DIGITS}g}" for key, value in known.items() if math.isfinite(value)]
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _inline(link: Link) -> str:
+    return "{ " + ", ".join(_constants(link)) + " }"

@@ -1,6 +1,0 @@
-"""The algorithms of collectives, one file for each, and the table that lists them."""
-
-from multiring.collectives.table import TABLE as TABLE
-from multiring.collectives.table import Builder as Builder
-from multiring.collectives.table import algorithms_of as algorithms_of
-from multiring.collectives.table import build as build
