@@ -70,7 +70,7 @@ KNOWN_BY = {
     "_launch/pickled_call.py::CallFolder.leave": OWN_FOLDER,
     "_launch/pickled_call.py::CallFolder.send": OWN_FOLDER,
     "_launch/standard_streams.py::open_closed_streams": "the null device",
-    "replacing.py::replace_file": "its caller's is_ours, told the content",
+    "_replacing.py::replace_file": "its caller's is_ours, told the content",
     "_runtime/tracing/last_rank.py::merge_if_last": "parts that merge has read",
     "_runtime/tracing/recording.py::Recording.remove": "a part that this process holds by a lock",
     "_runtime/tracing/timeline.py::_Writing.close": "parts that it has read",

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,11 @@ from types import ModuleType
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "multiring"
+from multiring._former_names import FORMER_MODULES
+from tests import contracts
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "multiring"
 PURE_ROOMS = ("_agreement", "_topology", "_schedule", "_collectives", "planner")
 # These modules give no access to files, clocks, the environment, threads or random numbers.
 PURE_MODULES = {
@@ -62,6 +67,32 @@ def test_a_pure_room_imports_only_arithmetic(room: str) -> None:
             )
         }
         assert not foreign, f"{file.relative_to(SOURCE)} imports {sorted(foreign)}"
+
+
+def public_rooms() -> list[str]:
+    return sorted(room for room in contracts.rooms() - {former_name(old) for old in FORMER_MODULES} if room[0] != "_")
+
+
+def former_name(module: str) -> str:
+    return module.split(".")[1] if module.count(".") == 1 else ""
+
+
+def test_a_public_room_lists_its_names_and_has_a_page() -> None:
+    pages = "".join(each.read_text(encoding="utf-8") for each in (ROOT / "docs").glob("*.md"))
+    assert {"torch", "data", "adapters", "trace"} <= set(public_rooms())
+    for room in public_rooms():
+        file = SOURCE / room / "__init__.py"
+        text = (file if file.exists() else SOURCE / f"{room}.py").read_text(encoding="utf-8")
+        assert room == "errors" or "\n__all__ = [" in text, f"{room}: want an __all__, or a name with an underscore"
+        assert f"multiring.{room}" in pages, f"no page names multiring.{room}: want one, or a name with an underscore"
+
+
+def test_users_are_not_led_to_internal_rooms() -> None:
+    """Pages about the inside of multiring may name internal rooms, but no page and no example imports one."""
+    users = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.py")]
+    importing = re.compile(r"^\s*(?:from|import) multiring(?:\._| import _)", re.MULTILINE)
+    found = [str(each.relative_to(ROOT)) for each in users if importing.search(each.read_text(encoding="utf-8"))]
+    assert not found, f"{found} import internal packages"
 
 
 SHARED = [

@@ -48,10 +48,10 @@ else:
 
 # An in-place installation adds an import hook that finds its own checkout's multiring and ignores PYTHONPATH. Python
 # imports this text as `sitecustomize` after the hook is installed, and the text removes the hook. It applies to each
-# process of a turn and to their child processes.
-WITHOUT_HOOK = """import sys
+# process of a turn and to their child processes. The rest of the text gives a former checkout this checkout's names.
+SITE_CUSTOMIZE = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
-"""
+""" + (ROOT / "benchmarks/tools/former_packages.py").read_text(encoding="utf-8")
 TURN_S = 15.0
 # Turns with --against are short, because a family that has shown all its faults gets no more turns.
 AGAINST_TURN_S = 5.0
@@ -273,7 +273,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join([str(self._tree / "src"), str(ROOT), str(folder / "hooks")]),
         }
         (folder / "hooks").mkdir()
-        (folder / "hooks" / "sitecustomize.py").write_text(WITHOUT_HOOK, encoding="utf-8")
+        (folder / "hooks" / "sitecustomize.py").write_text(SITE_CUSTOMIZE, encoding="utf-8")
         with (folder / "output").open("w+") as output:
             process = subprocess.Popen(  # noqa: S603 -- our own
                 [sys.executable, *launcher, *program],

@@ -109,13 +109,13 @@ def make_environment(tree: Tree) -> None:
 
     PYTHONPATH would not suffice: if multiring is installed in place, the import hook of that installation takes
     precedence. Such a hook is installed by a .pth file in a site folder. In the new environment that folder is only a
-    path entry, so its .pth files do not run.
+    path entry, so its .pth files do not run. `former_packages` gives a former commit this checkout's names.
     """
     home = tree.folder / "env"
     venv.EnvBuilder(symlinks=True, with_pip=False).create(home)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     shared = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
-    lines = [str(tree.source / "src"), *shared]
+    lines = [str(tree.source / "src"), str(Path(__file__).parents[1]), "import former_packages", *shared]
     (site / "two_commits.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

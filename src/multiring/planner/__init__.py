@@ -12,3 +12,5 @@ from multiring.planner.plan import ranked as ranked
 from multiring.planner.plan import refuse_unfit as refuse_unfit
 from multiring.planner.plan import repriced as repriced
 from multiring.planner.ways import ways_of as ways_of
+
+__all__ = ["pins_text"]  # what docs/plan.md offers; the rest is for other packages of multiring
