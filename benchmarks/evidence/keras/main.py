@@ -192,7 +192,7 @@ SHOWS: dict[str, Sequence[str]] = {
     ),
     **SHOWS_FRAMEWORKS,
 }
-TOPIC = Topic(name="keras", program="evidence/keras/main.py", families=[*families(), *FRAMEWORKS], shows=SHOWS)
+TOPIC = Topic(name="keras", program="evidence/keras/main.py", families=[*FRAMEWORKS, *families()], shows=SHOWS)
 
 if __name__ == "__main__":
     sys.exit(main(TOPIC))

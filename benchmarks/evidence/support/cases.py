@@ -55,6 +55,8 @@ sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(eac
 TURN_S = 15.0
 # Turns with --against are short, because a family that has shown all its faults gets no more turns.
 AGAINST_TURN_S = 5.0
+# Many cases hang on an old checkout, and only a few hangs are faults to be found.
+AGAINST_DEADLINE_S = 60.0
 START_S = 90.0  # The time limit for a turn's first case to begin. Imports are slow on a loaded machine.
 MOST_CASES = 200
 MUST_FIND = 0.8
@@ -283,7 +285,9 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            hung = not waited(process, folder, family.deadline_s)
+            against = self._arguments.against is not None
+            deadline_s = min(family.deadline_s, AGAINST_DEADLINE_S) if against else family.deadline_s
+            hung = not waited(process, folder, deadline_s)
             if hung:
                 process.terminate()  # the launcher shuts its ranks down
                 try:
