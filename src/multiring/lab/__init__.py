@@ -26,5 +26,6 @@ if not TYPE_CHECKING:  # otherwise mypy would accept every name
         """Raise an error with the current name if `name` is a former name."""
         refuse(__name__, name)
 
+
 # what docs/lab.md offers; the rest is for other packages of multiring
 __all__ = ["Fault", "Lab", "LabPlan", "parse_fault"]
