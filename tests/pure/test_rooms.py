@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests import contracts
 
 from multiring._former_names import FORMER_MODULES
-from tests import contracts
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "multiring"
