@@ -89,8 +89,7 @@ _TAIL = """
 
 `distribute` takes what the framework's users write: a model, an optimizer and a loader in torch; an
 optimizer or a tape in TensorFlow; a model in Keras; an optimizer in JAX and Chainer; a solver in
-Caffe. All but those of torch and Keras, which serve all ranks, also take `process_set`. In torch,
-give `compression` to a `DistributedOptimizer`, which `distribute` takes as the optimizer.
+Caffe. All but those of torch and Keras, which serve all ranks, also take `process_set`.
 
 Exceptions:
 

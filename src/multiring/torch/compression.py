@@ -123,6 +123,6 @@ def compressor_of(compression: Any) -> Any:
 
 
 def option_of(compression: Any) -> Any:
-    """Return `compression` in the form for `Options`: None for Compression.none."""
+    """Return `compression` in the form for `GradientOptions`: None for Compression.none."""
     compression = compressor_of(compression)
     return None if compression is Compression.none else compression

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 import multiring.torch as mt
+from multiring.torch.gradients.distributed import setup_of
 
 
 def near(values: list[float]) -> object:
@@ -220,7 +221,12 @@ def describe(here: Here) -> list[tuple[int | None, int]]:
         loader: DataLoader[object] = CASES[name].loader()
         if name == "stream":
             loader = DataLoader(Sized(data()), 5)
-        _, _, made = mt.distribute(model, sgd(model.parameters()), loader, **rules)  # type: ignore[call-overload]
+        _, optimizer, made = mt.distribute(  # type: ignore[call-overload]
+            model, sgd(model.parameters()), loader, compression="bf16", **rules
+        )
+        chosen = setup_of(optimizer)
+        assert chosen is not None
+        assert chosen.options.compression is mt.Compression.bf16
         assert made.dataset is loader.dataset
         found.append((made.global_batch_size, len(made)))
     return found

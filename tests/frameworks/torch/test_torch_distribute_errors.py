@@ -82,6 +82,17 @@ def pass_wrong_arguments(here: Here) -> None:
             "DistributedOptimizer with op='sum'; reduction='mean' wants op='average'",
             lambda: made(model=summing, optimizer=by_sum),
         ),
+        (ArgumentError, "compression='fp7': want", lambda: made(compression="fp7")),
+        (
+            ArgumentError,
+            "compression='bf16' for an optimizer that is already a DistributedOptimizer: give compression to",
+            lambda: made(model=summing, optimizer=by_sum, reduction="sum", compression="bf16"),
+        ),
+        (
+            MismatchError,
+            "rank 0: .*compression=bf16.*; rank 1: .*=int8",
+            lambda: made(compression=("bf16", "int8")[here.rank]),
+        ),
         (ArgumentError, "loader is a list; want a torch.utils.data.DataLoader", lambda: made([1])),
         (UnsupportedError, "a OwnLoader, with an __iter__ of its own", lambda: made(OwnLoader(data()))),
         (UnsupportedError, "is a data pipe", lambda: made(pipe)),

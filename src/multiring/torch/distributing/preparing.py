@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 from multiring._frontend.consistency_check import reporting_errors, require_alike
 from multiring._frontend.lifecycle import init, rank, size
 from multiring._frontend.process_sets import global_process_set, members_of
+from multiring._gradients.options import GradientOptions
 from multiring._runtime import is_initialized
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch.compression import Compression, option_of
 from multiring.torch.distributing.loader import DistributedLoader
 from multiring.torch.distributing.rules import Rules
 from multiring.torch.distributing.samples import require_same_samples
@@ -48,6 +50,7 @@ def distribute(
     reduction: str = ...,
     sharded: bool = ...,
     check: bool = ...,
+    compression: Any = ...,
 ) -> tuple[Model, Optimizer, DistributedLoader[Batch]]: ...
 
 
@@ -62,6 +65,7 @@ def distribute(
     reduction: str = ...,
     sharded: bool = ...,
     check: bool = ...,
+    compression: Any = ...,
 ) -> tuple[Model, Optimizer, FedLoader]: ...
 
 
@@ -75,6 +79,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
     reduction: str = "mean",
     sharded: bool = False,
     check: bool = True,
+    compression: Any = Compression.none,
 ) -> tuple[Model, Optimizer, Any]:
     """Prepare a model, its optimizer and its loader for training on all ranks.
 
@@ -102,6 +107,8 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         check: whether to check that ranks read the right samples. The call compares the ranks' data sets. Each pass
             checks that the ranks' first batches differ. For an iterable data set that every rank reads as a whole, each
             step checks that the ranks read the same batch.
+        compression: the type in which float32 gradients travel between hosts, as in DistributedOptimizer: a member of
+            `Compression`, or its name.
 
     Returns:
         The model, the optimizer and the loader to train with.
@@ -124,6 +131,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         rules = Rules(batch=batch, learning_rate=learning_rate, reduction=reduction, sharded=sharded, check=check)
         _require_model(model)
         _require_optimizer(optimizer, rules)
+        described_compression = _require_compression(optimizer, rules, compression)
         is_fed = isinstance(loader, FedLoader)
         if is_fed:
             _require_global(rules)
@@ -131,7 +139,8 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
             _require_loader(loader)
             _require_whole_or_sharded(loader, rules)
         _require_of_model(optimizer, model)
-    require_alike(group, _WHAT, [str(rules), *(_signature_of_fed(loader) if is_fed else _signature_of(loader, rules))])
+    lines = _signature_of_fed(loader) if is_fed else _signature_of(loader, rules)
+    require_alike(group, _WHAT, [str(rules), f"compression={described_compression}", *lines])
     if size() > 1 and rules.check and not rules.sharded and not is_fed:
         require_same_samples(loader)
     if size() > 1:
@@ -139,7 +148,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
         broadcast_optimizer_state(optimizer, root_rank=0)
     rules.scale(optimizer, size())
     if setup_of(optimizer) is None:
-        DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op)
+        DistributedOptimizer(optimizer, model.named_parameters(), op=rules.op, compression=compression)
     weighing = Weighing(model, optimizer, rules.reduction, loader if is_fed else loader.dataset)
     if is_fed:
         loader.attend(rules, weighing, cast("Distributed", optimizer))
@@ -183,6 +192,17 @@ def _require_optimizer(optimizer: Any, rules: Rules) -> None:
         )
     if setup.process_set is not global_process_set:
         raise ArgumentError(f"the optimizer is a DistributedOptimizer of {setup.process_set}; want one of all ranks")
+
+
+def _require_compression(optimizer: Any, rules: Rules, compression: Any) -> str:
+    """Return the name of `compression`; raise ArgumentError if it is invalid, or comes too late."""
+    chosen = GradientOptions(op=rules.op, compression=option_of(compression)).compression
+    if chosen is not None and setup_of(optimizer) is not None:
+        raise ArgumentError(
+            f"compression={compression!r} for an optimizer that is already a DistributedOptimizer: give compression to "
+            "the DistributedOptimizer"
+        )
+    return str(getattr(chosen, "wire", type(chosen).__name__))
 
 
 def _require_loader(loader: Any) -> None:
