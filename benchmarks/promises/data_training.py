@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # lets this script import fr
 
 from benchmarks.evidence.support.claims import commit, machine
 from benchmarks.promises.data_throughput import made
-from examples.training.resnet import LAYERS, ResNet
+from examples.imagenet.resnet import LAYERS, ResNet
 from sklearn.datasets import load_digits
 
 import multiring.torch as mt

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from examples.training.report import write_baselines
 from numpy.typing import NDArray
 from scipy import ndimage
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+
+from multiring.training.report import write_baselines
 
 AROUND = 15  # pixels along a side of the surroundings
 CLASSES = ("background", "cyclone", "river")

@@ -8,7 +8,7 @@ arXiv:1802.02611; Kurth et al., "Exascale Deep Learning for Climate Analytics", 
 """
 
 import torch
-from examples.training.resnet import EXPANSION, LAYERS, ResNet, zero_last_gammas
+from examples.imagenet.resnet import EXPANSION, LAYERS, ResNet, zero_last_gammas
 from torch import Tensor, nn
 
 RATES = (12, 24, 36)

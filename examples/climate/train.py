@@ -19,16 +19,16 @@ import torch
 from examples.climate.deeplab import DeepLabV3Plus
 from examples.climate.fields import CLASSES, Fields
 from examples.climate.tiramisu import Tiramisu
-from examples.training import report
-from examples.training.intervals import GROUPS, by_jackknife
-from examples.training.loop import Batch, Run, dtype_of, write_result
-from examples.training.options import Options, parsed
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
+from multiring.training import report
+from multiring.training.intervals import GROUPS, by_jackknife
+from multiring.training.loop import Batch, Run, dtype_of, write_result
+from multiring.training.options import Options, parsed
 
 SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")

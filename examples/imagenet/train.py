@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from examples.imagenet.images import EvaluationCrop, TrainingCrop, as_input
-from examples.training import report
-from examples.training.intervals import of_a_share
-from examples.training.loop import Batch, Run, dtype_of, write_result
-from examples.training.options import Options, parsed
-from examples.training.resnet import LAYERS, ResNet, zero_last_gammas
+from examples.imagenet.resnet import LAYERS, ResNet, zero_last_gammas
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from multiring.data import Dataset
+from multiring.training import report
+from multiring.training.intervals import of_a_share
+from multiring.training.loop import Batch, Run, dtype_of, write_result
+from multiring.training.options import Options, parsed
 
 TOP = 5
 MOST_CONFUSED = 100  # with more classes, guesses are not counted by class

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence.jobs.job import ROOT, Job
-from examples.training.report import METRICS, RESULT
+
+from multiring.training.report import METRICS, RESULT
 
 RANK = ROOT / "benchmarks" / "evidence" / "headline" / "rank.py"
 STEPS = "steps"  # the file that rank.py writes

@@ -29,9 +29,10 @@ from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.site.main import looked_at
 from benchmarks.evidence.support.claims import Claim, report, shown
 from examples.imagenet import generate as image_generator
-from examples.training.report import PAGE, RESULT
 from PIL import Image
 from safetensors.torch import load_file
+
+from multiring.training.report import PAGE, RESULT
 
 RUNS = ROOT / "build" / "headline"
 PRECISION_RUNS = ROOT / "build" / "headline_precision"

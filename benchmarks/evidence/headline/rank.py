@@ -22,9 +22,9 @@ from typing import Any
 
 import examples.climate.train
 import examples.imagenet.train
-from examples.training import loop
 
 from multiring._frontend.checkpoint import saving
+from multiring.training import loop
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0

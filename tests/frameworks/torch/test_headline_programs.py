@@ -19,13 +19,8 @@ from examples.climate.fields import Fields
 from examples.climate.tiramisu import Tiramisu
 from examples.climate.train import FieldOptions
 from examples.imagenet import generate as image_generator
+from examples.imagenet.resnet import LAYERS, ResNet
 from examples.imagenet.train import ImageOptions
-from examples.training import options as options_file
-from examples.training import report
-from examples.training.loop import _forget_after
-from examples.training.options import Options, parsed
-from examples.training.recipe import schedule_of, steps_of_an_epoch
-from examples.training.resnet import LAYERS, ResNet
 from safetensors.torch import load_file
 from tests.support.ranks import Process
 from tests.support.scripts import run_script
@@ -33,6 +28,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multiring.errors import DataError
+from multiring.training import options as options_file
+from multiring.training import report
+from multiring.training.loop import _forget_after
+from multiring.training.options import Options, parsed
+from multiring.training.recipe import schedule_of, steps_of_an_epoch
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples" / "imagenet" / "recipes"

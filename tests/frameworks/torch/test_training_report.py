@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from examples.climate.train import SCORES, ClimateFields
-from examples.training import report
-from examples.training.circumstances import circumstances
-from examples.training.evaluation import LOSS_PARTS, counted
-from examples.training.intervals import GROUPS, by_jackknife, of_a_share
 from scipy import optimize, stats
 from torch import Tensor, nn
 
 from multiring.data.orders import Order, SequentialOrder
+from multiring.training import report
+from multiring.training.circumstances import circumstances
+from multiring.training.evaluation import LOSS_PARTS, counted
+from multiring.training.intervals import GROUPS, by_jackknife, of_a_share
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (1, 3), (17, 800), (400, 800), (799, 800), (7, 7)])

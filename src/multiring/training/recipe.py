@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from examples.training.options import Options
 from torch import nn
 
 import multiring.torch as mt
@@ -13,6 +12,7 @@ from multiring.torch.step.after_step import MovingAverage
 from multiring.torch.step.lag import GradientLag
 from multiring.torch.step.noise import NoiseWatch
 from multiring.torch.step.precision import MixedPrecision
+from multiring.training.options import Options
 
 OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
 NOISE_EVERY = 20  # steps between two measurements of the noise scale

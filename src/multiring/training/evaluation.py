@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from examples.training.recipe import Recipe
 from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.data import Loader
 from multiring.data.dataset import Samples
 from multiring.torch.step.after_step import MovingAverage
+from multiring.training.recipe import Recipe
 
 # A sample's loss is summed as an integer multiple of this fraction, so that the sum does not depend on the order.
 LOSS_PARTS = 2**20

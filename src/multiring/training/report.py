@@ -1,6 +1,6 @@
 """Write the report of a run: one self-contained HTML page, made from the run's folder.
 
-    python -m examples.training.report run
+    python -m multiring.training.report run
 
 Curves are SVG with a line style each, and every figure is also in a table. So the page is readable without colours and
 without pictures.

@@ -18,19 +18,19 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from examples.training import options as options_file
-from examples.training.checkpoints import Checkpoints
-from examples.training.circumstances import circumstances
-from examples.training.evaluation import combine_statistics, counted
-from examples.training.options import Options
-from examples.training.recipe import recipe_of, steps_of_an_epoch
-from examples.training.report import BASELINES, METRICS, RESULT
 from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.data import Loader
 from multiring.data.dataset import Samples
 from multiring.errors import StateError
+from multiring.training import options as options_file
+from multiring.training.checkpoints import Checkpoints
+from multiring.training.circumstances import circumstances
+from multiring.training.evaluation import combine_statistics, counted
+from multiring.training.options import Options
+from multiring.training.recipe import recipe_of, steps_of_an_epoch
+from multiring.training.report import BASELINES, METRICS, RESULT
 
 Batch = dict[str, Any]
 Callback = Callable[[dict[str, Any]], None]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.training.recipe import Recipe
 
 import multiring.torch as mt
 from multiring.data import Loader
+from multiring.training.recipe import Recipe
 
 FOLDER, BEST = "checkpoints", "best"
 

@@ -1,0 +1,1 @@
+"""A training loop for PyTorch, with options, evaluation, checkpoints and a report."""
