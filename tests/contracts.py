@@ -16,6 +16,7 @@ ADAPTERS = "{adapters}"
 # From top to bottom: each package imports only packages below it. Packages on one line are independent.
 LAYERS = (
     "_cli",
+    "training",
     "horovod | lab | _bench",
     "_launch",
     ADAPTERS,
@@ -49,6 +50,9 @@ PARTS = {
     ),
 }
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
+# Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
+# that it imports, and its name here.
+BUILD_ON_TORCH = ("training",)
 # A worker of the bench is a program of its own; no module imports it.
 WORKERS = "multiring._bench.workers.*"
 
@@ -99,7 +103,8 @@ def contracts() -> str:
             _lines("layers", list(parts)),
         ]
     for framework in frameworks:
-        others = sorted(rooms() - {framework, BUILDS_ON_OTHERS})
+        allowed = {framework, BUILDS_ON_OTHERS, *(BUILD_ON_TORCH if framework == "torch" else ())}
+        others = sorted(rooms() - allowed)
         text += [
             _contract(framework, f"{framework} is imported by its adapter only", "forbidden"),
             _lines("source_modules", [f"multiring.{room}" for room in others]),

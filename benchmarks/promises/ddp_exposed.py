@@ -122,7 +122,7 @@ def train(folder: Path, rounds: int, seed: int) -> None:
 
     from multiring._bench.workers.step_case import StepCase  # noqa: PLC0415
     from multiring._bench.workers.step_check import digest  # noqa: PLC0415
-    from multiring._bench.workers.step_task import TrainingTask  # noqa: PLC0415
+    from multiring._bench.workers.step_task import StepTask  # noqa: PLC0415
     from multiring._bench.workers.step_worker import Training, ddp_training  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -141,15 +141,15 @@ def train(folder: Path, rounds: int, seed: int) -> None:
         out_dir=str(folder),
     )
 
-    def alone() -> tuple[TrainingTask, Training]:
-        task = TrainingTask(case, rank)
+    def alone() -> tuple[StepTask, Training]:
+        task = StepTask(case, rank)
         return task, Training(task.model, task.optimizer(), "", {}, is_shared=False)
 
-    def shared(group: dist.ProcessGroup | None, *, hooked: bool = False) -> tuple[TrainingTask, Training]:
-        task = TrainingTask(case, rank)
+    def shared(group: dist.ProcessGroup | None, *, hooked: bool = False) -> tuple[StepTask, Training]:
+        task = StepTask(case, rank)
         return task, ddp_training(task, group, hooked=hooked)
 
-    def silent() -> tuple[TrainingTask, Training]:
+    def silent() -> tuple[StepTask, Training]:
         task, training = shared(None)
         model: Any = training.model
         model.register_comm_hook(None, lambda _state, bucket: _done(bucket.buffer()))

@@ -31,7 +31,7 @@ import multiring
 import multiring.torch as mt
 from multiring._bench.machine import commit
 from multiring._bench.workers.step_case import StepCase
-from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_task import StepTask
 
 MOST = 0.01  # the largest allowed cost, as a share of a step
 OPERATIONS, SPANS, MODULES, ROUNDS = 20_000, 20_000, 100, 15
@@ -113,7 +113,7 @@ def train(arguments: argparse.Namespace) -> None:
     mt.init()
     group = multiring.world()
     case = StepCase(network=arguments.network, steps=arguments.steps, warmup=3, **TASK)  # type: ignore[arg-type]
-    task = TrainingTask(case, group.rank)
+    task = StepTask(case, group.rank)
     optimizer: Any = mt.DistributedOptimizer(task.optimizer(), task.model.named_parameters())
 
     def step() -> None:

@@ -26,9 +26,9 @@ from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
 from multiring.training import report
-from multiring.training.intervals import GROUPS, by_jackknife
-from multiring.training.loop import Batch, Run, dtype_of, write_result
-from multiring.training.options import Options, parsed
+from multiring.training.intervals import GROUPS, jackknife_intervals
+from multiring.training.loop import Batch, TrainingRun, model_dtype, write_result
+from multiring.training.options import TrainingOptions, parse_options
 
 SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")
@@ -37,7 +37,7 @@ HATCH = 4  # pixels between hatching lines, which distinguish rivers from cyclon
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FieldOptions(Options):
+class FieldOptions(TrainingOptions):
     """The additional options of this program."""
 
     model: str = "deeplabv3+"  # or tiramisu
@@ -115,7 +115,7 @@ class ClimateFields:
 
     def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
         """Return the jackknife's intervals over fields, because pixels of one field are not independent."""
-        return dict(zip(SCORES, by_jackknife(_groups(counts), _shares), strict=True))
+        return dict(zip(SCORES, jackknife_intervals(_groups(counts), _shares), strict=True))
 
     def chance(self, counts: Tensor) -> dict[str, float]:
         """Return the scores of predicting background everywhere."""
@@ -133,7 +133,7 @@ class ClimateFields:
         for number in range(min(self._options.pictures, len(fields.paths))):
             sample = fields.sample(number)
             with torch.no_grad():
-                guess = model(_input({"fields": sample["fields"][None]}, dtype_of(model))).argmax(1)[0].numpy()
+                guess = model(_input({"fields": sample["fields"][None]}, model_dtype(model))).argmax(1)[0].numpy()
             moisture = sample["fields"][0]
             grey = np.uint8(255 * (moisture - moisture.min()) / max(np.ptp(moisture), 1e-9))
             shown = [np.repeat(grey[..., None], 3, 2), _painted(sample["labels"]), _painted(guess)]
@@ -149,7 +149,7 @@ def _input(batch: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    logits: Tensor = model(_input(batch, dtype_of(model)))
+    logits: Tensor = model(_input(batch, model_dtype(model)))
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -182,9 +182,9 @@ def _painted(labels: Any) -> Any:
 
 def main(words: list[str] | None = None) -> None:
     """Train, and write the results for the report."""
-    options = parsed(FieldOptions, words, "Find storms in climate fields.")
+    options = parse_options(FieldOptions, words, "Find storms in climate fields.")
     task = ClimateFields(options)
-    run = Run(task, options)
+    run = TrainingRun(task, options)
     progress = run.train()
     reached = run.reached()
     if run.rank == 0:

@@ -20,16 +20,16 @@ from torch.nn.functional import cross_entropy
 
 from multiring.data import Dataset
 from multiring.training import report
-from multiring.training.intervals import of_a_share
-from multiring.training.loop import Batch, Run, dtype_of, write_result
-from multiring.training.options import Options, parsed
+from multiring.training.intervals import wilson_interval
+from multiring.training.loop import Batch, TrainingRun, model_dtype, write_result
+from multiring.training.options import TrainingOptions, parse_options
 
 TOP = 5
 MOST_CONFUSED = 100  # with more classes, guesses are not counted by class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageOptions(Options):
+class ImageOptions(TrainingOptions):
     """The additional options of this program."""
 
     model: str = "resnet50"  # resnet26, resnet50 or resnet101
@@ -80,7 +80,7 @@ class Images:
         return self._losses(self._logits(model, batch), labels)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        logits: Tensor = model(as_input(batch["image"], dtype_of(model)))
+        logits: Tensor = model(as_input(batch["image"], model_dtype(model)))
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Images:
     def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
         """Return Wilson's intervals of top-1 and top-5 over the images."""
         total, first, among = counts[:3].tolist()
-        return {"top-1": of_a_share(first, total), "top-5": of_a_share(among, total)}
+        return {"top-1": wilson_interval(first, total), "top-5": wilson_interval(among, total)}
 
     def chance(self, counts: Tensor) -> dict[str, float]:  # noqa: ARG002 -- the same for all counts
         """Return the scores of guessing at random."""
@@ -124,9 +124,9 @@ class Images:
 
 def main(words: list[str] | None = None) -> None:
     """Train, and write the results for the report."""
-    options = parsed(ImageOptions, words, "Train a ResNet on images in ImageNet's layout.")
+    options = parse_options(ImageOptions, words, "Train a ResNet on images in ImageNet's layout.")
     task = Images(options)
-    run = Run(task, options)
+    run = TrainingRun(task, options)
     progress = run.train()
     reached = run.reached()
     if run.rank == 0:

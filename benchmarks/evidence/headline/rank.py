@@ -77,17 +77,17 @@ def note_steps() -> None:
 
     The metrics log a step one step later.
     """
-    step = loop.Run._step  # noqa: SLF001 -- no public hook runs at each step
+    step = loop.TrainingRun._step  # noqa: SLF001 -- no public hook runs at each step
 
     @functools.wraps(step)
-    def noting(run: loop.Run, batch: loop.Batch) -> float:
+    def noting(run: loop.TrainingRun, batch: loop.Batch) -> float:
         own = step(run, batch)
         if run.rank == 0:
             with (run.folder / STEPS).open("a", encoding="utf-8") as file:
                 file.write(f"{run.progress.step + 1}\n")
         return own
 
-    setattr(loop.Run, "_step", noting)  # noqa: B010 -- mypy refuses an assignment to a method
+    setattr(loop.TrainingRun, "_step", noting)  # noqa: B010 -- mypy refuses an assignment to a method
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 
 import multiring.torch as mt
 from multiring.data import Loader
-from multiring.training.recipe import Recipe
+from multiring.training.recipe import TrainingRecipe
 
 FOLDER, BEST = "checkpoints", "best"
 
@@ -26,7 +26,7 @@ class Checkpoints:
         self._folder = run / FOLDER
         self._keep = keep
 
-    def save(self, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, **values: Any) -> None:
+    def save(self, step: int, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader, **values: Any) -> None:
         """Save a checkpoint, and remove all but the last few."""
         self._save(f"step-{step:08d}", step, model, recipe, loader, values)
         if mt.rank() == 0:
@@ -34,11 +34,13 @@ class Checkpoints:
                 if _is_a_save_alone(path):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def save_best(self, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, **values: Any) -> None:
+    def save_best(
+        self, step: int, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader, **values: Any
+    ) -> None:
         """Save a checkpoint as the best one, in place of the former best."""
         self._save(BEST, step, model, recipe, loader, values)
 
-    def resume(self, model: torch.nn.Module, recipe: Recipe, loader: Loader) -> dict[str, Any]:
+    def resume(self, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader) -> dict[str, Any]:
         """Load the last complete checkpoint; return its additional values, or {} if there is no checkpoint.
 
         Raises:
@@ -54,7 +56,13 @@ class Checkpoints:
         return {}
 
     def _save(
-        self, name: str, step: int, model: torch.nn.Module, recipe: Recipe, loader: Loader, values: dict[str, Any]
+        self,
+        name: str,
+        step: int,
+        model: torch.nn.Module,
+        recipe: TrainingRecipe,
+        loader: Loader,
+        values: dict[str, Any],
     ) -> None:
         mt.save(self._folder / name, model=model, optimizer=recipe.optimizer, data=loader, step=step, **values)
 

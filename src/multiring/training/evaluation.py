@@ -13,7 +13,7 @@ import multiring.torch as mt
 from multiring.data import Loader
 from multiring.data.dataset import Samples
 from multiring.torch.step.after_step import MovingAverage
-from multiring.training.recipe import Recipe
+from multiring.training.recipe import TrainingRecipe
 
 # A sample's loss is summed as an integer multiple of this fraction, so that the sum does not depend on the order.
 LOSS_PARTS = 2**20
@@ -21,7 +21,7 @@ LARGEST_LOSS = 2.0**40 / LOSS_PARTS
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class EvaluationResult:
     """The result of an evaluation.
 
     loss: the mean over all samples; NaN if any sample's loss is not finite.
@@ -32,16 +32,16 @@ class Counted:
     counts: Tensor
 
 
-def counted(  # noqa: PLR0913 -- all are needed
+def evaluate(  # noqa: PLR0913 -- all are needed
     model: nn.Module,
     samples: Samples,
     measure: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor]],
     *,
     batch: int,
     place: tuple[int, int],
-    recipe: Recipe | None = None,
+    recipe: TrainingRecipe | None = None,
     workers: int = 1,
-) -> Counted:
+) -> EvaluationResult:
     """Return the result of `measure` over all samples, on every rank; it is the same for any number of ranks.
 
     Args:
@@ -72,7 +72,7 @@ def counted(  # noqa: PLR0913 -- all are needed
         total = mt.allreduce(total, op=mt.Sum, name="evaluation")
     samples_counted, unfit, parts = total[:3].tolist()
     loss = math.nan if unfit or not samples_counted else parts / LOSS_PARTS / samples_counted
-    return Counted(loss, total[3:])
+    return EvaluationResult(loss, total[3:])
 
 
 def _with_losses(losses: Tensor, counts: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _with_losses(losses: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([torch.stack([torch.tensor(len(losses)), (~fit).sum(), parts]), counts])
 
 
-def combine_statistics(model: nn.Module, ranks: int, average: MovingAverage | None = None) -> None:
+def combine_batch_norm_statistics(model: nn.Module, ranks: int, average: MovingAverage | None = None) -> None:
     """Set the statistics of every rank's batch norms to those of all ranks' samples.
 
     The mean becomes the mean of the ranks' means, and the variance includes the spread of these means. The same is done

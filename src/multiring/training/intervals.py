@@ -11,7 +11,7 @@ Z_95 = 1.959964  # the 97.5 % quantile of the normal distribution
 GROUPS, T_95 = 20, 2.093024
 
 
-def of_a_share(hits: int, total: int) -> tuple[float, float]:
+def wilson_interval(hits: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share, in percent.
 
     Args:
@@ -26,7 +26,7 @@ def of_a_share(hits: int, total: int) -> tuple[float, float]:
     return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
-def by_jackknife(
+def jackknife_intervals(
     groups: NDArray[np.int64], score: Callable[[NDArray[np.int64]], NDArray[np.float64]]
 ) -> list[tuple[float, float]]:
     """Return 95 % intervals of scores by the delete-a-group jackknife, for scores that are not shares.

@@ -27,16 +27,16 @@ from multiring.errors import StateError
 from multiring.training import options as options_file
 from multiring.training.checkpoints import Checkpoints
 from multiring.training.circumstances import circumstances
-from multiring.training.evaluation import combine_statistics, counted
-from multiring.training.options import Options
-from multiring.training.recipe import recipe_of, steps_of_an_epoch
+from multiring.training.evaluation import combine_batch_norm_statistics, evaluate
+from multiring.training.options import TrainingOptions
+from multiring.training.recipe import build_recipe, steps_per_epoch
 from multiring.training.report import BASELINES, METRICS, RESULT
 
 Batch = dict[str, Any]
 Callback = Callable[[dict[str, Any]], None]
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """The interface of a program's task."""
 
     name: str
@@ -78,7 +78,7 @@ class Task(Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """The progress and the latest results of a run."""
 
     step: int = 0
@@ -92,7 +92,7 @@ class Progress:
     counts: dict[str, Tensor] = field(default_factory=dict)  # from which scores are computed
 
 
-class Run:
+class TrainingRun:
     """A training, from its options to its end.
 
     Args:
@@ -101,7 +101,7 @@ class Run:
         callbacks: called on rank 0 with each record of the metrics, for example by a tracker of experiments.
     """
 
-    def __init__(self, task: Task, options: Options, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(self, task: TrainingTask, options: TrainingOptions, callbacks: Sequence[Callback] = ()) -> None:
         self.task, self.options = task, options
         self.folder = Path(options.run)
         if not options.plain:
@@ -115,11 +115,11 @@ class Run:
             self.model.double()
         part = -(-options.batch // self.ranks)
         self.passes = -(-part // options.micro_batch) if options.micro_batch else 1
-        steps = steps_of_an_epoch(task.training.order.length, options.batch)
+        steps = steps_per_epoch(task.training.order.length, options.batch)
         self.total_steps = steps * options.epochs
-        self.recipe = recipe_of(options, self.model, steps, self.passes)
+        self.recipe = build_recipe(options, self.model, steps, self.passes)
         self.loader = Loader(task.training, options.batch, rank=self.rank, ranks=self.ranks, workers=options.workers)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self._evaluate_steps = max(1, round(options.evaluate_every * steps))
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
@@ -128,7 +128,7 @@ class Run:
         self._in_flight: tuple[Any, Tensor] | None = None
         self._began = time.monotonic()  # excludes breaks between this run's processes
 
-    def train(self) -> Progress:
+    def train(self) -> TrainingProgress:
         """Train to the last epoch or minute; resume if the folder holds a checkpoint.
 
         Raises:
@@ -258,10 +258,10 @@ class Run:
                 self._score(checkpoints)
 
     def _score(self, checkpoints: Checkpoints | None) -> None:
-        combine_statistics(self.model, self.ranks, self.recipe.average)
+        combine_batch_norm_statistics(self.model, self.ranks, self.recipe.average)
         began = time.monotonic()
         for name, samples in self.task.evaluations.items():
-            found = counted(
+            found = evaluate(
                 self.model,
                 samples,
                 self.task.measure,
@@ -291,7 +291,7 @@ class Run:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         with self._paused():
-            combine_statistics(self.model, self.ranks, self.recipe.average)
+            combine_batch_norm_statistics(self.model, self.ranks, self.recipe.average)
             checkpoints.save(self.progress.step, self.model, self.recipe, self.loader, **self._saved_values())
 
     def _paused(self) -> AbstractContextManager[Any]:
@@ -407,7 +407,7 @@ def _forget_after(step: int, metrics: Path) -> None:
     beside.replace(metrics)
 
 
-def dtype_of(model: nn.Module) -> torch.dtype:
+def model_dtype(model: nn.Module) -> torch.dtype:
     """Return the type of a network's weights, which its input must have."""
     return next(model.parameters()).dtype
 

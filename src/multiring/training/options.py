@@ -1,6 +1,7 @@
 """A run's options, from a TOML file or from flags or both; options that are not given have the defaults below.
 
-A program adds options by deriving from `Options`. Every key and flag is a field's name; an unknown one is an error.
+A program adds options by deriving from `TrainingOptions`. Every key and flag is a field's name; an unknown one is an
+error.
 """
 
 import argparse
@@ -27,7 +28,7 @@ _WRITTEN = (FILE, "metrics.jsonl", "result.json", "report.html")  # the files of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class TrainingOptions:
     """The options of both programs. Batch sizes are totals of all ranks."""
 
     data: str = "data"  # the folder of the data set
@@ -79,10 +80,10 @@ class Options:
             raise ValueError(f"decay={self.decay!r}: want cosine or poly")
 
 
-Chosen = TypeVar("Chosen", bound=Options)
+Chosen = TypeVar("Chosen", bound=TrainingOptions)
 
 
-def meanings(kind: type[Options]) -> dict[str, str]:
+def meanings(kind: type[TrainingOptions]) -> dict[str, str]:
     """Return the meaning of each option: the comment after its field."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
@@ -90,7 +91,7 @@ def meanings(kind: type[Options]) -> dict[str, str]:
     return found
 
 
-def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
+def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
     """Return the options of a command line; if they are wrong, end the program with a message."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--options", type=Path, help="a TOML file of these options; the command line overrides it")
@@ -112,7 +113,7 @@ def parsed(kind: type[Chosen], words: Sequence[str] | None = None, description: 
         parser.error(str(error))
 
 
-def read(path: Path, kind: type[Options]) -> dict[str, Any]:
+def read(path: Path, kind: type[TrainingOptions]) -> dict[str, Any]:
     """Return the options in a TOML file, each value in its option's type.
 
     Raises:
@@ -132,7 +133,7 @@ def read(path: Path, kind: type[Options]) -> dict[str, Any]:
     return said
 
 
-def write(options: Options, folder: Path) -> None:
+def write(options: TrainingOptions, folder: Path) -> None:
     """Write every option, including defaults, into the run's folder.
 
     Raises:

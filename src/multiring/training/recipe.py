@@ -12,14 +12,14 @@ from multiring.torch.step.after_step import MovingAverage
 from multiring.torch.step.lag import GradientLag
 from multiring.torch.step.noise import NoiseWatch
 from multiring.torch.step.precision import MixedPrecision
-from multiring.training.options import Options
+from multiring.training.options import TrainingOptions
 
 OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
 NOISE_EVERY = 20  # steps between two measurements of the noise scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """The optimizer, and everything else that the loop steps with."""
 
     optimizer: torch.optim.Optimizer
@@ -29,13 +29,13 @@ class Recipe:
     noise: NoiseWatch | None
 
 
-def steps_of_an_epoch(samples: int, batch: int) -> int:
+def steps_per_epoch(samples: int, batch: int) -> int:
     """Return the number of steps of an epoch; the last step may have fewer samples."""
     return -(-samples // batch)
 
 
 @dataclass(frozen=True)
-class WarmThen(LearningRateSchedule):
+class _WarmThen(LearningRateSchedule):
     """A schedule that rises linearly from 0 to 1 in `steps` steps, and then follows another schedule."""
 
     steps: int
@@ -46,7 +46,7 @@ class WarmThen(LearningRateSchedule):
         return step / self.steps if step < self.steps else self.then(step - self.steps)
 
 
-def schedule_of(options: Options, steps: int) -> LearningRateSchedule:
+def learning_rate_schedule(options: TrainingOptions, steps: int) -> LearningRateSchedule:
     """Return the learning rate over the run, relative to the highest rate: linear warm-up, then the decay.
 
     Args:
@@ -57,10 +57,10 @@ def schedule_of(options: Options, steps: int) -> LearningRateSchedule:
     left = max(1, options.epochs * steps - warm)
     end = options.end_rate / options.rate
     decay: LearningRateSchedule = Cosine(left, end) if options.decay == "cosine" else Polynomial(left, 2.0, end)
-    return WarmThen(warm, decay)
+    return _WarmThen(warm, decay)
 
 
-def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(options: TrainingOptions, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer; biases and norms have no weight decay and no trust ratio.
 
     Raises:
@@ -82,7 +82,7 @@ def optimizer_of(options: Options, model: nn.Module) -> torch.optim.Optimizer:
     return mt.LARC(made, trust_coefficient=options.trust) if name.startswith("larc") else made
 
 
-def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Recipe:
+def build_recipe(options: TrainingOptions, model: nn.Module, steps: int, passes: int) -> TrainingRecipe:
     """Return everything that the loop steps with, over all ranks unless `options.plain` is set.
 
     Args:
@@ -91,7 +91,7 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
         steps: the number of steps of an epoch.
         passes: the number of backward passes in a step.
     """
-    optimizer = optimizer_of(options, model)
+    optimizer = build_optimizer(options, model)
     if not options.plain:
         wires = {"": mt.Compression.none, "bf16": mt.Compression.bf16, "fp16": mt.Compression.fp16}
         wires["int8"] = mt.Compression.int8
@@ -115,5 +115,5 @@ def recipe_of(options: Options, model: nn.Module, steps: int, passes: int) -> Re
     noise = None
     if options.noise and not options.plain and mt.size() > 1 and options.batch % mt.size() == 0:
         noise = mt.noise_scale(optimizer, samples=options.batch // mt.size(), every=NOISE_EVERY)
-    mt.schedule_learning_rate(optimizer, schedule_of(options, steps))
-    return Recipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=noise)
+    mt.schedule_learning_rate(optimizer, learning_rate_schedule(options, steps))
+    return TrainingRecipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=noise)

@@ -1,12 +1,11 @@
 """Write the report of a run: one self-contained HTML page, made from the run's folder.
 
-    python -m multiring.training.report run
+    python -m multiring.training run
 
 Curves are SVG with a line style each, and every figure is also in a table. So the page is readable without colours and
 without pictures.
 """
 
-import argparse
 import base64
 import html
 import io
@@ -68,7 +67,7 @@ thead th { color: var(--soft); font-weight: 600; } .named td:last-child { text-a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RecordedRun:
     """The contents of a run's folder."""
 
     options: dict[str, Any]
@@ -78,7 +77,7 @@ class Run:
     pictures: list[tuple[str, bytes]]  # caption, PNG
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RecordedRun:
     """Read a run's folder.
 
     Raises:
@@ -86,7 +85,7 @@ def read(folder: Path) -> Run:
     """
     lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
     result = folder / RESULT
-    return Run(
+    return RecordedRun(
         options=tomllib.loads((folder / "options.toml").read_text(encoding="utf-8")),
         steps=[line for line in lines if line["kind"] == "step"],
         evaluations=[line for line in lines if line["kind"] == "evaluation"],
@@ -95,7 +94,7 @@ def read(folder: Path) -> Run:
     )
 
 
-def page(run: Run) -> str:
+def page(run: RecordedRun) -> str:
     """Return the report as HTML."""
     title = f"{run.result.get('program', 'Training')}: {run.result.get('model', '')}".rstrip(": ")
     parts = [
@@ -183,7 +182,7 @@ def _named(values: dict[str, Any]) -> str:
     return _table(["", ""], [[name, str(value)] for name, value in values.items()], kind="named")
 
 
-def _evaluations(run: Run) -> list[str]:
+def _evaluations(run: RecordedRun) -> list[str]:
     """Return tables of all evaluations, each with as many columns as fit a phone's screen."""
     names = [name for name in run.evaluations[-1] if name not in {"kind", "step", "intervals"}]
     tables = []
@@ -213,7 +212,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "num
     return f"<table class={kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _class_rows(run: Run) -> list[list[str]]:
+def _class_rows(run: RecordedRun) -> list[list[str]]:
     return [[name, *(_number(each) for each in values.values())] for name, values in run.result["classes"]]
 
 
@@ -231,7 +230,7 @@ def _confusion(counts: list[list[int]]) -> str:
     return f"<div class=curves>{_svg(figure, 'Confusion matrix: share of each class by guess')}</div>"
 
 
-def _curves(run: Run) -> list[str]:
+def _curves(run: RecordedRun) -> list[str]:
     """Return figures of the losses, of each data set's scores, and of the learning rate."""
     # Scores keep the task's order: the first score of a data set is the main one.
     found = dict.fromkeys(name for line in run.evaluations for name in line)
@@ -242,18 +241,18 @@ def _curves(run: Run) -> list[str]:
     for name in names:
         if name not in losses:
             sets.setdefault(name.partition(" ")[0], []).append(name)
-    curves = [Curve("training", [(line["step"], line["loss"]) for line in run.steps])]
+    curves = [_Curve("training", [(line["step"], line["loss"]) for line in run.steps])]
     curves += [_curve(run, name, name.removesuffix(" loss")) for name in losses]
     drawn = [_drawn(run, "loss", "nats a sample", curves)]
     for heading, keys in sorted(sets.items(), reverse=True):
         curves = [_curve(run, key, key.partition(" ")[2]) for key in keys]
         drawn.append(_drawn(run, f"scores of {heading}", "%", curves, _levels(run, keys[0])))
-    rates = Curve("", [(line["step"], line["rate"]) for line in run.steps])
+    rates = _Curve("", [(line["step"], line["rate"]) for line in run.steps])
     return [*drawn, _drawn(run, "learning rate", "learning rate", [rates])]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class _Curve:
     """One line of a figure: values by step, with intervals if there are any."""
 
     label: str
@@ -261,23 +260,23 @@ class Curve:
     intervals: list[tuple[float, float]] | None = None
 
 
-def _curve(run: Run, key: str, label: str) -> Curve:
+def _curve(run: RecordedRun, key: str, label: str) -> _Curve:
     """Return the curve of one score over all evaluations."""
     lines = [line for line in run.evaluations if key in line]
     found = [line.get("intervals", {}).get(key) for line in lines]
     intervals = [(low, high) for low, high in filter(None, found)]
     points = [(line["step"], line[key]) for line in lines]
-    return Curve(label, points, intervals if intervals and len(intervals) == len(points) else None)
+    return _Curve(label, points, intervals if intervals and len(intervals) == len(points) else None)
 
 
-def _levels(run: Run, key: str) -> dict[str, float]:
+def _levels(run: RecordedRun, key: str) -> dict[str, float]:
     """Return the levels to compare a score with: chance, and the measured methods without a network."""
     rows = {"chance": run.result.get("chance", {}), **run.result.get("baselines", {})}
     return {f"{key.partition(' ')[2]}, {name}": row[key] for name, row in rows.items() if key in row}
 
 
 def _drawn(
-    run: Run, heading: str, unit: str, curves: Sequence[Curve], levels: Mapping[str, float] | None = None
+    run: RecordedRun, heading: str, unit: str, curves: Sequence[_Curve], levels: Mapping[str, float] | None = None
 ) -> str:
     """Return a figure over steps, with a second axis for the time of the run up to each step."""
     figure = Figure((5.2, 3.6), layout="constrained")
@@ -303,7 +302,7 @@ def _drawn(
     return _svg(figure, f"{heading} by step")
 
 
-def _add_clock(axes: Axes, run: Run) -> None:
+def _add_clock(axes: Axes, run: RecordedRun) -> None:
     """Add an axis of minutes since the run began, without the breaks between its processes."""
     timed = {line["step"]: line["wall_s"] / 60 for line in (*run.steps, *run.evaluations) if "wall_s" in line}
     if not timed or max(timed.values()) <= 0:
@@ -333,14 +332,3 @@ def _picture(named: tuple[str, bytes]) -> str:
     return (
         f"<figure><img alt='{caption}' src='data:image/png;base64,{source}'><figcaption>{caption}</figcaption></figure>"
     )
-
-
-def main() -> None:
-    """Write the report of the run that the command line names."""
-    parser = argparse.ArgumentParser(description="Write a run's report.")
-    parser.add_argument("folder", type=Path)
-    print(write(parser.parse_args().folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from multiring._bench.workers.step_check import Sums, digest, mean_fault, signed
 from multiring._bench.workers.step_emulated import EmulatedTask
 from multiring._bench.workers.step_models import NETWORKS as MODELS
 from multiring._bench.workers.step_pace import measure
-from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_task import StepTask
 from multiring._bench.workers.step_worker import LIBRARIES, Training, difference, fault, time_steps
 from multiring._cli import main
 from multiring.errors import ArgumentError
@@ -156,30 +156,30 @@ def case(out: Path) -> StepCase:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> TrainingTask:
-    return TrainingTask(case(tmp_path), rank=0)
+def task(tmp_path: Path) -> StepTask:
+    return StepTask(case(tmp_path), rank=0)
 
 
-def alone_of(task: TrainingTask) -> Sums:
+def alone_of(task: StepTask) -> Sums:
     task.reproducible_backward(task.model)
     sums = signed_sums(task.model)
     task.model.zero_grad()
     return sums
 
 
-def training(task: TrainingTask, *, lr: float = 0.1) -> Training:
+def training(task: StepTask, *, lr: float = 0.1) -> Training:
     """Return a training that claims to share gradients and does not."""
     return Training(task.model, torch.optim.SGD(task.model.parameters(), lr=lr), "", {})
 
 
-def test_a_library_that_shares_nothing_is_found(task: TrainingTask, tmp_path: Path) -> None:
+def test_a_library_that_shares_nothing_is_found(task: StepTask, tmp_path: Path) -> None:
     alone = alone_of(task)
     other = {name: (signed + norm, norm) for name, (signed, norm) in alone.items()}
     FileRendezvous(tmp_path, 1, 2).tell("alone", other)
     assert "the mean of all ranks'" in fault(task, training(task), alone, FileRendezvous(tmp_path, 0, 2))
 
 
-def test_ranks_that_differ_after_a_step_are_found(task: TrainingTask, tmp_path: Path) -> None:
+def test_ranks_that_differ_after_a_step_are_found(task: StepTask, tmp_path: Path) -> None:
     alone = alone_of(task)
     almost = {name: (signed + 1e-9 * norm, norm) for name, (signed, norm) in alone.items()}
     FileRendezvous(tmp_path, 1, 2).tell("alone", almost)
@@ -188,12 +188,12 @@ def test_ranks_that_differ_after_a_step_are_found(task: TrainingTask, tmp_path: 
     assert wrong == "after one step the ranks' parameters differ"
 
 
-def test_a_step_that_does_nothing_is_found(task: TrainingTask, tmp_path: Path) -> None:
+def test_a_step_that_does_nothing_is_found(task: StepTask, tmp_path: Path) -> None:
     alone = alone_of(task)
     assert fault(task, training(task, lr=0.0), alone, FileRendezvous(tmp_path, 0, 1)) == "a step changed no parameter"
 
 
-def test_processes_that_share_nothing_may_differ(task: TrainingTask, tmp_path: Path) -> None:
+def test_processes_that_share_nothing_may_differ(task: StepTask, tmp_path: Path) -> None:
     FileRendezvous(tmp_path, 1, 2).tell("digest after it", "other bits")
     apart = Training(task.model, task.optimizer(), "", {}, is_shared=False)
     assert difference(task, apart, FileRendezvous(tmp_path, 0, 2), "it") == ""
@@ -205,7 +205,7 @@ def test_processes_that_share_nothing_may_differ(task: TrainingTask, tmp_path: P
 @cache
 def order() -> tuple[str, ...]:
     """Return the names of the embedding's gradients in the measured order."""
-    return tuple(name for name, _ in measure(TrainingTask(case(Path()), rank=0), 1, 0).backward)
+    return tuple(name for name, _ in measure(StepTask(case(Path()), rank=0), 1, 0).backward)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def emulated(tmp_path: Path) -> EmulatedTask:
     return EmulatedTask(replace(case(tmp_path), pace=str(tmp_path / "pace.json")), rank=0)
 
 
-def test_a_pace_has_every_gradient_in_its_order(task: TrainingTask) -> None:
+def test_a_pace_has_every_gradient_in_its_order(task: StepTask) -> None:
     pace = measure(task, 3, 1)
     assert {name for name, _ in pace.backward} == {name for name, _ in task.model.named_parameters()}
     assert pace.backward[0][0].startswith("head.2")  # the last layer comes first
@@ -264,7 +264,7 @@ def test_an_emulated_optimizer_steps_until_all_is_verified(
     assert sum(slept) == Pace.read(Path(emulated.case.pace)).step_s
 
 
-def test_a_pace_of_another_network_is_refused(task: TrainingTask, tmp_path: Path) -> None:
+def test_a_pace_of_another_network_is_refused(task: StepTask, tmp_path: Path) -> None:
     pace = tmp_path / "pace.json"
     pace.write_text(json.dumps(asdict(Pace(forward_s=1.0, backward=(("weight", 1.0),), optimizer_s=1.0))))
     with pytest.raises(AssertionError, match="the recorded times belong to another network"):

@@ -31,8 +31,8 @@ from multiring.errors import DataError
 from multiring.training import options as options_file
 from multiring.training import report
 from multiring.training.loop import _forget_after
-from multiring.training.options import Options, parsed
-from multiring.training.recipe import schedule_of, steps_of_an_epoch
+from multiring.training.options import TrainingOptions, parse_options
+from multiring.training.recipe import learning_rate_schedule, steps_per_epoch
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples" / "imagenet" / "recipes"
@@ -111,8 +111,8 @@ def test_generators_draw_the_same_each_time_and_other_splits_otherwise() -> None
 )
 def test_schedules_are_the_logged_ones(file: str, rate: float, warm: int, epochs: int) -> None:
     said = ImageOptions(**options_file.read(RECIPES / f"{file}.toml", ImageOptions))
-    steps = steps_of_an_epoch(1_281_167, said.batch)
-    schedule = schedule_of(said, steps)
+    steps = steps_per_epoch(1_281_167, said.batch)
+    schedule = learning_rate_schedule(said, steps)
     begin, end = warm * steps, epochs * steps
     middle = (begin + end) // 2
     assert said.rate * schedule(0) == 0
@@ -126,28 +126,28 @@ def test_options_come_from_a_file_and_flags_and_unknown_ones_are_refused(
 ) -> None:
     path = tmp_path / "own.toml"
     path.write_text('epochs = 3\nrate = 1\noptimizer = "lars"\n', encoding="utf-8")
-    found = parsed(Options, ["--options", str(path), "--epochs", "4"])
+    found = parse_options(TrainingOptions, ["--options", str(path), "--epochs", "4"])
     assert (found.epochs, found.rate, found.optimizer) == (4, 1.0, "lars")
     options_file.write(found, tmp_path)
-    assert Options(**options_file.read(tmp_path / options_file.FILE, Options)) == found
+    assert TrainingOptions(**options_file.read(tmp_path / options_file.FILE, TrainingOptions)) == found
     for text, told in (
         ("epoch = 3", "'epoch' is not an option"),
         ('epochs = "x"', "epochs='x': want a value of type int"),
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit):
-            parsed(Options, ["--options", str(path)])
+            parse_options(TrainingOptions, ["--options", str(path)])
         assert told in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        parsed(Options, ["--lag", "2"])
+        parse_options(TrainingOptions, ["--lag", "2"])
     assert "lag=2: want 0 or 1 steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [ImageOptions, FieldOptions])
-def test_every_option_says_what_it_means(kind: type[Options], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_says_what_it_means(kind: type[TrainingOptions], capsys: pytest.CaptureFixture[str]) -> None:
     assert set(options_file.meanings(kind)) == {field.name for field in dataclasses.fields(kind)}
     with pytest.raises(SystemExit):
-        parsed(kind, ["--help"])
+        parse_options(kind, ["--help"])
     assert "threads per rank that read and decode" in capsys.readouterr().out
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from multiring.data.orders import Order, SequentialOrder
 from multiring.training import report
 from multiring.training.circumstances import circumstances
-from multiring.training.evaluation import LOSS_PARTS, counted
-from multiring.training.intervals import GROUPS, by_jackknife, of_a_share
+from multiring.training.evaluation import LOSS_PARTS, evaluate
+from multiring.training.intervals import GROUPS, jackknife_intervals, wilson_interval
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (1, 3), (17, 800), (400, 800), (799, 800), (7, 7)])
@@ -27,7 +27,7 @@ def test_an_interval_of_a_share_is_where_the_score_test_does_not_reject(hits: in
     def margin(true: float) -> float:
         return float(abs(share - true) / math.sqrt(true * (1 - true) / total) - stats.norm.ppf(0.975))
 
-    low, high = of_a_share(hits, total)
+    low, high = wilson_interval(hits, total)
     assert 0 <= low <= 100 * share + 1e-9
     assert 100 * share - 1e-9 <= high <= 100
     if hits:
@@ -39,7 +39,9 @@ def test_an_interval_of_a_share_is_where_the_score_test_does_not_reject(hits: in
 def test_the_jackknife_of_a_mean_is_its_own_interval_by_students_distribution() -> None:
     # With groups of one size, the mean of all samples is the mean of the groups' means, whose interval is known.
     groups = np.random.default_rng(3).integers(0, 50, (GROUPS, 1))
-    ((low, high),) = by_jackknife(groups, lambda total: total / GROUPS if total.sum() == groups.sum() else total / 19)
+    ((low, high),) = jackknife_intervals(
+        groups, lambda total: total / GROUPS if total.sum() == groups.sum() else total / 19
+    )
     middle, error = groups.mean(), stats.sem(groups[:, 0])
     known = stats.t.interval(0.95, GROUPS - 1, loc=middle, scale=error)
     assert (low, high) == pytest.approx(known, rel=1e-4)
@@ -78,7 +80,7 @@ def evaluated(losses: list[float], batch: int) -> float:
         values = torch.as_tensor(found["loss"])
         return values, torch.tensor([len(values)])
 
-    found = counted(nn.Identity(), Numbers(losses), measure, batch=batch, place=(0, 1))
+    found = evaluate(nn.Identity(), Numbers(losses), measure, batch=batch, place=(0, 1))
     assert found.counts.tolist() == [len(losses)]
     return found.loss
 

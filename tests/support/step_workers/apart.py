@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from multiring._bench.workers import step_worker
 from multiring._bench.workers.step_case import FileRendezvous
-from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_task import StepTask
 
 
 @contextlib.contextmanager
-def apart(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[step_worker.Training]:
+def apart(task: StepTask, _rendezvous: FileRendezvous) -> Iterator[step_worker.Training]:
     yield step_worker.Training(task.model, task.optimizer(), "", {})
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multiring._bench.workers.step_case import Pace, StepCase
 from multiring._bench.workers.step_models import NETWORKS
-from multiring._bench.workers.step_task import LEARNING_RATE, MOMENTUM, TrainingTask
+from multiring._bench.workers.step_task import LEARNING_RATE, MOMENTUM, StepTask
 
 _LEAST_SLEEP_S = 50e-6  # the system would extend a shorter sleep
 
@@ -78,8 +78,8 @@ class EmulatedOptimizer(torch.optim.SGD):
         return None
 
 
-class EmulatedTask(TrainingTask):
-    """A TrainingTask whose times come from `case.pace`."""
+class EmulatedTask(StepTask):
+    """A StepTask whose times come from `case.pace`."""
 
     def __init__(self, case: StepCase, rank: int) -> None:
         self.case = case

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from multiring._bench.workers.step_case import ANSWER, FileRendezvous, Pace, read_case
-from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_task import StepTask
 
 
-def measure(task: TrainingTask, steps: int, warmup: int) -> Pace:
+def measure(task: StepTask, steps: int, warmup: int) -> Pace:
     """Return the medians over `steps` steps."""
     arrived: list[tuple[str, float]] = []
     for name, parameter in task.model.named_parameters():
@@ -50,7 +50,7 @@ def main() -> None:
     """Measure, and write the answer."""
     case = read_case()
     torch.set_num_threads(case.threads)
-    pace = measure(TrainingTask(case, 0), case.steps, case.warmup)
+    pace = measure(StepTask(case, 0), case.steps, case.warmup)
     FileRendezvous(Path(case.out_dir), 0, 1).tell(ANSWER, {"wrong": "", **asdict(pace)})
 
 

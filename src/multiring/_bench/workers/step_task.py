@@ -9,7 +9,7 @@ from multiring._bench.workers.step_models import NETWORKS
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 
 
-class TrainingTask:
+class StepTask:
     """One rank's network and batch.
 
     All ranks have the same weights and different samples.

@@ -38,7 +38,7 @@ from multiring._bench.workers.step_case import (
 from multiring._bench.workers.step_check import Sums, digest, mean_fault, signed_sums, tolerance_of
 from multiring._bench.workers.step_emulated import EmulatedTask
 from multiring._bench.workers.step_models import NETWORKS
-from multiring._bench.workers.step_task import TrainingTask
+from multiring._bench.workers.step_task import StepTask
 from multiring._settings import Settings
 from multiring._version import VERSION
 
@@ -56,7 +56,7 @@ class Training:
     settings: dict[str, str]
     is_shared: bool = True
 
-    def step(self, task: TrainingTask) -> None:
+    def step(self, task: StepTask) -> None:
         """Take one training step."""
         self.optimizer.zero_grad()
         task.backward(self.model)
@@ -67,7 +67,7 @@ class Training:
 
 
 @contextlib.contextmanager
-def with_multiring(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
+def with_multiring(task: StepTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
     """Train with multiring's DistributedOptimizer, as at the start of its documentation."""
     mt.init()
     mt.broadcast_parameters(task.model.state_dict(), root_rank=0)
@@ -89,7 +89,7 @@ def process_group(rendezvous: FileRendezvous, backend: str) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def ddp_training(task: TrainingTask, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
+def ddp_training(task: StepTask, group: dist.ProcessGroup | None = None, *, hooked: bool = False) -> Training:
     """Return a DistributedDataParallel over `group` (None: all ranks).
 
     `hooked`: with multiring's communication hook.
@@ -113,7 +113,7 @@ def ddp_training(task: TrainingTask, group: dist.ProcessGroup | None = None, *, 
 
 @contextlib.contextmanager
 def with_ddp(
-    task: TrainingTask, rendezvous: FileRendezvous, backend: str = "gloo", *, hooked: bool = False
+    task: StepTask, rendezvous: FileRendezvous, backend: str = "gloo", *, hooked: bool = False
 ) -> Iterator[Training]:
     """Train with DistributedDataParallel over a backend, see `ddp_training`."""
     with process_group(rendezvous, backend):
@@ -123,7 +123,7 @@ def with_ddp(
 
 @contextlib.contextmanager
 def with_fsdp(
-    task: TrainingTask, rendezvous: FileRendezvous, backend: str, *, in_arena: bool = False
+    task: StepTask, rendezvous: FileRendezvous, backend: str, *, in_arena: bool = False
 ) -> Iterator[Training]:
     """Train with fully_shard of the network's units and of the rest.
 
@@ -160,12 +160,12 @@ def _averages(ranks: int) -> bool:
 
 
 @contextlib.contextmanager
-def with_nobody(task: TrainingTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
+def with_nobody(task: StepTask, _rendezvous: FileRendezvous) -> Iterator[Training]:
     """Train each rank without communication."""
     yield Training(task.model, task.optimizer(), f"torch {torch.__version__}", {}, is_shared=False)
 
 
-LIBRARIES: dict[str, Callable[[TrainingTask, FileRendezvous], contextlib.AbstractContextManager[Training]]] = {
+LIBRARIES: dict[str, Callable[[StepTask, FileRendezvous], contextlib.AbstractContextManager[Training]]] = {
     OURS: with_multiring,
     DDP: with_ddp,
     DDP_OURS: partial(with_ddp, backend="multiring"),
@@ -179,7 +179,7 @@ LIBRARIES: dict[str, Callable[[TrainingTask, FileRendezvous], contextlib.Abstrac
 # ---- verification and timing ----
 
 
-def fault(task: TrainingTask, training: Training, alone: Sums, rendezvous: FileRendezvous) -> str:
+def fault(task: StepTask, training: Training, alone: Sums, rendezvous: FileRendezvous) -> str:
     """Take a step, and return a description of its error, or "".
 
     Args:
@@ -204,14 +204,14 @@ def fault(task: TrainingTask, training: Training, alone: Sums, rendezvous: FileR
     return difference(task, training, rendezvous, "one step")
 
 
-def difference(task: TrainingTask, training: Training, rendezvous: FileRendezvous, when: str) -> str:
+def difference(task: StepTask, training: Training, rendezvous: FileRendezvous, when: str) -> str:
     """Return "", or a sentence if the ranks' parameters differ after `when` although they should not."""
     rendezvous.tell(f"digest after {when}", digest(task.model))
     is_one = len(set(rendezvous.hear(f"digest after {when}"))) == 1
     return "" if is_one or not training.is_shared else f"after {when} the ranks' parameters differ"
 
 
-def time_steps(case: StepCase, task: TrainingTask, training: Training, rendezvous: FileRendezvous) -> list[float]:
+def time_steps(case: StepCase, task: StepTask, training: Training, rendezvous: FileRendezvous) -> list[float]:
     """Return the seconds of each of `case.steps` steps, taken one straight after the other."""
     task.verified()
     for _ in range(case.warmup):
@@ -237,7 +237,7 @@ def main() -> None:
     settings = Settings.from_environment()
     rendezvous = FileRendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
     torch.set_num_threads(case.threads)
-    task = EmulatedTask(case, rendezvous.rank) if case.pace else TrainingTask(case, rendezvous.rank)
+    task = EmulatedTask(case, rendezvous.rank) if case.pace else StepTask(case, rendezvous.rank)
     task.reproducible_backward(task.model)
     alone = signed_sums(task.model)
     task.model.zero_grad()
