@@ -34,7 +34,7 @@ LAYERS = (
     "_setting_values | _replacing | optim | frontend | gradients",
     "errors | _former_names | _version",
 )
-# The parts of a room that has many, in the same way.
+# The order of the parts of one package, from the top, as in LAYERS.
 PARTS = {
     "data": (
         "balance | packing",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 BATCH, SAMPLES = 8, 4096
 STAGES = ("source", "disk", "decode", "compute", "wire", "workers")
-WITHIN = 1.03  # trainings of a second vary by this factor
+WITHIN = 1.03  # the times of equal trainings of one second differ by up to this factor
 GRADIENT_BYTES = 1 << 19
 INNER = "--inner"
 

@@ -18,7 +18,7 @@ _NATIVE = "multiring._native"  # it always had the underscore
 
 
 class _FormerModule(Loader):
-    """Loads a module as the module of another name, which it imports."""
+    """Imports a module under its former name, and loads it under the current name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +31,7 @@ class _FormerModule(Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but undo what the import system changed: the module was executed under its former name."""
+        """Restore the module's spec, which the import system replaced. The module was executed before."""
         module.__spec__ = self._spec
 
 

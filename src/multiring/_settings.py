@@ -90,7 +90,7 @@ class Settings:
         "MULTIRING_RAILS",
         values.rails,
         None,
-        "different interface names or addresses with commas between, each with its :rate or without, "
+        "interface names or addresses, each once, separated by commas; each may end with :rate, "
         "like rail0:1gbit,rail1:250mbit",
         "interfaces that carry bytes between hosts. Default: MULTIRING_INTERFACE, else the interfaces of the topology "
         "file, else the interface of the default route",

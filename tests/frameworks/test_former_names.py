@@ -1,4 +1,4 @@
-"""Former names of public packages: an error says the current name, also of an import statement."""
+"""Former names of public packages raise an error with the current name, also in an import statement."""
 
 import importlib.util
 from pathlib import Path

@@ -236,7 +236,7 @@ def test_a_message_nobody_takes_is_named() -> None:
 
 def test_a_message_of_another_size_is_named() -> None:
     both = [Move(Kind.COPY, 0, -1, 0, 2, False, (0,))]
-    _refused(TWO, [[SEND_0_TO_1], both], "rank 0 sends 1 chunks, it takes 2")
+    _refused(TWO, [[SEND_0_TO_1], both], "rank 0 sends 1 chunks, but rank 1 expects 2")
 
 
 def test_reading_what_nobody_wrote_is_named() -> None:

@@ -303,7 +303,7 @@ def test_a_message_of_another_wire_type_is_named() -> None:
     schedule = build("direct", _frame((2,), (Wire.BF16,)))
     programs = all_moves(schedule)
     mutant = [move._replace(wire=Wire.FP16) for move in programs[0].rows()]
-    with pytest.raises(ScheduleError, match="rank 0 sends wire type fp16, it takes bf16"):
+    with pytest.raises(ScheduleError, match="rank 0 sends wire type fp16, but rank 1 expects bf16"):
         check_moves(schedule, {**programs, 0: Moves.of(mutant)})
 
 

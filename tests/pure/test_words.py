@@ -1,4 +1,4 @@
-"""docs/glossary.md: no name in the code uses a former word of the glossary, nor prose if the row says so."""
+"""docs/glossary.md: names do not use the former words, and prose does not use those that the table marks."""
 
 import ast
 import io

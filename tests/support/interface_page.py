@@ -64,13 +64,13 @@ _HEAD = """# The interface of each framework
 
 Look up which function of which adapter does what. An adapter is a module such as `multiring.torch`
 or `multiring.jax`; its functions have Horovod's names. `yes` means that the adapter has the
-function under this name. Another name is what you call in that framework instead: a function of the adapter,
-a method of Chainer's communicator `comm`, or the framework's own. A number is the reason why the
-framework cannot have the function; the reasons are below the table.
+function under this name. Another name is the function to call in that framework: a function of the
+adapter, a method of Chainer's communicator `comm`, or the framework's own function. A number refers
+to the reason, below the table, why the framework cannot have the function.
 
 `python tests/support/interface_page.py` made this page from the adapters' `__all__`. A test
-verifies that the page is what the code says. [frameworks.md](frameworks.md) shows what each adapter
-was tested for.
+compares the page with the code. [frameworks.md](frameworks.md) shows the test results of each
+adapter.
 
 """
 _TAIL = """
@@ -84,12 +84,12 @@ _TAIL = """
 | the operation of `allreduce` and `reducescatter` | `op`; by default the average |
 | `distribute` | `distribute(what, ...)` returns `what`, ready for many ranks (see below) |
 | the gradient of a broadcast | as in Horovod: all ranks' average on the root, zero on other ranks |
-| a second `init` | does nothing with no or the same arguments; it refuses others by name |
+| a second `init` | returns at once with equal arguments or none; with other arguments, it raises an error that names them |
 | a failed operation | raises a `multiring.errors.CollectiveError`; `error_of` finds it in a framework's error |
 
-`distribute` takes what the framework's users write: a model, an optimizer and a loader in torch; an
-optimizer or a tape in TensorFlow; a model in Keras; an optimizer in JAX and Chainer; a solver in
-Caffe. All but those of torch and Keras, which serve all ranks, also take `process_set`.
+The arguments of `distribute` depend on the framework: a model, an optimizer and a loader in torch;
+an optimizer or a tape in TensorFlow; a model in Keras; an optimizer in JAX and Chainer; a solver in
+Caffe. In torch and Keras it always uses all ranks; the other frameworks also accept `process_set`.
 
 Exceptions:
 

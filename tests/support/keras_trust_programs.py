@@ -214,7 +214,7 @@ class Own(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
 
 
 class Handing(keras.Sequential):  # type: ignore[misc] # Keras has no types
-    """A model whose methods hand on what they get."""
+    """A model whose methods pass their arguments on to Keras."""
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         return super().evaluate(*arguments, **options)

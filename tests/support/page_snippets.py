@@ -71,6 +71,23 @@ peak_of_small_products = lambda: mt.measured_peak(sizes=(32, 64), channels=8, se
         instead=("samples=len(inputs))", "samples=len(inputs), measure=peak_of_small_products)"),
     ),
     ("adapters.md", "ADAPTER = conformance.Adapter("): Snippet(after="assert ADAPTER.name == 'mine'"),
+    ("adapters.md", "class Trainer:"): Snippet(
+        after="""
+adapters.init()
+slope = np.full(2, 1.0 + adapters.rank(), np.float32)
+trainer = ADAPTER.trainer({"used": np.zeros(2, np.float32), "unused": slope}, 0.5, adapters.global_process_set)
+state = trainer.state(step=adapters.rank())
+state.sync()
+trainer.step({"used": slope})
+assert trainer.parameters()["used"].tolist() == [-0.75, -0.75]
+assert trainer.parameters()["unused"].tolist() == [1.0, 1.0]
+assert state.step == 0
+state.restore()
+assert trainer.parameters()["used"].tolist() == [0.0, 0.0]
+assert ADAPTER.all_reduce(slope, "max", process_set=adapters.global_process_set).tolist() == [2.0, 2.0]
+""",
+        framework="",
+    ),
     ("data.md", 'data = Dataset("/data/imagenet/train", seed=1)  # or s3://bucket/train, https://..., a pack'): Snippet(
         before="""
 import os

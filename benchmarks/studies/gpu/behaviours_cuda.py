@@ -46,7 +46,7 @@ def runtime() -> ctypes.CDLL:
     torch = pytorch()
 
     torch.zeros(1, device="cuda")
-    c = ctypes.CDLL(None)  # a stand-in that is loaded before all others goes first
+    c = ctypes.CDLL(None)  # a preloaded stand-in takes precedence
     if not hasattr(c, "cudaHostRegister"):
         c = ctypes.CDLL(loaded("libcudart.so"))
     # Without types, ctypes would cut addresses that are Python integers to 32 bits.
@@ -142,7 +142,7 @@ def program(text: str) -> Any:
 
 @cuda
 def codes_while_a_stream_works() -> list[int]:
-    """Return the codes of queries of a stream and an event, then the last error; all that after the work, too."""
+    """Query a stream and an event during their work and after it; return the codes and the last error."""
     c, one, mark = runtime(), stream(), event()
     occupy(one)
     c.cudaEventRecord(mark, one)
@@ -152,7 +152,7 @@ def codes_while_a_stream_works() -> list[int]:
 
 @cuda
 def blocking_stream_waits_for_the_legacy_stream() -> dict[str, list[int]]:
-    """Tell whether streams of both kinds wait for work of the legacy stream, and the legacy stream for theirs."""
+    """Check for both kinds of streams whether they wait for the legacy stream, and it for them."""
     c, found, null = runtime(), {}, ctypes.c_void_p(0)
     for name, flags in (("blocking", 0), ("non-blocking", NON_BLOCKING)):
         one, mark = stream(flags), event()
@@ -199,7 +199,7 @@ def an_event_may_be_destroyed_while_waited_for() -> list[int]:
 
 @cuda
 def elapsed_time() -> list[Any]:
-    """Return the codes of the elapsed time with and without timing, before and after the end."""
+    """Return the codes of cudaEventElapsedTime, before and after the work, and for events without timing."""
     c, one, span = runtime(), stream(), ctypes.c_float(-1)
     first, last = event(0), event(0)
     c.cudaEventRecord(first, one)
@@ -215,7 +215,7 @@ def elapsed_time() -> list[Any]:
 
 @cuda
 def host_function_runs_in_stream_order() -> list[Any]:
-    """Return what a host function saw that was put behind a copy, and what a CUDA call in it answers."""
+    """Run a host function after a copy; return the value that it saw, and the code of a CUDA call in it."""
     c, one, host, device = runtime(), stream(), pinned(8), device_memory(8)
     c.cudaMemset(device, 7, ctypes.c_size_t(8))
     seen: list[int] = []
@@ -240,7 +240,7 @@ def wait_value_on_pinned_memory() -> list[Any]:
     driver = ctypes.CDLL("libcuda.so.1")
     attribute = ctypes.c_int(-1)
     codes = [driver.cuDeviceGetAttribute(ctypes.byref(attribute), 122, 0), attribute.value]
-    codes.append(driver.cuStreamWaitValue32_v2(one, flag, ctypes.c_uint32(3), 0))  # 0: until at least
+    codes.append(driver.cuStreamWaitValue32_v2(one, flag, ctypes.c_uint32(3), 0))  # flag 0: wait for a value of 3 or more
     c.cudaEventRecord(mark, one)
     codes.append(c.cudaEventQuery(mark))
     ctypes.c_uint32.from_address(flag.value or 0).value = 3
@@ -249,7 +249,7 @@ def wait_value_on_pinned_memory() -> list[Any]:
 
 @cuda
 def wait_value_on_registered_shared_memory() -> list[Any]:
-    """Do the same with shared memory that was registered, and let the device write a number back."""
+    """Let a stream wait for a number in registered shared memory, and write another number there."""
     c, one, mark = runtime(), stream(), event()
     _, address, _ = shared(PAGE)
     driver, codes = ctypes.CDLL("libcuda.so.1"), [register(address, PAGE, PORTABLE)]
@@ -263,7 +263,7 @@ def wait_value_on_registered_shared_memory() -> list[Any]:
 
 @cuda
 def a_stream_that_waits_for_a_value_for_ever_can_be_freed_by_the_host() -> list[int]:
-    """Query a stream that waits for a value: the process is not held, and the host may end the wait later."""
+    """Query a stream that waits for a value: the query returns at once, and the host can end the wait later."""
     c, one, flag = runtime(), stream(), pinned(64)
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuStreamWaitValue32_v2(one, flag, ctypes.c_uint32(1), 0)
@@ -285,7 +285,7 @@ def stream_priorities() -> list[int]:
 
 @cuda
 def wait_value_in_a_capture() -> list[Any]:
-    """Return the code of a wait for a number in a captured stream, the capture's end, and the graph's run."""
+    """Capture a stream's wait for a number, and run the graph; return the codes of all calls."""
     c, flag, driver = runtime(), pinned(64), ctypes.CDLL("libcuda.so.1")
     one, graph, ready, mark = stream(), ctypes.c_void_p(), ctypes.c_void_p(), event()
     c.cudaStreamBeginCapture(one, 0)
@@ -303,7 +303,7 @@ def wait_value_in_a_capture() -> list[Any]:
 
 @cuda
 def visible_devices() -> dict[str, Any]:
-    """Return the code and number of devices by CUDA_VISIBLE_DEVICES, and the number that NVML counts."""
+    """Count the devices under several values of CUDA_VISIBLE_DEVICES, with CUDA and with NVML."""
     text = """
         import ctypes, os, sys
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -330,7 +330,7 @@ def visible_devices() -> dict[str, Any]:
 
 @cuda
 def threads_and_devices() -> dict[str, Any]:
-    """Tell the device of a new thread, and the code of a device that does not exist."""
+    """Return the current device of a new thread, and the code of selecting a missing device."""
     c, found = runtime(), {}
 
     def ask() -> None:
@@ -349,7 +349,7 @@ def threads_and_devices() -> dict[str, Any]:
 
 @cuda
 def register_parts_and_twice() -> dict[str, Any]:
-    """Return the codes of registrations that overlap, that are not aligned, and that are undone in another order."""
+    """Return the codes of registrations that overlap, are not aligned, or are undone in another order."""
     _, address, _ = shared(16 * PAGE)
     found: dict[str, Any] = {
         "all": register(address, 16 * PAGE),
@@ -370,7 +370,7 @@ def register_parts_and_twice() -> dict[str, Any]:
 
 @cuda
 def register_two_mappings_of_the_same_memory() -> list[int]:
-    """Register two mappings of the same shared memory, and see a copy through one in the other."""
+    """Register two mappings of the same shared memory, copy through one, and read through the other."""
     c = runtime()
     _, first, descriptor = shared(PAGE)
     mapping = mmap.mmap(descriptor, PAGE)
@@ -410,7 +410,7 @@ def register_in_two_processes() -> Any:
 
 @cuda
 def register_a_read_only_mapping() -> list[int]:
-    """Return the codes of registering memory that the process may only read, without and with the flag for it."""
+    """Register memory that the process may only read, without and with the read-only flag; return the codes."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -421,7 +421,7 @@ def register_a_read_only_mapping() -> list[int]:
 
 @cuda
 def registered_memory_is_unmapped_and_mapped_again() -> list[int]:
-    """Unmap registered memory without undoing it, map other memory there, register that."""
+    """Unmap memory that is still registered, map other memory there, and register the new memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -448,7 +448,7 @@ class _Attributes(ctypes.Structure):
 
 @cuda
 def pointer_attributes() -> dict[str, Any]:
-    """Return the code, type and device of each kind of pointer, and whether the device knows it by the same address."""
+    """Return the code, type and device of each kind of pointer, and whether its device address is the same."""
     c, found = runtime(), {}
     _, address, _ = shared(4 * PAGE)
     register(address, 2 * PAGE)
@@ -510,7 +510,7 @@ def out_of_memory() -> list[Any]:
 
 @cuda
 def free_waits_for_the_device() -> list[int]:
-    """Tell whether cudaFree, cudaHostUnregister, cudaFreeHost and cudaMalloc wait for work of another stream."""
+    """Check whether calls that free or allocate memory wait for the work of another stream."""
     c, found = runtime(), []
     _, address, _ = shared(PAGE)
     register(address, PAGE)
@@ -546,7 +546,7 @@ class IpcHandle(ctypes.Structure):
 
 @cuda
 def ipc_between_processes() -> Any:
-    """Give another process a handle of device memory; it opens, writes and closes. Then open in this process."""
+    """Write to device memory from another process through its handle; then open the handle in this process."""
     c, handle, memory, host = runtime(), IpcHandle(), device_memory(1 << 22), pinned(8)
     code = c.cudaIpcGetMemHandle(ctypes.byref(handle), memory)
     text = f"""
@@ -607,7 +607,7 @@ def fork_after_the_context() -> list[int]:
 
 @cuda
 def sticky_error() -> dict[str, Any]:
-    """Make an assertion fail on the device, then call what a library would call."""
+    """Make an assertion fail on the device; return the codes of later calls of all kinds."""
     torch = pytorch()
 
     c, one, mark, memory, host = runtime(), stream(), event(), device_memory(8), pinned(8)
@@ -642,7 +642,7 @@ def sticky_error() -> dict[str, Any]:
 
 
 def capturing(call: Callable[[Any, Any], Any], mode: int = 0) -> list[Any]:
-    """Return the result of a call during a capture, then the code of its end and of the graph."""
+    """Make a call during a capture; return its result, the capture's codes, and whether a graph was made."""
     c, one, side, graph = runtime(), stream(), stream(), ctypes.c_void_p()
     began = c.cudaStreamBeginCapture(one, mode)
     answer = call(one, side)
@@ -653,7 +653,7 @@ def capturing(call: Callable[[Any, Any], Any], mode: int = 0) -> list[Any]:
 
 @cuda
 def calls_during_a_capture() -> dict[str, Any]:
-    """Return the codes of calls during a capture in the strictest mode, on the captured stream or beside it."""
+    """Return the codes of calls during a capture in the strictest mode, on the captured and on other streams."""
     c, host, device = runtime(), pinned(64), device_memory(64)
     _, address, _ = shared(PAGE)
     before = event()
@@ -701,5 +701,5 @@ def calls_during_a_capture() -> dict[str, Any]:
 
 @cuda
 def calls_beside_a_capture_of_another_mode() -> dict[str, Any]:
-    """Return the codes of an allocation during captures of the modes global, of the thread, and relaxed."""
+    """Return the codes of an allocation during a capture, for the modes global, thread-local and relaxed."""
     return {str(mode): capturing(lambda *_: device_memory_only(64), mode) for mode in (0, 1, 2)}

@@ -76,7 +76,7 @@ def alone() -> ctypes.c_void_p:
 
 
 def async_error(communicator: ctypes.c_void_p) -> list[int]:
-    """Return the code of asking for a communicator's asynchronous error, and the error."""
+    """Return the code of ncclCommGetAsyncError, and the error that it reports."""
     found = ctypes.c_int(-1)
     return [library().ncclCommGetAsyncError(communicator, ctypes.byref(found)), found.value]
 
@@ -150,7 +150,7 @@ def bad_arguments() -> dict[str, Any]:
 
 @nccl
 def an_error_inside_a_group() -> list[Any]:
-    """Put a wrong call between two right ones in a group, and see what the end answers and what ran."""
+    """Make a wrong call in a group; return the code of the group's end, and whether the right call ran."""
     n, comm, x, y, one = library(), alone(), tensor(1, 2), tensor(0, 0), stream()
     runtime().cudaDeviceSynchronize()
     codes = [n.ncclGroupStart(), n.ncclAllReduce(x.data_ptr(), y.data_ptr(), 2, FLOAT32, SUM, comm, one)]
@@ -177,7 +177,7 @@ def send_to_itself() -> list[Any]:
 
 @nccl
 def is_asynchronous() -> list[int]:
-    """Tell whether a reduction returns before work that its stream has to do first."""
+    """Check whether a reduction returns while its stream still does earlier work."""
     n, comm, x, one, mark = library(), alone(), tensor(1, 2), stream(), event()
     n.ncclAllReduce(x.data_ptr(), x.data_ptr(), 2, FLOAT32, SUM, comm, one)
     runtime().cudaDeviceSynchronize()
@@ -190,7 +190,7 @@ def is_asynchronous() -> list[int]:
 
 @nccl
 def premultiplied_sum() -> list[Any]:
-    """Reduce with a factor from host memory, then again after its operation is destroyed."""
+    """Reduce with a factor from host memory, before and after the custom operation is destroyed."""
     n, comm, x, one, op = library(), alone(), tensor(3, 3), stream(), ctypes.c_int()
     factor = ctypes.c_float(0.5)
     runtime().cudaDeviceSynchronize()
@@ -269,7 +269,7 @@ def non_blocking_communicator() -> dict[str, Any]:
 
 @nccl
 def abort_while_a_rank_is_missing() -> dict[str, Any]:
-    """Make rank 0 of two without the other, without blocking, and abort: neither may wait for the missing rank."""
+    """Make and abort a communicator whose second rank is missing: neither call may wait for that rank."""
     n, made, config = library(), ctypes.c_void_p(), _non_blocking()
     began = time.monotonic()
     found: dict[str, Any] = {
@@ -314,7 +314,7 @@ def two_processes_on_one_gpu() -> Any:
 
 @nccl
 def split_and_destroy() -> dict[str, Any]:
-    """Split a communicator with and without a colour, destroy the parent first, use the child."""
+    """Split a communicator with and without a colour, destroy the parent, and use the child."""
     n, parent, child, none = library(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(1)
     n.ncclCommInitRank(ctypes.byref(parent), 1, unique_id(), 0)
     x, one = tensor(1, 2), stream()
@@ -352,7 +352,7 @@ def captured_in_a_graph() -> list[Any]:
 
 @nccl
 def after_a_sticky_error() -> dict[str, Any]:
-    """Make an assertion fail on the device, then use, ask and abort a communicator."""
+    """Make an assertion fail on the device; then use, query and abort a communicator."""
     torch = pytorch()
 
     n, comm, x, one = library(), alone(), tensor(1, 2), stream()

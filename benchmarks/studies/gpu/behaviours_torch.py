@@ -26,7 +26,7 @@ def _busy(stream: Any) -> None:
 
 @torch_
 def copies_and_the_host() -> dict[str, Any]:
-    """Tell which copies between host and device wait, and which value each one saw."""
+    """Check which copies between host and device block the host, and which value each copy transferred."""
     torch = pytorch()
 
     side, found = torch.cuda.Stream(), {}
@@ -60,7 +60,7 @@ def copies_and_the_host() -> dict[str, Any]:
 
 @torch_
 def warnings_of_synchronisation() -> dict[str, bool]:
-    """Tell which operations the debug mode of synchronisations reports."""
+    """Return which operations PyTorch's debug mode reports as synchronising."""
     torch = pytorch()
 
     x, side = torch.ones(1000, device="cuda"), torch.cuda.Stream()
@@ -104,7 +104,7 @@ def warnings_of_synchronisation() -> dict[str, bool]:
 
 @torch_
 def allocator_reuse() -> dict[str, bool]:
-    """Tell when a freed block is given out again, by stream and by what is still running."""
+    """Check when the allocator reuses a freed block: on which stream, and while which work still runs."""
     torch = pytorch()
 
     side, size, found = torch.cuda.Stream(), 1 << 20, {}
@@ -144,7 +144,7 @@ def allocator_reuse() -> dict[str, bool]:
 
 @torch_
 def streams_of_threads_and_of_backward() -> dict[str, Any]:
-    """Tell device and stream in a new thread, and the thread and stream in which hooks of backward run."""
+    """Return the stream of a new thread, and the thread and stream in which hooks of backward run."""
     torch = pytorch()
 
     found: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def streams_of_threads_and_of_backward() -> dict[str, Any]:
 
 @torch_
 def is_pinned() -> list[bool]:
-    """Tell whether PyTorch knows registered shared memory as pinned: all of it, a part, memory behind it."""
+    """Check whether PyTorch reports registered memory as pinned: all of it, a part, and memory after it."""
     torch = pytorch()
 
     mapping, address, _ = shared(4 * PAGE)
@@ -229,7 +229,7 @@ def errors_that_stay() -> list[str]:
 
 @torch_
 def dlpack_and_array_interface() -> dict[str, Any]:
-    """Tell what DLPack and the array interface give, and whether an import orders the streams."""
+    """Return what DLPack and the array interface report, and whether an import orders the streams."""
     torch = pytorch()
 
     x = torch.zeros(1000, device="cuda")

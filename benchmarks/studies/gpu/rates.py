@@ -1,4 +1,4 @@
-"""Measure what the planning of collectives over GPUs needs to know about the GPU of this machine.
+"""Measure the rates and delays of this machine's GPU that the planner of collectives needs.
 
     python benchmarks/studies/gpu/rates.py [--save FILE]
 
@@ -88,7 +88,7 @@ def copies() -> dict[str, Any]:
 
 
 def chunks() -> dict[str, float]:
-    """Measure 64 MiB in pieces, all started at once, from the device to registered memory: the cost of a pipeline."""
+    """Measure the rate of copying 64 MiB from the device to registered memory, in pieces of several sizes."""
     c, whole = runtime(), 1 << 26
     _, arena, _ = shared(whole)
     register(arena, whole, PORTABLE)
@@ -107,7 +107,7 @@ def chunks() -> dict[str, float]:
 
 
 def registrations() -> dict[str, Any]:
-    """Measure registering shared memory, untouched and touched, and undoing it."""
+    """Measure how long shared memory takes to register and to unregister, untouched and touched."""
     found = {}
     for size in (1 << 20, 1 << 26, 1 << 30):
         for touched in (False, True):
@@ -160,13 +160,13 @@ def calls() -> dict[str, float]:
     }.items():
         c.cudaDeviceSynchronize()
         found[name] = median_us(call)
-        c.cudaGetLastError()  # "not ready" of a query would be the next call's error
+        c.cudaGetLastError()  # clear the "not ready" of a query, which the next call would return
     c.cudaDeviceSynchronize()
     return found
 
 
 class SmallCopy:
-    """A copy of 1 KiB to the host, and the ways of learning that it is done."""
+    """A copy of 1 KiB to the host, with several ways to wait for its end."""
 
     def __init__(self) -> None:
         self.host, self.device, self.stream = pinned(4096), device_memory(4096), stream()
@@ -177,7 +177,7 @@ class SmallCopy:
         self.counter = 0
 
     def start(self, mark: Any = None) -> None:
-        """Start the copy and record an event behind it."""
+        """Start the copy, and record an event after it."""
         copy(self.host, self.device, 1024, DEVICE_TO_HOST, self.stream)
         if mark is not None:
             runtime().cudaEventRecord(mark, self.stream)
@@ -187,7 +187,7 @@ class SmallCopy:
             pass
 
     def by_query(self) -> None:
-        """Ask for the event again and again."""
+        """Query an event in a loop."""
         self.start(self.polled)
         self._poll()
 
@@ -202,7 +202,7 @@ class SmallCopy:
         runtime().cudaEventSynchronize(self.blocking)
 
     def by_written_value(self) -> None:
-        """Let the stream write a number behind the copy and read it again and again."""
+        """Let the stream write a number after the copy, and read this number in a loop."""
         self.counter += 1
         self.start()
         self.driver.cuStreamWriteValue32_v2(self.stream, self.where, ctypes.c_uint32(self.counter), 0)
@@ -210,7 +210,7 @@ class SmallCopy:
             pass
 
     def released_by_a_value(self) -> None:
-        """Put the copy behind a wait for a number that the host writes at once."""
+        """Let the stream wait for a number before the copy; the host writes it at once."""
         self.counter += 1
         self.driver.cuStreamWaitValue32_v2(self.stream, self.where, ctypes.c_uint32(self.counter), 0)
         self.start(self.polled)
@@ -219,7 +219,7 @@ class SmallCopy:
 
 
 def delays() -> dict[str, float]:
-    """Measure how long the host takes to see the end of a small copy, by each way of waiting, copy included."""
+    """Measure a small copy and the wait for its end, for each way of waiting."""
     small, found = SmallCopy(), {}
     for call in (
         small.by_query,
@@ -230,12 +230,12 @@ def delays() -> dict[str, float]:
     ):
         runtime().cudaDeviceSynchronize()
         found[call.__name__] = median_us(call)
-        runtime().cudaGetLastError()  # "not ready" of a query would be the next call's error
+        runtime().cudaGetLastError()  # clear the "not ready" of a query, which the next call would return
     return found
 
 
 def conversions() -> dict[str, float]:
-    """Measure conversions on the device of 64 MiB of float32, in 10^9 bytes of float32 per second."""
+    """Measure conversions of 64 MiB of float32 on the device, in 10^9 bytes of float32 per second."""
     torch = pytorch()
     found: dict[str, float] = {}
     x = torch.randn(1 << 24, device="cuda")
@@ -261,7 +261,7 @@ def conversions() -> dict[str, float]:
 
 
 def nccl_one_rank() -> dict[str, float]:
-    """Measure NCCL's copy out of place over one rank: its overhead beside a plain copy."""
+    """Measure an all-reduce of NCCL over one rank, out of place: it is a copy with NCCL's overhead."""
     torch = pytorch()
     n, comm, c, one = library(), alone(), runtime(), stream()
     x, y, found = (

@@ -44,7 +44,10 @@ class Library(Protocol):
         """Return why the library cannot run `case`, or ""."""
 
     def buffers(self, asked: str) -> str:
-        """Return the library's kind of memory, if the user asks multiring for `asked`: "arena" or "ordinary"."""
+        """Return the kind of memory that the library uses, "arena" or "ordinary".
+
+        `asked` is the kind that the user requested for multiring.
+        """
 
     def settings(self, case: Case, ranks: int) -> Mapping[str, str]:
         """Return the library's settings in `case`; all cases of a job have the same settings."""

@@ -198,10 +198,11 @@ class _Proof:
             return self._contents(rank, move, 0)
         message = self.in_flight[peer, rank, move.channel].popleft()
         if len(message.contents) != move.span:
-            raise ScheduleError(f"rank {peer} sends {len(message.contents)} chunks, it takes {move.span}")
+            raise ScheduleError(f"rank {peer} sends {len(message.contents)} chunks, but rank {rank} expects {move.span}")
         if message.wire is not move.wire:
             raise ScheduleError(
-                f"rank {peer} sends wire type {message.wire.name.lower()}, it takes {move.wire.name.lower()}"
+                f"rank {peer} sends wire type {message.wire.name.lower()}, "
+                f"but rank {rank} expects {move.wire.name.lower()}"
             )
         return message
 

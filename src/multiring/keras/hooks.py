@@ -54,7 +54,7 @@ def around_evaluation(given: Any, saving: SharedSaving) -> list[Any]:
     Every rank calls it.
     """
     kept = _kept(listed(given))
-    if saving.is_shared:  # a callback evaluates: the phase of that callback continues
+    if saving.is_shared:  # a callback called this method; the shared phase of that callback continues
         return kept
     return [_First(saving), *kept, _Last(saving, restores=False)]
 

@@ -10,10 +10,10 @@ from multiring._schedule import FORMATS, wire_of
 
 # An average rounds once, by 6e-8 of an element. A wrong combination is off by about a whole gradient.
 TOLERANCE = 1e-4
-# Each rank's element is encoded once, and the sum once more. The changes of the elements have random signs; with this
-# factor of one change, a sum of all exceeds the tolerance by chance in less than one of 10,000 tensors.
+# Each rank's element is encoded once, and the sum once more. The errors have random signs. With this factor
+# of one error, the error of a sum exceeds the tolerance by chance in fewer than one of 10,000 tensors.
 _CHANGES = 2.5
-# The largest element of a block of a type with scales, relative to the root mean square of the block, at most.
+# An upper bound of a block's largest element, relative to the root mean square of the block.
 _SPREAD = 6
 # The signs of a gradient's elements repeat with this prime.
 PERIOD = 4093
