@@ -30,14 +30,14 @@ README_HEAD = "| framework | interface | version tested | checks passed |"
 # README's rows: a framework, its interface, and the columns of the page that the row sums up.
 _README_ROWS = (
     ("[PyTorch](docs/torch.md)", "`distribute`, Horovod's interface, a torch.distributed backend", ("torch",)),
-    ("[TensorFlow](docs/tensorflow.md)", "Horovod's interface", ("tensorflow",)),
+    ("[TensorFlow](docs/tensorflow.md)", "`distribute`, Horovod's interface", ("tensorflow",)),
     (
         "[Keras 3](docs/keras.md) on TensorFlow, torch, JAX",
         "`distribute`, Horovod's interface",
         ("keras-tensorflow", "keras-torch", "keras-jax"),
     ),
     ("[JAX](docs/jax.md)", "`distribute`, collectives inside `jit`", ("jax",)),
-    ("[Chainer](docs/chainer.md)", "ChainerMN's interface", ("chainer",)),
+    ("[Chainer](docs/chainer.md)", "`distribute`, ChainerMN's interface", ("chainer",)),
     (
         "[Caffe](docs/caffe.md), with a stand-in for pycaffe",
         "`distribute`, `multiring caffe train`",

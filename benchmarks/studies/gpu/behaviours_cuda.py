@@ -240,7 +240,9 @@ def wait_value_on_pinned_memory() -> list[Any]:
     driver = ctypes.CDLL("libcuda.so.1")
     attribute = ctypes.c_int(-1)
     codes = [driver.cuDeviceGetAttribute(ctypes.byref(attribute), 122, 0), attribute.value]
-    codes.append(driver.cuStreamWaitValue32_v2(one, flag, ctypes.c_uint32(3), 0))  # flag 0: wait for a value of 3 or more
+    codes.append(
+        driver.cuStreamWaitValue32_v2(one, flag, ctypes.c_uint32(3), 0)
+    )  # flag 0: wait for a value of 3 or more
     c.cudaEventRecord(mark, one)
     codes.append(c.cudaEventQuery(mark))
     ctypes.c_uint32.from_address(flag.value or 0).value = 3

@@ -198,7 +198,9 @@ class _Proof:
             return self._contents(rank, move, 0)
         message = self.in_flight[peer, rank, move.channel].popleft()
         if len(message.contents) != move.span:
-            raise ScheduleError(f"rank {peer} sends {len(message.contents)} chunks, but rank {rank} expects {move.span}")
+            raise ScheduleError(
+                f"rank {peer} sends {len(message.contents)} chunks, but rank {rank} expects {move.span}"
+            )
         if message.wire is not move.wire:
             raise ScheduleError(
                 f"rank {peer} sends wire type {message.wire.name.lower()}, "
