@@ -74,12 +74,21 @@ def problems(root: Path, today: date) -> list[str]:
     return found
 
 
-def interpreters(names: Sequence[str]) -> list[str]:
-    """Return the paths of the interpreters; raise ReleaseError with the names of missing ones."""
-    missing = [name for name in names if shutil.which(name) is None]
-    if missing:
-        raise ReleaseError(f"{', '.join(missing)}: not found on PATH; install it, or name a path with --pythons")
-    return [str(shutil.which(name)) for name in names]
+def interpreters(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the paths of the interpreters that run, and the problems of the others, one sentence each."""
+    paths, found = [], []
+    for name in names:
+        path = shutil.which(name)
+        if path is None:
+            found.append(f"{name}: not found on PATH; install it, or name a path with --pythons")
+            continue
+        # A shim of pyenv is on PATH for each installed version, but runs only those that pyenv's settings select.
+        done = subprocess.run([path, "-c", ""], capture_output=True, text=True, check=False)
+        if done.returncode:
+            found.append(f"{name}: {path} does not run: {done.stderr.strip()}; mend it, or name a path with --pythons")
+            continue
+        paths.append(path)
+    return paths, found
 
 
 def run(*command: str | Path, cwd: Path) -> None:
@@ -121,13 +130,22 @@ def check_wheels(root: Path, wheels: Sequence[Path], pythons: Sequence[str]) -> 
 
 
 def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) -> None:
-    """Check the checkout, build the packages, check them, and make the tag."""
-    found = problems(root, today)
+    """Check the checkout, build the packages, check them, and make the tag.
+
+    A dry run lists the problems first and again at the end. It builds with the interpreters that run.
+    """
+    paths, missing = interpreters(pythons)
+    found = [*problems(root, today), *missing]
     if found and not is_dry:
         raise ReleaseError("\n".join(found))
-    paths = interpreters(pythons)
+    version = version_of(root)
+    if is_dry:
+        lines = [f"would build multiring {version}: an sdist, and a wheel for each of {', '.join(paths) or 'none'}"]
+        lines += [f"would make the tag v{version}"] if not found else [f"would stop: {each}" for each in found]
+        sys.stdout.write("".join(f"dry run: {each}\n" for each in lines))
     wheels = build(root, paths)
-    check_wheels(root, wheels, paths)
+    if wheels:
+        check_wheels(root, wheels, paths)
     for path in wheels:
         sys.stdout.write(f"built and checked: {path.relative_to(root)}\n")
     if found:
@@ -135,7 +153,6 @@ def release(root: Path, today: date, pythons: Sequence[str], *, is_dry: bool) ->
     if is_dry:
         sys.stdout.write("dry run: everything passed; no tag was made\n")
         return
-    version = version_of(root)
     git(root, "tag", "--annotate", f"v{version}", "--message", f"multiring {version}")
     sys.stdout.write(f"made the tag v{version}; publish it with: git push origin v{version}\n")
 

@@ -311,9 +311,28 @@ def test_what_forbids_a_release_is_named(
     assert git(checkout, "tag") == ""
 
 
+def test_a_dry_run_lists_all_problems_before_it_builds(
+    script: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "build", lambda _root, pythons: sys.stdout.write(f"builds with {pythons}\n") and [])
+    (checkout / "left.txt").write_text("")
+    with pytest.raises(script.ReleaseError, match=r"left\.txt\npython9\.1: not found"):
+        script.release(checkout, TODAY, ["python9.1", sys.executable], is_dry=True)
+    plan, stops, lost, built = re.split("^(?=dry run: would stop|builds)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert plan == f"dry run: would build multiring {VERSION}: an sdist, and a wheel for each of {sys.executable}\n"
+    assert "git status lists changes" in stops
+    assert "python9.1: not found" in lost
+    assert built == f"builds with ['{sys.executable}']\n"
+
+
 def test_changes_and_missing_interpreters_forbid_a_release(script: ModuleType, checkout: Path) -> None:
     with pytest.raises(script.ReleaseError, match=r"python9\.1: not found on PATH"):
         script.release(checkout, TODAY, ["python9.1"], is_dry=False)
+    broken = checkout.parent / "python9.2"
+    broken.write_text("#!/bin/sh\necho no version 9.2 >&2; exit 127\n")
+    broken.chmod(0o755)
+    with pytest.raises(script.ReleaseError, match=r"python9\.2 does not run: no version 9\.2; mend it"):
+        script.release(checkout, TODAY, [str(broken)], is_dry=False)
     (checkout / "left.txt").write_text("")
     with pytest.raises(script.ReleaseError, match=r"git status lists changes: .*\n\?\? left\.txt"):
         script.release(checkout, TODAY, [sys.executable], is_dry=False)

@@ -84,7 +84,7 @@ _TAIL = """
 | the operation of `allreduce` and `reducescatter` | `op`; by default the average |
 | `distribute` | `distribute(what, ...)` returns `what`, ready for many ranks (see below) |
 | the gradient of a broadcast | as in Horovod: all ranks' average on the root, zero on other ranks |
-| a second `init` | returns at once with equal arguments or none; with other arguments, it raises an error that names them |
+| a second `init` | returns at once with equal arguments or none; with others it raises an error that names them |
 | a failed operation | raises a `multiring.errors.CollectiveError`; `error_of` finds it in a framework's error |
 
 The arguments of `distribute` depend on the framework: a model, an optimizer and a loader in torch;
