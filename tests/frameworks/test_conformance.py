@@ -34,8 +34,8 @@ def test_conforms(name: str, tmp_path: Path) -> None:
     )
     for check, text in skipped.items():
         print(f"{name}: {check} is not tried: {text}")  # noqa: T201 -- the page has the count
-    # All adapters share the core, which tells every other rank: the toy shows it with three ranks. In a framework, one
-    # survivor shows that the error is handed on.
+    # All adapters share the core, which reports a lost rank to all survivors. Three ranks of the toy test that. For a
+    # framework, one survivor suffices: it tests that the adapter raises the core's error.
     ranks = 3 if name == "toy" else 2
     faults = [kill(1).at("at work").after(0.2)]
     report = report_of(jobs.lose_a_rank, ranks, module, None, home=home, faults=faults, deadline_s=120)

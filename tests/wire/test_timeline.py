@@ -366,7 +366,7 @@ def test_on_one_host_who_leaves_last_writes_the_file(tmp_path: Path, pause_s: fl
     found = read(tmp_path / "trace.json")
     assert [len(slices(found, rank, "operation")) for rank in range(2)] == [1, 1]
     assert [found["metadata"]["ranks"][rank]["is_complete"] for rank in "01"] == [True, True]
-    assert said[0] < 10  # without the fix 60 s, because rank 1 does not come
+    assert said[0] < 10  # before the fix it was 60 s, because rank 1 did not come
 
 
 def leave_alone(here: Here, folder: str, leaver: int) -> float:
@@ -386,7 +386,7 @@ def leave_alone(here: Here, folder: str, leaver: int) -> float:
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
 def test_who_is_waited_for_leaves_without_its_timeline(tmp_path: Path, engine: str, leaver: int) -> None:
     said = run_ranks(leave_alone, 2, str(tmp_path), leaver, engine=engine)
-    assert max(said) < 8  # without the fix 24 s: twice the time to a stall warning
+    assert max(said) < 8  # before the fix it was 24 s, twice the time to a stall warning
 
 
 def stop_in_vain(here: Here, folder: str) -> None:

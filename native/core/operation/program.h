@@ -14,7 +14,7 @@ namespace multiring {
 // Enough lanes to keep every link busy while some segments wait for their last bytes. Each lane costs one stream per
 // peer.
 inline constexpr uint32_t kMostLanes = 16;
-// First channel of an agreement's second exchange, which adds the round. Moves use lower channels.
+// The second exchange of an agreement uses this channel plus the number of the round. Moves use lower channels.
 inline constexpr uint32_t kExplainChannel = 0xff00;
 inline constexpr uint8_t kMostEager = 64;  // most messages per peer and channel that travel as notes
 

@@ -28,7 +28,7 @@ def _all_gather(p: int, i: int) -> Moves:
 
 
 def _steps(kind: Kind, sent: np.ndarray, taken: np.ndarray, i: int, p: int) -> Moves:
-    """Return alternating moves: SEND each of `sent` to the next rank, `kind` each of `taken` from the previous one."""
+    """Return moves in pairs: SEND a chunk of `sent` to the next rank, then take a chunk of `taken` by `kind`."""
     steps = len(sent)
     reduces = kind is Kind.REDUCE
     sources = [(i - 1) % p, i] if reduces else [(i - 1) % p]

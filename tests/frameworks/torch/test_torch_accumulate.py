@@ -91,7 +91,7 @@ def test_what_makes_no_sense() -> None:
     with pytest.raises(ArgumentError, match="optimizer is a int"):
         mt.accumulate(3, 2)  # type: ignore[arg-type]
     accumulated = mt.accumulate(optimizer, 2)
-    with accumulated, pytest.raises(StateError, match="within `with`"), accumulated:
+    with accumulated, pytest.raises(StateError, match="are nested"), accumulated:
         pass
     step = optimizer.step
     with pytest.raises(ValueError, match="mine"), accumulated:  # the block's error passes, and `step` is restored

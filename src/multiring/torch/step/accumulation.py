@@ -38,7 +38,7 @@ class GradientAccumulation:
     def __enter__(self) -> bool:
         """Return whether this batch completes the step; otherwise disable `step` and `zero_grad` in the context."""
         if self._is_within:
-            raise StateError("accumulate: `with` within `with`; want one `with` for each batch")
+            raise StateError("accumulate: the `with` blocks of two batches are nested; use one `with` for each batch")
         self._is_within = True
         self._done += 1
         is_last = self._is_last or (isinstance(self._optimizer, Distributed) and self._optimizer.ends_early)
