@@ -87,7 +87,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         begun = time.monotonic()
         command = f"{sys.executable} -m pytest -p tests_cpu -n {options.workers} --dist worksteal".split()
-        environment = {**os.environ, RECORDS: name, "PYTHONPATH": str(Path(__file__).parent)}  # noqa: TID251 -- the child gets all variables
+        known = dict(os.environ)  # noqa: TID251 -- the child gets all variables
+        places = os.pathsep.join(filter(None, [str(Path(__file__).parent), known.get("PYTHONPATH")]))
+        environment = {**known, RECORDS: name, "PYTHONPATH": places}
         with subprocess.Popen([*command, *arguments], env=environment) as process:  # noqa: S603 -- pytest
             try:
                 code = process.wait()

@@ -11,9 +11,8 @@ from tests.support.ranks import Here, Process, run_ranks
 
 CASES, SEED = 2, 9_000
 FAMILIES = ("training-torch-2", "callbacks-torch-2")
-# This nursery runs programs in float32, as these families need.
 LOADED = Process(
-    nursery="keras-trust",
+    nursery="keras",
     beforehand=(*SAVES_BY, "benchmarks.evidence.keras.truth", "tests.support.keras_trust_programs"),
 )
 

@@ -13,7 +13,6 @@ from multiring.keras.replicas import same_data
 from multiring.keras.shards import ArrayShards, BatchDivision, unwrapped
 from multiring.keras.values import settled
 
-keras.config.set_floatx("float64")
 ROWS = 50
 NO_RATE: Any = None
 
@@ -223,6 +222,7 @@ def dealt(_folder: str) -> Any:
 
 def found(folder: str, names: Sequence[str]) -> dict[str, Any]:
     """Return each program's result, gathered from all ranks."""
+    keras.config.set_floatx("float64")  # in the rank, because other tests fork ranks from the same nursery
     mk.init()
     listed = (distributed, by_callbacks, accumulating, normalizing, mistaken, dealt)
     programs = {each.__name__: each for each in listed}

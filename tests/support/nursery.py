@@ -1,10 +1,10 @@
 """The process from which ranks are forked. It imports all modules once, so that a rank costs only milliseconds.
 
-    nursery          one for all tests; it imports numpy and multiring, but never initialises multiring
+    nursery          one for all workers of a test run; it imports numpy and multiring, but never initialises multiring
       supervisor     one for each job; it starts the ranks, injects the faults and ends all processes
         rank         runs the job's function and exits quickly, unless the test asks for a full interpreter exit
 
-tests/support/ranks.py starts the nursery with a socket as standard input.
+tests/support/ranks.py starts the nursery with a listening socket as standard input.
 """
 
 import atexit
@@ -37,11 +37,12 @@ import multiring
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RANKS_PER_HOST = {"shm+tcp": 2, "mpi": 1, "shm+mpi": 2}
 _TRACEBACK_S = 0.5  # time for a hanging rank to print its traceback
+_ALONE_S = 60.0  # the process that starts a nursery connects at once, if it lives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """The interpreter and the imports of a nursery. Jobs with equal homes share one nursery.
+    """The interpreter, environment and imports of a nursery. Jobs share one if their homes differ in imports only.
 
     `name` is the framework's name if the nursery loads one.
     """
@@ -68,7 +69,6 @@ class Request:
     engine: str
     environments: tuple[dict[str, str], ...]  # by rank
     faults: tuple[Fault, ...]
-    home: Home
     beforehand: tuple[str, ...]  # modules to import before ranks are forked
     ends_fully: bool  # run the interpreter's full finalization
     deadline_s: float
@@ -118,30 +118,52 @@ class Here:
         self._report.send(("stage", stage))
 
 
-def serve(door: socket.socket) -> None:
-    """Fork a supervisor for each request. Return only in ranks, once their function has ended."""
+def serve(listener: socket.socket) -> None:
+    """Fork a supervisor for each request of each test process. Return only in ranks, once their function has ended.
+
+    The nursery ends when the last test process has closed its connection.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        word, fds, _, _ = socket.recv_fds(door, 1, 1)
-        if not word:
-            os._exit(0)
-        channel = Connection(fds[0])
-        request: Request = channel.recv()
-        try:
-            job = _find(request)
-        except Exception:  # noqa: BLE001 -- reported to the test that asked
-            channel.send(traceback.format_exc())
-            channel.close()
-            continue
-        _leave_to_the_nursery()
-        if os.fork() == 0:
-            door.close()
-            run = _Supervisor(request, job, channel).run()
-            if run is None:
-                os._exit(0)
-            run()
-            return
+    doors: list[socket.socket] = []
+    while ready := wait([listener, *doors], None if doors else _ALONE_S):
+        for source in ready:
+            assert isinstance(source, socket.socket)
+            if source is listener:
+                doors.append(listener.accept()[0])
+                continue
+            word, fds, _, _ = socket.recv_fds(source, 1, 1)
+            if not word:
+                source.close()
+                doors.remove(source)
+                if not doors:
+                    os._exit(0)
+                continue
+            run = _begun(Connection(fds[0]), [listener, *doors])
+            if run is not None:
+                run()
+                return
+    os._exit(0)
+
+
+def _begun(channel: Connection, doors: list[socket.socket]) -> Callable[[], None] | None:
+    """Fork the supervisor of one job. Return None in the nursery, or a rank's function in the rank."""
+    request: Request = channel.recv()
+    try:
+        job = _find(request)
+    except Exception:  # noqa: BLE001 -- reported to the test that asked
+        channel.send(traceback.format_exc())
         channel.close()
+        return None
+    _leave_to_the_nursery()
+    if os.fork() == 0:
+        for door in doors:
+            door.close()
+        run = _Supervisor(request, job, channel).run()
+        if run is None:
+            os._exit(0)
+        return run
+    channel.close()
+    return None
 
 
 def _leave_to_the_nursery() -> None:
@@ -152,7 +174,7 @@ def _leave_to_the_nursery() -> None:
 
 
 def _find(request: Request) -> Callable[..., Any]:
-    for name in (*request.home.imports, *request.beforehand):
+    for name in request.beforehand:
         importlib.import_module(name)
     found: Any = importlib.import_module(request.module)
     for name in request.function.split("."):
@@ -410,4 +432,7 @@ if __name__ == "__main__":
     # Classes of module `__main__` differ from the classes that the tests unpickle.
     from tests.support import nursery
 
-    nursery.serve(socket.socket(fileno=os.dup(0)))
+    listening = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 -- ranks must not hold the socket open
+        os.dup2(nothing.fileno(), 0)
+    nursery.serve(listening)

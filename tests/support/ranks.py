@@ -1,13 +1,16 @@
 """The rig by which wire tests run ranks: n processes of one function, with a deadline; it reports every error."""
 
 import atexit
+import fcntl
+import hashlib
 import itertools
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -115,12 +118,11 @@ def report_of(  # noqa: PLR0913 -- all but two by name
         engine=engine,
         environments=tuple(environment_of(**{"rank": rank, **common, **own[rank]}) for rank in range(ranks)),
         faults=tuple(faults),
-        home=home,
-        beforehand=process.beforehand,
+        beforehand=(*home.imports, *process.beforehand),
         ends_fully=process.ends_fully,
         deadline_s=deadline_s,
     )
-    report = _nursery(home, os.environ.get("KERAS_BACKEND", "")).run(request)
+    report = _nursery(_settled(home)).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
@@ -130,24 +132,51 @@ def report_of(  # noqa: PLR0913 -- all but two by name
 
 
 class _Nursery:
-    """The process from which supervisors are forked, and through them ranks."""
+    """The process from which supervisors are forked, and through them ranks.
+
+    All workers of pytest-xdist share it, because the import of a framework takes up to 15 seconds of a core. The
+    worker that needs it first starts it, and it ends once all workers have ended.
+    """
 
     def __init__(self, home: Home) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._shared = "xdist" in sys.modules and "PYTEST_XDIST_TESTRUNUID" in os.environ
+        run = os.environ["PYTEST_XDIST_TESTRUNUID"] if self._shared else f"{os.getpid()}"
+        key = hashlib.blake2b(repr((run, home, sys.path)).encode(), digest_size=12).hexdigest()
+        self._place = f"\0multiring-nursery-{key}"
+        self._process: subprocess.Popen[bytes] | None = None
+        with (Path(tempfile.gettempdir()) / f"multiring-nurseries-{os.getuid()}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._door = self._entered()
+            except ConnectionRefusedError:
+                self._process = self._started(home)
+                self._door = self._entered()
+        atexit.register(self.close)
+
+    def _entered(self) -> socket.socket:
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            door.connect(self._place)
+        except BaseException:
+            door.close()
+            raise
+        return door
+
+    def _started(self, home: Home) -> subprocess.Popen[bytes]:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
         environment["PYTHONPATH"] = os.pathsep.join(home.path or sys.path)
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
         environment |= dict(home.environment)
-        self._process = subprocess.Popen(
-            [home.python or sys.executable, "-m", "tests.support.nursery"],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdin=theirs.fileno(),
-            start_new_session=True,
-        )
-        theirs.close()
-        self._door = ours
-        atexit.register(self.close)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self._place)
+            listener.listen()
+            return subprocess.Popen(
+                [home.python or sys.executable, "-m", "tests.support.nursery"],
+                cwd=Path(__file__).parents[2],
+                env=environment,
+                stdin=listener.fileno(),
+                start_new_session=True,
+            )
 
     def run(self, request: Request) -> Report:
         ours, theirs = socket.socketpair()
@@ -163,12 +192,18 @@ class _Nursery:
 
     def close(self) -> None:
         self._door.close()
-        self._process.wait(10)
+        if self._process and not self._shared:
+            self._process.wait(10)
 
 
-@cache
-def _nursery(home: Home, keras_backend: str) -> _Nursery:  # noqa: ARG001 -- a key
-    return _Nursery(home)
+def _settled(home: Home) -> Home:
+    """Return the home of a nursery: without the imports, which each request brings, and with its whole environment."""
+    named = {name: os.environ[name] for name in ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL") if name in os.environ}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | named | dict(home.environment)
+    return replace(home, imports=(), environment=tuple(sorted(environment.items())))
+
+
+_nursery = cache(_Nursery)
 
 
 def _shown(outcome: Outcome) -> str:

@@ -25,7 +25,7 @@ def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KERAS_BACKEND", "torch")
         beforehand = (*SAVES_BY, "tests.support.keras_trust_programs")
-        process = Process(nursery="keras-trust", beforehand=beforehand)
+        process = Process(nursery="keras", beforehand=beforehand)
         folder = str(tmp_path_factory.mktemp("written"))
         found: list[dict[str, Any]] = run_ranks(found_here, 2, folder, NAMES, process=process, deadline_s=250.0)
     return found

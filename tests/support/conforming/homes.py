@@ -31,6 +31,7 @@ class Framework:
     recipe: str = ""  # installs the framework's own environment
     path: tuple[str, ...] = ()  # additional entries of sys.path
     used_first: tuple[str, ...] = ()  # modules that the framework imports on first use; they are imported early
+    nursery: str = ""  # the name under which other tests fork ranks of the framework
 
     @property
     def example(self) -> str:
@@ -43,7 +44,8 @@ class Framework:
         if not self.recipe:
             path = (*sys.path, *self.path)
             imports = (self.module, *self.used_first)
-            return Home(name=self.name, path=path, environment=self.environment, imports=imports)
+            name = self.nursery or self.name
+            return Home(name=name, path=path, environment=self.environment, imports=imports)
         return Home(
             name=self.name,
             python=str(environment_of(self.recipe) / "bin" / "python"),
@@ -100,11 +102,15 @@ FRAMEWORKS = {
     each.name: each
     for each in (
         _of("toy"),
-        replace(_of("torch", ("torch",)), used_first=USED_FIRST["torch"]),
-        _of("tensorflow", ("tensorflow",)),
-        _of("keras-tensorflow", ("keras", "tensorflow"), "keras", KERAS_BACKEND="tensorflow"),
-        replace(_of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"), used_first=USED_FIRST["torch"]),
-        _of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"),
+        replace(_of("torch", ("torch",)), used_first=USED_FIRST["torch"], nursery="torch"),
+        replace(_of("tensorflow", ("tensorflow",)), nursery="tf"),
+        replace(_of("keras-tensorflow", ("keras", "tensorflow"), "keras", KERAS_BACKEND="tensorflow"), nursery="keras"),
+        replace(
+            _of("keras-torch", ("keras", "torch"), "keras", KERAS_BACKEND="torch"),
+            used_first=USED_FIRST["torch"],
+            nursery="keras",
+        ),
+        replace(_of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"), nursery="keras"),
         _of("jax", ("jax",)),
         _of("chainer", recipe="chainer"),
         replace(
