@@ -1,9 +1,10 @@
-"""Run benchmarks/evidence/data_files/main.py for 10 s: random data sets, compared with other readers of them."""
+"""Run a case of each family of benchmarks/evidence/data_files/main.py: random data sets, compared with other readers.
+
+`make evidence` runs thousands of cases.
+"""
 
 import subprocess
 import sys
-import time
-from itertools import count
 from pathlib import Path
 
 from benchmarks.evidence.data_files.main import TOPIC
@@ -11,22 +12,16 @@ from benchmarks.evidence.data_files.running import RUNNING
 from benchmarks.evidence.jobs.job import ROOT
 from benchmarks.evidence.support.cases import faults_of
 
-SECONDS = 10.0
+SEED = 5_000
 HERE = [each for each in TOPIC.families if not each.ranks and each not in RUNNING]
 
 
 def test_random_data_sets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    until = time.monotonic() + SECONDS
-    tried = 0
-    for seed in count(5_000):
-        for family in HERE:
-            folder = tmp_path / f"{family.name}-{seed}"
-            folder.mkdir()
-            assert not list(faults_of(family, seed, folder)), f"{family.name}, seed {seed}"
-            tried += 1
-        if time.monotonic() > until:
-            break
-    assert tried >= len(HERE), "some families were not tried"
+    assert HERE
+    for family in HERE:
+        folder = tmp_path / f"{family.name}-{SEED}"
+        folder.mkdir()
+        assert not list(faults_of(family, SEED, folder)), f"{family.name}, seed {SEED}"
 
 
 def test_random_damages_on_two_ranks_leave_the_mean_over_the_rest() -> None:

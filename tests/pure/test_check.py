@@ -7,7 +7,8 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from tests.support.schedules import GRIDS, all_moves, counts_for, every_schedule, frame_on
+from tests.support import mutations
+from tests.support.schedules import GRIDS, all_moves, every_schedule, frame_on
 
 from multiring._collectives import TABLE, build, direct, ring
 from multiring._schedule import (
@@ -277,62 +278,6 @@ def test_a_reduce_may_begin_to_write_before_its_last_operand_is_in() -> None:
 # --- mutations: every single change of every move is detected ---
 
 
-def mutants_of(moves: list[Move], ranks: int, chunks: int) -> list[tuple[str, list[Move]]]:
-    """Return every program that differs from `moves` in one move: dropped, doubled, or with one wrong field."""
-    found = []
-    for index, move in enumerate(moves):
-        head, tail = moves[:index], moves[index + 1 :]
-        found.append((f"drop {index}", head + tail))
-        found.append((f"double {index}", [*head, move, move, *tail]))
-        found += [(f"{index}: {move} becomes {wrong}", [*head, wrong, *tail]) for wrong in _wrong(move, ranks, chunks)]
-    return found
-
-
-def _wrong(move: Move, ranks: int, chunks: int) -> list[Move]:
-    wrong = [move._replace(kind=kind) for kind in Kind if kind is not move.kind]
-    wrong += [move._replace(src=chunk) for chunk in range(-1, chunks) if chunk != move.src]
-    wrong += [move._replace(dst=chunk) for chunk in range(-1, chunks) if chunk != move.dst]
-    wrong += [move._replace(span=span) for span in (move.span - 1, move.span + 1)]
-    wrong += [move._replace(last=not move.last), move._replace(channel=move.channel + 1)]
-    for at, peer in enumerate(move.peers):
-        others = [(*move.peers[:at], other, *move.peers[at + 1 :]) for other in range(ranks) if other != peer]
-        others.append(move.peers[:at] + move.peers[at + 1 :])
-        others.append((*move.peers, peer))
-        wrong += [move._replace(peers=peers) for peers in others]
-    return wrong
-
-
-def _is_the_same_read(collective: Collective, program: list[Move], mutant: list[Move]) -> bool:
-    """Return whether the mutant only reads copied data from another place with the same bytes.
-
-    An all_gather may send its own block from INPUT. An exchange may combine its own operand from OUTPUT, but must not
-    send it from there. Between two axes it may do both with the partial sum. No move has written either place since
-    the copy, so these are the only other correct programs.
-    """
-    pairs = [(before, after) for before, after in zip(program, mutant, strict=False) if before != after]
-    kinds = {Kind.SEND} if collective is Collective.ALL_GATHER else {Kind.REDUCE, Kind.SEND}
-    copies = [move for move in program if move.kind is Kind.COPY and move.src >= 0]
-    return (
-        len(program) == len(mutant)
-        and len(pairs) == 1
-        and pairs[0][0].kind in kinds
-        and any(pairs[0] == (pairs[0][0]._replace(src=copy.dst), pairs[0][0]._replace(src=copy.src)) for copy in copies)
-    )
-
-
-def _survivors(schedule: Schedule, rank: int, mutants: list[tuple[str, list[Move]]]) -> list[str]:
-    programs, found = all_moves(schedule), []
-    original = list(programs[rank].rows())
-    for name, mutant in mutants:
-        try:
-            check_moves(schedule, {**programs, rank: Moves.of(mutant)})
-        except ScheduleError:
-            continue
-        if not _is_the_same_read(schedule.collective, original, mutant):
-            found.append(name)
-    return found
-
-
 SMALL = [(2,), (3,), (4,), (2, 2), (2, 3)]
 
 
@@ -341,14 +286,10 @@ SMALL = [(2,), (3,), (4,), (2, 2), (2, 3)]
 def test_every_single_mutation_of_a_small_schedule_is_caught(
     collective: Collective, algorithm: str, grid: tuple[int, ...]
 ) -> None:
-    schedule = build(algorithm, frame_on(collective, grid))
-    chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
     # By symmetry, the first and the last rank suffice; one of them may be the root. Up to three ranks, test every
-    # mutant. Of four and six ranks, test every second and every fifth.
-    step = {4: 2, 6: 5}.get(schedule.ranks, 1)
-    for rank in (0, schedule.ranks - 1):
-        mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
-        assert _survivors(schedule, rank, mutants[rank % step :: step]) == []
+    # mutant. Of four and six ranks, test every second and every fifth; benchmarks/evidence/schedules/main.py tests all.
+    schedule = build(algorithm, frame_on(collective, grid))
+    assert mutations.of_small(schedule, {4: 2, 6: 5}.get(schedule.ranks, 1)) == []
 
 
 @pytest.mark.parametrize("grid", [(17,), (4, 4), (2, 3, 2)], ids=str)
@@ -357,90 +298,24 @@ def test_random_mutations_of_larger_schedules_are_caught(
     collective: Collective, algorithm: str, grid: tuple[int, ...]
 ) -> None:
     schedule = build(algorithm, frame_on(collective, grid, shuffled=True, shares=(2, 1)))
-    chunks = len(schedule.extents_of(0, counts_for(schedule)[0]).count)
-    generator = np.random.default_rng(len(grid))
-    for rank in generator.integers(0, schedule.ranks, 2).tolist():
-        mutants = mutants_of(list(schedule.moves_of(rank).rows()), schedule.ranks, chunks)
-        assert _survivors(schedule, rank, [mutants[at] for at in generator.choice(len(mutants), 4)]) == []
-
-
-def _mutated(program: Callable[[int, int], Moves], at: int, mutant: list[Move], p: int, i: int) -> Moves:
-    return Moves.of(mutant) if i == at and p == 3 else program(p, i)
+    assert mutations.of_large(schedule, np.random.default_rng(len(grid)), 2) == []
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), TABLE, ids=lambda value: getattr(value, "value", value))
 def test_the_rule_catches_every_single_mutation_of_every_pattern(collective: Collective, algorithm: str) -> None:
+    # Every second mutant of the first coordinate, and the others of the last. The evidence program tests all of both.
     schedule = build(algorithm, frame_on(collective, (3,)))
-    for number, phase in enumerate(schedule.phases):
-        for at in (0, 2):
-            program = list(phase.pattern.program(3, at).rows())
-            for name, mutant in mutants_of(program, ranks=3, chunks=3):
-                wrong = replace(phase.pattern, program=partial(_mutated, phase.pattern.program, at, mutant))
-                phases = list(schedule.phases)
-                phases[number] = Phase(0, wrong)
-                with pytest.raises(ScheduleError):  # noqa: PT012 the second line names the mutant that passed
-                    check(replace(schedule, phases=tuple(phases)))
-                    pytest.fail(name)
+    assert mutations.of_patterns(schedule, 2) == []
 
 
 # --- moves out of order: an accepted program is right however the ranks race ---
-
-
-def _race(programs: dict[int, list[Move]], chunks: int, generator: np.random.Generator) -> list[list[int]] | None:
-    """Run an all_reduce in a random order that reads offered memory as late as possible; return None on a deadlock.
-
-    This oracle shares no code with the proof. Rank r's contribution to chunk c is (c + 1) 64^r.
-    """
-    memory = {rank: [(chunk + 1) * 64**rank for chunk in range(chunks)] for rank in programs}
-    offers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    done = dict.fromkeys(programs, 0)
-    while any(done[rank] < len(program) for rank, program in programs.items()):
-        able = [rank for rank, program in programs.items() if done[rank] < len(program)]
-        able = [
-            rank
-            for rank in able
-            if programs[rank][done[rank]].kind is Kind.SEND
-            or all(peer == rank or offers.get((peer, rank)) for peer in programs[rank][done[rank]].peers)
-        ]
-        if not able:
-            return None
-        rank = int(generator.choice(able))
-        move = programs[rank][done[rank]]
-        done[rank] += 1
-        if move.kind is Kind.SEND:
-            for peer in move.peers:
-                offers.setdefault((rank, peer), []).append((move.src, move.span))
-            continue
-        total = np.zeros(move.span, object)
-        for peer in move.peers:
-            first, span = (move.src, move.span) if peer == rank else offers[peer, rank].pop(0)
-            total = total + np.array(memory[peer][first : first + span], object)
-        memory[rank][move.dst : move.dst + move.span] = total.tolist()
-    return [memory[rank] for rank in sorted(memory)]
 
 
 @pytest.mark.parametrize("grid", [(3,), (2, 2), (2, 3)], ids=str)
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "direct_ring"])
 def test_moves_in_another_order_are_refused_or_right_in_every_race(algorithm: str, grid: tuple[int, ...]) -> None:
     schedule = build(algorithm, frame_on(Collective.ALL_REDUCE, grid))
-    p = schedule.ranks
-    generator = np.random.default_rng(p)
-    right = [[(chunk + 1) * sum(64**rank for rank in range(p)) for chunk in range(p)]] * p
-    original = {rank: list(moves.rows()) for rank, moves in all_moves(schedule).items()}
-    assert _race(original, p, generator) == right
-    outcomes = {"accepted": 0, "refused": 0, "caught in the act": 0}
-    for _ in range(60):
-        rank = int(generator.integers(p))
-        program = list(original[rank])
-        program.insert(int(generator.integers(len(program))), program.pop(int(generator.integers(len(program)))))
-        programs = {**original, rank: program}
-        races = [_race(programs, p, generator) for _ in range(6)]
-        try:
-            check_moves(schedule, {each: Moves.of(moves) for each, moves in programs.items()})
-        except ScheduleError:
-            outcomes["refused"] += 1
-            outcomes["caught in the act"] += any(race != right for race in races)
-        else:
-            outcomes["accepted"] += 1
-            assert all(race == right for race in races)
-    assert min(outcomes.values()) > 0
+    rounds = {3: 60, 4: 40, 6: 30}[schedule.ranks]  # the evidence program runs thousands
+    outcomes = mutations.races(schedule, np.random.default_rng(schedule.ranks), rounds)
+    assert outcomes["accepted and wrong"] == 0
+    assert min(outcomes[each] for each in ("accepted", "refused", "caught in the act")) > 0

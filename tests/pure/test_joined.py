@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pure.test_check import mutants_of
+from tests.support.mutations import mutants_of
 from tests.support.schedules import all_moves
 
 from multiring._collectives import algorithms_of, build

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from tests.pure.test_check import mutants_of
+from tests.support.mutations import mutants_of
 from tests.support.schedules import all_moves, frame_on
 
 from multiring._collectives import TABLE, build

@@ -235,12 +235,15 @@ class Ran:
     errors: list[BaseException] = field(default_factory=list)
 
 
-def run(world: multiring.Group, seed: int, *, turns: int | None = None, seconds: float = 0.0) -> Ran:
-    """Run the program of `seed` for `turns` turns or `seconds`. Every fourth turn runs two programs in two threads."""
+def run(world: multiring.Group, seed: int, *, turns: int | None = None, first: int = 0, seconds: float = 0.0) -> Ran:
+    """Run the program of `seed` for `turns` turns from number `first` on, or for `seconds`.
+
+    Every fourth turn runs two programs in two threads.
+    """
     ran, begin = Ran(), time.monotonic()
     control = world.twin()
     programs = [Program(world.twin(), seed * 2 + which) for which in range(2)]
-    for turn in range(1 << 30) if turns is None else range(turns):
+    for turn in range(1 << 30) if turns is None else range(first, first + turns):
         if turns is None:
             goes_on = np.array([time.monotonic() - begin < seconds])
             control.all_reduce(goes_on, "min")
@@ -274,10 +277,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="which program")
     parser.add_argument("--turns", type=int, help="how many turns")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first turn, where turns are given")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long, where no turns are given")
     arguments = parser.parse_args()
     world = multiring.init()
-    ran = run(world, arguments.seed, turns=arguments.turns, seconds=arguments.seconds)
+    ran = run(world, arguments.seed, turns=arguments.turns, first=arguments.first, seconds=arguments.seconds)
     if world.rank == 0:
         sys.stdout.write(f"seed {arguments.seed}: {ran.turns} turns, {ran.steps} operations of rank 0, all right\n")
     multiring.shutdown()
