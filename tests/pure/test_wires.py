@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from tests.pure.test_check import mutants_of
+from tests.support.mutations import mutants_of
 from tests.support.schedules import all_moves, frame_on
 
 from multiring._collectives import build
