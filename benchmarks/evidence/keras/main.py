@@ -96,7 +96,7 @@ def case(kind: str, random: Random, folder: Path) -> Iterator[Fault]:
     if mk.rank() == 0:
         truth()  # start the process early; it imports Keras
     draws, features = drawn(kind, entropy)
-    api = Api(mk.distribute, mk.allgather_object, mk.rank())
+    api = Api(mk.distribute, mk.allgather_object, mk.rank(), mk.size())
     written().clear()
     found = result_of(kind, draws, features, api, folder)
     everybodys = mk.allgather_object(found)
@@ -156,7 +156,7 @@ def families() -> Iterator[Family]:
     """Yield the families of each backend."""
     for backend, ranks in (("torch", 2), ("tensorflow", 2), ("jax", 2), ("torch", 3)):
         for kind in ("training", "structures", "gans", "callbacks"):
-            if (kind == "gans" and backend == "jax") or (ranks == 3 and kind != "training"):
+            if (kind == "gans" and backend == "jax") or (ranks == 3 and kind not in ("training", "callbacks")):
                 continue
             yield Family(
                 name=f"{kind}-{backend}-{ranks}",

@@ -32,6 +32,7 @@ class Api:
     distribute: Callable[[Any], Any] = lambda model: model
     gather: Callable[[Any], list[Any]] = lambda value: [value]
     rank: int = 0
+    size: int = 1
 
 
 @dataclass

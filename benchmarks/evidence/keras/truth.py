@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from benchmarks.evidence.keras.callbacks import CALLBACKS, callbacks
+from benchmarks.evidence.keras.callbacks import callbacks, drawn_callbacks
 from benchmarks.evidence.keras.programs import Api, drawn_features, gans, structures, train
 
 Random = np.random.Generator
@@ -25,7 +25,7 @@ def features_of(kind: str, random: Random) -> list[str]:
     if kind == "training":
         return drawn_features(random, keras.backend.backend())
     if kind == "callbacks":
-        return sorted(str(each) for each in random.choice(CALLBACKS, size=int(random.integers(1, 4)), replace=False))
+        return drawn_callbacks(random, keras.backend.backend())
     return []
 
 

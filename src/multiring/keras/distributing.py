@@ -112,13 +112,9 @@ class _Distribution:
             given["validation_data"] = self._evaluated(*each, batch_size=size_, steps=most)
             given["validation_steps"] = _steps(most)
         self._prepare(training)
-        return self._plain["fit"](
-            training,
-            verbose=verbose if rank() == 0 else 0,
-            callbacks=around(listed(own), self._states, self._saving),
-            shuffle=False,
-            **given,
-        )
+        given["callbacks"] = around(listed(own), self._states, self._saving)
+        with self._saving.call():
+            return self._plain["fit"](training, verbose=verbose if rank() == 0 else 0, shuffle=False, **given)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """Evaluate this rank's batches, and combine the results of all ranks."""
@@ -133,7 +129,8 @@ class _Distribution:
         self._synchronize()
         same_variables(self._model)
         options["callbacks"] = around_evaluation(options.get("callbacks"), self._saving)
-        return self._plain["evaluate"](data, steps=_steps(most), **options)
+        with self._saving.call():
+            return self._plain["evaluate"](data, steps=_steps(most), **options)
 
     def predict(self, *arguments: Any, **keywords: Any) -> Any:
         """Predict arrays in parts, one part on each rank, and any other data on every rank."""
@@ -144,7 +141,8 @@ class _Distribution:
         options["callbacks"] = around_evaluation(options.get("callbacks"), self._saving)
         leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
         if options.get("steps") or not all(array_slicing.can_slice_array(leaf) for leaf in leaves):
-            return self._plain["predict"](x, **options)
+            with self._saving.call():
+                return self._plain["predict"](x, **options)
         same_data([x])
         rows = int(leaves[0].shape[0])
         own = np.array_split(np.arange(rows), size())[rank()]
@@ -152,7 +150,9 @@ class _Distribution:
         part = keras.tree.map_structure(
             lambda leaf: None if leaf is None else leaf[first : first + max(1, len(own))], x
         )
-        found = keras.tree.map_structure(lambda array: array[: len(own)], self._plain["predict"](part, **options))
+        with self._saving.call():
+            predicted = self._plain["predict"](part, **options)
+        found = keras.tree.map_structure(lambda array: array[: len(own)], predicted)
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *allgather_object(found))
 
     def _named(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:

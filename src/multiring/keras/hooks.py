@@ -36,9 +36,10 @@ def around(own: Sequence[Any], states: MetricStates, saving: SharedSaving) -> li
 
     Every rank calls it.
     """
-    wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own))
+    wanted = (any(_acts_on_batches(each) for each in own), any(_restores(each) for each in own), saving.last_call())
     everybodys = allgather_object(wanted, name="keras.callbacks")
     by_batch, restores = (any(each[place] for each in everybodys) for place in (0, 1))
+    saving.start(each[2] for each in everybodys)
     kept = _kept(own)
     for each in kept:
         if isinstance(each, keras.callbacks.ModelCheckpoint):
@@ -56,6 +57,7 @@ def around_evaluation(given: Any, saving: SharedSaving) -> list[Any]:
     kept = _kept(listed(given))
     if saving.is_shared:  # a callback called this method; the shared phase of that callback continues
         return kept
+    saving.start(allgather_object(saving.last_call(), name="keras.callbacks"))
     return [_First(saving), *kept, _Last(saving, restores=False)]
 
 

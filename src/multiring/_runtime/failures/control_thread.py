@@ -76,6 +76,11 @@ class Control:
         with self._lock:
             self._listeners.pop(group, None)
 
+    def knows(self, group: int) -> bool:
+        """Return whether `group` has a listener."""
+        with self._lock:
+            return group in self._listeners
+
     def has_come(self, group: int, name: str) -> bool:
         """Return whether this rank has an operation of this name of `group` in flight."""
         with self._lock:

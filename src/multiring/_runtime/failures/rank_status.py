@@ -13,7 +13,7 @@ from multiring._native import ControlMessage
 from multiring._runtime.bootstrap.rank_process import lives
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.failures.standoffs import NumberedGroup, Standoffs
-from multiring._runtime.group.handles import Patience, StatusSource, Waiter
+from multiring._runtime.group.handles import Key, Patience, StatusSource, Waiter
 from multiring._runtime.job.threads import main_place, thread_states
 from multiring.errors import StateError
 
@@ -70,6 +70,10 @@ class RankStatus(StatusSource):
         See standoffs.py.
         """
         self._standoffs.seek(waiter)
+
+    def has_started(self, key: Key) -> bool | None:
+        """Return whether this rank has started the operation; None if it does not take part in it."""
+        return self._standoffs.has_started(key)
 
     def leave(self) -> Callable[[], bool]:
         """Stop asking, because this rank leaves.

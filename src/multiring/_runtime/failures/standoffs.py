@@ -83,7 +83,7 @@ class StandoffQuestion:
 class Standoffs:
     """One rank's part in the detection of standoffs.
 
-    Threads other than the control thread may call only `seek`, `know` and `leave`.
+    Threads other than the control thread may call only `seek`, `know`, `has_started` and `leave`.
 
     Args:
         control: sends the questions.
@@ -115,6 +115,14 @@ class Standoffs:
             for rank in waiter.stalled_on()[0]:
                 if rank != self._rank:  # a handle waits for this rank itself after the others have given up
                     self._send(rank, _ASK, question)
+
+    def has_started(self, key: Key) -> bool | None:
+        """Return whether this rank has started the operation; None if it does not take part in it."""
+        kind, group, which = key
+        if kind == "name":
+            return self._control.has_come(group, str(which)) if self._control.knows(group) else None
+        known = self._groups.get(group)
+        return None if known is None else known.last >= int(which)
 
     def leave(self) -> Callable[[], bool]:
         """Stop asking, because this rank leaves.

@@ -191,6 +191,10 @@ class StatusSource:
         See standoffs.py.
         """
 
+    def has_started(self, key: Key) -> bool | None:  # noqa: ARG002 -- subclasses use it
+        """Return whether this rank has started the operation; None if it does not take part in it."""
+        return None
+
     def leave(self) -> Callable[[], bool]:
         """Stop asking, because this rank leaves.
 
