@@ -27,7 +27,7 @@ from multiring._frontend.object_collectives import allgather_object
 from multiring.errors import MismatchError, MultiringError
 
 METHODS = ("save", "save_weights", "export")
-_MEETING = "keras.callbacks"  # the name of the operation in which the ranks meet after their callbacks
+_END_OF_CALLBACKS = "keras.callbacks"  # the name of the operation in which the ranks meet after their callbacks
 _SAVING = "_multiring_saving"  # the attribute of a model that has its SharedSaving
 # Keras' saving functions, such as keras.saving.save_model, write with these functions.
 _WRITERS = ((saving_lib, "save_model"), (saving_lib, "save_weights_only"), (legacy_h5_format, "save_model_to_hdf5"))
@@ -105,7 +105,7 @@ class SharedSaving:
         if self._reports is not None:
             self._reports.close(self._phase)
         try:
-            events = allgather_object({"done": told}, name=_MEETING)
+            events = allgather_object({"done": told}, name=_END_OF_CALLBACKS)
         finally:
             self._in_callbacks = False
         if self._reports is not None:
@@ -128,7 +128,7 @@ class SharedSaving:
         if self._reports is not None:
             self._reports.close(self._phase)
         with suppress(MultiringError):  # the error of the save is the one to raise
-            allgather_object({"failed": text}, name=_MEETING)
+            allgather_object({"failed": text}, name=_END_OF_CALLBACKS)
 
     def save(self, name: str, plain: Callable[..., Any], filepath: Any, *arguments: Any, **keywords: Any) -> Any:
         """Save with `plain`, Keras' method or function `name`.
