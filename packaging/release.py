@@ -85,7 +85,8 @@ def interpreters(names: Sequence[str]) -> tuple[list[str], list[str]]:
         # A shim of pyenv is on PATH for each installed version, but runs only those that pyenv's settings select.
         done = subprocess.run([path, "-c", ""], capture_output=True, text=True, check=False)
         if done.returncode:
-            found.append(f"{name}: {path} does not run: {done.stderr.strip()}; mend it, or name a path with --pythons")
+            reason = done.stderr.strip().partition("\n")[0]
+            found.append(f"{name}: {path} does not run ({reason}); mend it, or name a path with --pythons")
             continue
         paths.append(path)
     return paths, found

@@ -331,7 +331,7 @@ def test_changes_and_missing_interpreters_forbid_a_release(script: ModuleType, c
     broken = checkout.parent / "python9.2"
     broken.write_text("#!/bin/sh\necho no version 9.2 >&2; exit 127\n")
     broken.chmod(0o755)
-    with pytest.raises(script.ReleaseError, match=r"python9\.2 does not run: no version 9\.2; mend it"):
+    with pytest.raises(script.ReleaseError, match=r"python9\.2 does not run \(no version 9\.2\); mend it"):
         script.release(checkout, TODAY, [str(broken)], is_dry=False)
     (checkout / "left.txt").write_text("")
     with pytest.raises(script.ReleaseError, match=r"git status lists changes: .*\n\?\? left\.txt"):

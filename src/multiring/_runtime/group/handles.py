@@ -60,7 +60,7 @@ class Executed(NamedTuple):
     lowering: str | None
     segment: int
     move: int  # the move's index among this rank's moves of a segment
-    size_bytes: int  # for a move the sum over its peers; for a lowering the size of the extents
+    size_bytes: int  # the bytes to or from all peers of a move, or the bytes of the extents of a lowering
 
 
 class PostedOperation:

@@ -1,4 +1,4 @@
-"""Measurements of a model's step, as a whole for several batches, and in parts."""
+"""Measure a model's step: the whole step for several batch sizes, and its parts."""
 
 import random
 import time
