@@ -168,6 +168,12 @@ class GradientOptions:
             shown.append(f"compression={f'Compression.{self.wire}' if self.wire else kind.__name__}")
         return [*shown, *["error_feedback=True"] * self.error_feedback]
 
+    def lines_with(self, named: Sequence[tuple[str, GradientSpec]], together: Sequence[Sequence[int]]) -> list[str]:
+        """Return lines for ranks to compare: these options, the groups of gradients by index, and the gradients."""
+        groups = [f"groups={[list(each) for each in together]}"] if together else []
+        forms = [f"{name}, {spec.dtype} of shape {spec.shape} with strides {spec.strides}" for name, spec in named]
+        return [str(self), *groups, *forms]
+
     def require_fit(self, parameters: Sequence[tuple[str, GradientSpec]]) -> None:
         """Raise ArgumentError if the lossy options do not support one of `parameters`."""
         if not self.is_lossy:

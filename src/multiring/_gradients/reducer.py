@@ -1,67 +1,25 @@
-"""Buckets that start in the same order on all ranks, whenever gradients arrive.
+"""GradientReducer: reduce the gradients of a framework whose arrays NumPy accepts.
 
-A bucket starts when all of its gradients have arrived and the previous bucket has started. At the end of a step, the
-reducer starts the remaining buckets and waits for all buckets. GradientReducer does this for NumPy arrays. The adapter
-of a framework with other arrays does it with a BucketOrder.
+An adapter of other arrays uses a BucketOrder (bucket_order.py) itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multiring._frontend.consistency_check import reporting_errors, require_alike
-from multiring._frontend.errors import internal_errors
 from multiring._frontend.first_steps import FirstSteps, Parameters
-from multiring._gradients.buckets import COMPARES_FLAG, MORE_FLAGS, TRAINS_FLAG, GradientSpec, lay_out
+from multiring._gradients.bucket_order import Bucket, BucketMember, BucketOrder, any_compares
+from multiring._gradients.buckets import GradientSpec, lay_out
 from multiring._gradients.choice import ReductionOf, reductions_of
 from multiring._gradients.options import GradientOptions
 from multiring._gradients.reductions import CompressionState, Predivided, Reduction
 from multiring._runtime import Group
-from multiring._runtime.job.job import note_progress
 from multiring.errors import ArgumentError, StateError
 
 _WHAT = "gradients"
-
-
-class BucketOrder:
-    """Starts buckets in an order that is the same on all ranks, and waits for them."""
-
-    def __init__(self, what: str) -> None:
-        """Use `what` as the name of the operation in errors."""
-        self._what = what
-        self._waits: list[Callable[[], object]] = []
-
-    def begin(self) -> None:
-        """Discard the records of all started reductions."""
-        self._waits.clear()
-
-    @property
-    def started(self) -> int:
-        """The number of started reductions."""
-        return len(self._waits)
-
-    def start(self, reduction: Reduction) -> None:
-        """Start the next reduction."""
-        with internal_errors(self._what):
-            self._waits.append(reduction.start())
-
-    def wait(self) -> None:
-        """Wait until all started reductions have finished."""
-        self._wait_for(self._waits)
-
-    def take(self) -> Callable[[], None]:
-        """Start a new round; return a function that waits for the previous reductions."""
-        waits, self._waits = self._waits, []
-        return partial(self._wait_for, waits)
-
-    def _wait_for(self, waits: Sequence[Callable[[], object]]) -> None:
-        with internal_errors(self._what):
-            for wait in waits:
-                wait()
-        note_progress()
 
 
 class GradientReducer:
@@ -98,32 +56,28 @@ class GradientReducer:
             raise ArgumentError(f"{options}: want a sum or an average, with a wire type, PowerSGD or no compression")
         with reporting_errors(group, _WHAT):
             options.require_fit(specs)
-        lines = [f"groups={[list(each) for each in together]}"] if together else []
-        lines += [f"{name}, {spec.dtype} of shape {spec.shape} with strides {spec.strides}" for name, spec in specs]
-        require_alike(group, _WHAT, [str(options), *lines])
-        self._names = [name for name, _ in specs]
-        self._specs = [spec for _, spec in specs]
+        require_alike(group, _WHAT, options.lines_with(specs, together))
         # Use twin groups, so that other operations of the ranks cannot disturb the order of buckets.
         own = group.twin()
         make: ReductionOf = reductions_of(own, own.twin, options)
-        self._layouts = lay_out(self._specs, options.bucket_bytes, together)
-        self._reductions = []
-        self._place: dict[int, tuple[int, int]] = {}  # for each gradient, the number of its bucket and its index there
-        for number, layout in enumerate(self._layouts):
-            reduction: Reduction = make(layout, [self._specs[index] for index in layout.members])
+        names, forms = [name for name, _ in specs], [spec for _, spec in specs]
+        self._first_steps = FirstSteps(_WHAT, own, names, parameters)
+        self._order = BucketOrder[BucketMember](_WHAT, self._first_steps)
+        self._gradients: dict[int, BucketMember] = {}
+        for layout in lay_out(forms, options.bucket_bytes, together):
+            reduction: Reduction = make(layout, [forms[index] for index in layout.members])
             if options.predivide != 1.0:
                 reduction = Predivided(reduction, options.predivide, own.size)
-            self._reductions.append(reduction)
-            self._place |= {index: (number, member) for member, index in enumerate(layout.members)}
-        self._first_steps = FirstSteps(_WHAT, own, self._names, parameters)
-        self._order = BucketOrder(_WHAT)
-        self._came: set[int] = set()
-        self._missing = [len(layout.members) for layout in self._layouts]
+            bucket = Bucket[BucketMember](reduction, [])
+            bucket.gradients += [BucketMember(names[index], bucket, at) for at, index in enumerate(layout.members)]
+            self._gradients |= zip(layout.members, bucket.gradients, strict=True)
+            self._order.buckets.append(bucket)
+        self._order.begin()
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that one reduction of all gradients sends, as encoded between hosts."""
-        return sum(reduction.sent_bytes for reduction in self._reductions)
+        return sum(bucket.reduction.sent_bytes for bucket in self._order.buckets)
 
     def bring(self, index: int, gradient: Any) -> None:
         """Add a gradient to its bucket, and start the buckets that are complete.
@@ -133,26 +87,12 @@ class GradientReducer:
             ArgumentError: its shape or type differs from its spec.
             CollectiveError: the ranks disagree, or a rank is lost.
         """
-        if index in self._came:
-            raise StateError(f"gradient {self._names[index]} came twice; call finish() between two steps")
-        number, member = self._place[index]
-        reduction = self._reductions[number]
-        place: NDArray[Any] = reduction.places[member]
-        if gradient is None:
-            place[...] = 0
-        else:
-            array = np.asarray(gradient)
-            if array.shape != place.shape or array.dtype != place.dtype:
-                raise ArgumentError(
-                    f"gradient {self._names[index]} is {array.dtype} of shape {array.shape}; want {place.dtype} of "
-                    f"shape {place.shape}, as in the reducer's specs"
-                )
-            place[...] = array
-        self._came.add(index)
-        reduction.flags[member] = gradient is not None
-        self._missing[number] -= 1
-        while self._order.started < len(self._reductions) and not self._missing[self._order.started]:
-            self._start()
+        known = self._gradients[index]
+        if known.has_arrived:
+            raise StateError(f"gradient {known.name} came twice; call finish() between two steps")
+        self._bring_in(known, gradient)
+        self._order.arrive(known)
+        self._order.start_complete()
 
     def finish(self) -> list[NDArray[Any] | None]:
         """Wait for the reductions, and return the reduced gradients.
@@ -163,16 +103,13 @@ class GradientReducer:
         Raises:
             CollectiveError: the ranks disagree, or a rank is lost.
         """
-        for index in range(len(self._specs)):
-            if index not in self._came:
-                self.bring(index, None)
-        self._end()
+        self._order.start_rest(self._bring_in)
+        self._order.wait()
+        self._order.begin()
+        self._compare(self._first_steps.told)
         self._first_steps.step()
-        found: list[NDArray[Any] | None] = [None] * len(self._specs)
-        for index, (number, member) in self._place.items():
-            reduction = self._reductions[number]
-            found[index] = reduction.places[member] if reduction.flags[member] else None
-        return found
+        known = [self._gradients[index] for index in range(len(self._gradients))]
+        return [each.place if each.bucket.reduction.flags[each.member] else None for each in known]
 
     def reduce(self, gradients: Sequence[Any]) -> list[NDArray[Any] | None]:
         """Reduce these gradients, and return the results; see `bring` and `finish`."""
@@ -185,39 +122,35 @@ class GradientReducer:
 
         Every rank calls this when it has no more samples.
         """
-        trains = bool(self._reductions)
-        while trains:
-            for reduction in self._reductions:
-                for place in reduction.places:
-                    place[...] = 0
-                reduction.flags[:] = 0
-                self._order.start(reduction)
-            self._end(trains=False)
-            trains = bool(self._reductions[0].flags[TRAINS_FLAG])
+        while self._order.contribute_neutrally():
+            self._compare(self._first_steps.told_nothing)
 
     def states(self) -> list[CompressionState]:
         """Return copies of the compression state of each gradient."""
-        places = [self._place[index] for index in range(len(self._specs))]
-        return [self._reductions[number].state(member) for number, member in places]
+        known = [self._gradients[index] for index in range(len(self._gradients))]
+        return [each.bucket.reduction.state(each.member) for each in known]
 
     def load_states(self, states: Mapping[int, CompressionState]) -> None:
         """Load the compression states of gradients, by index."""
         for index, state in states.items():
-            number, member = self._place[index]
-            self._reductions[number].load_state(member, state)
+            known = self._gradients[index]
+            known.bucket.reduction.load_state(known.member, state)
 
-    def _start(self) -> None:
-        reduction = self._reductions[self._order.started]
-        reduction.flags[-MORE_FLAGS:] = 0
-        reduction.flags[COMPARES_FLAG] = self._first_steps.wants
-        reduction.flags[TRAINS_FLAG] = 1
-        self._first_steps.see(reduction.places)
-        self._order.start(reduction)
+    @staticmethod
+    def _bring_in(known: BucketMember, gradient: Any = None) -> None:
+        place = known.place
+        if gradient is None:
+            place[...] = 0
+        else:
+            array = np.asarray(gradient)
+            if array.shape != place.shape or array.dtype != place.dtype:
+                raise ArgumentError(
+                    f"gradient {known.name} is {array.dtype} of shape {array.shape}; want {place.dtype} of "
+                    f"shape {place.shape}, as in the reducer's specs"
+                )
+            place[...] = array
+        known.bucket.reduction.flags[known.member] = gradient is not None
 
-    def _end(self, *, trains: bool = True) -> None:
-        self._order.wait()
-        self._order.begin()
-        if any(reduction.flags[COMPARES_FLAG] for reduction in self._reductions):
-            self._first_steps.meet(self._first_steps.told() if trains else self._first_steps.told_nothing())
-        self._came.clear()
-        self._missing = [len(layout.members) for layout in self._layouts]
+    def _compare(self, told: Callable[[], NDArray[np.int64]]) -> None:
+        if any_compares(bucket.reduction for bucket in self._order.buckets):
+            self._first_steps.meet(told())

@@ -62,3 +62,17 @@ def join_early(here: Here) -> None:
     mt.broadcast_parameters(delta.state_dict(), root_rank=2)
     combined.step()
     expect_same_parameters(delta)
+    join_before_a_first_step(here)
+
+
+def join_before_a_first_step(here: Here) -> None:
+    """Rank 0 has no step. The other ranks learn that a gradient is sparse, and compare their first steps."""
+    table = Table()
+    mt.broadcast_parameters(table.state_dict(), root_rank=0)
+    optimizer = sgd(table)
+    for _ in range(2 if here.rank else 0):
+        optimizer.zero_grad()
+        backward(table([here.rank]))
+        optimizer.step()
+    assert mt.join() in (1, 2)
+    assert here.rank == 0 or table.rows.weight[2].tolist() != [1.0, 1.0]

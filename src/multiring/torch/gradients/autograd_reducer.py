@@ -20,7 +20,6 @@ from torch import Tensor
 from multiring._frontend.errors import LoopOrderError, internal_errors
 from multiring._frontend.process_sets import Members
 from multiring._gradients.options import GradientOptions
-from multiring._gradients.reducer import BucketOrder
 from multiring._gradients.reductions import CompressionState
 from multiring._runtime import Group
 from multiring.errors import StateError, UnsupportedError
@@ -88,7 +87,6 @@ class AutogradReducer:
         self._passes = options.backward_passes_per_step
         self._assignment = BucketAssignment(parameters, group, options, reduction_of, together)
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
-        self._order = BucketOrder(_WHAT)
         self._passes_done = 0  # backwards since the last reduction
         self._steps = 0
         self.backwards = 0  # the number of backwards that produced gradients
@@ -169,7 +167,7 @@ class AutogradReducer:
             )
         if not self._is_shared:
             self._open()
-            self._start_rest()
+            self._assignment.start_rest(self._bring_in)
             self._end_reduction()
         self._assignment.compare_noted()
         self._end_group()
@@ -196,7 +194,7 @@ class AutogradReducer:
         if not self.rounds.delays:
             self._finish()
             return
-        self.rounds.post(self._order.take())
+        self.rounds.post(self._assignment.take())
         if self._passes_done >= self._passes:
             self._passes_done = 0
         self._is_open = False
@@ -228,13 +226,12 @@ class AutogradReducer:
                 "that backward raised an error, or a reentrant checkpoint uses the parameter twice (pass "
                 "use_reentrant=False). " + _ANEW
             )
-        entry.has_arrived = True
         reduces = self.reduces_early or self._passes_done + 1 == self._passes
         if reduces or not self.rounds.delays:
             self._bring_in(entry)
-        entry.bucket.missing -= 1
+        self._assignment.arrive(entry)
         if reduces:
-            self._start_complete()
+            self._assignment.start_complete()
 
     def _begin(self, entry: ParameterGradient) -> None:
         if is_compiled_backward():
@@ -257,12 +254,7 @@ class AutogradReducer:
         self._is_open = True
         self._is_shared = False
         self.rounds.begin()
-        self._order.begin()
         self._records.clear()
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.gradients)
-        for entry in self._gradients:
-            entry.has_arrived = False
 
     def _end_pass(self) -> None:
         self._is_called_back = False
@@ -274,7 +266,7 @@ class AutogradReducer:
             self._records.see(self._buckets)
             self._is_open = False
             return
-        self._start_rest()
+        self._assignment.start_rest(self._bring_in)
         # Wait in another callback. The order of the reducers may differ between ranks, so all reducers of this backward
         # must start their buckets before any of them waits.
         call_after_backward(self._end_reduction)
@@ -311,25 +303,8 @@ class AutogradReducer:
         entry.is_reduced = False
         reduction.flags[entry.member] = gradient is not None
 
-    def _start_complete(self) -> None:
-        while self._order.started < len(self._buckets) and not self._buckets[self._order.started].missing:
-            self._start()
-
-    def _start(self) -> None:
-        bucket = self._buckets[self._order.started]
-        bucket.mark(trains=True, compares=self._assignment.look_at(bucket))
-        self.rounds.see_own(bucket)
-        self._order.start(bucket.reduction)
-
-    def _start_rest(self) -> None:
-        for bucket in self._buckets[self._order.started :]:
-            for entry in bucket.gradients:
-                if not entry.has_arrived:
-                    self._bring_in(entry)
-            self._start()
-
     def _finish(self) -> None:
-        self._order.wait()
+        self._assignment.wait()
         self.rounds.see_whole()
         for entry in self._gradients:
             entry.come_out()
@@ -359,7 +334,7 @@ class AutogradReducer:
         """Contribute zeros to the other ranks' reductions; all ranks call this after their last step."""
         if self._is_open:
             raise StateError("a backward began and did not complete. " + _ANEW)
-        self.rounds.contribute_neutrally(self._order)
+        self.rounds.contribute_neutrally()
         self.use_up()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,19 +11,33 @@ from torch import Tensor
 
 from multiring._frontend.errors import internal_errors
 from multiring._frontend.first_steps import FirstSteps
-from multiring._gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, lay_out, lay_out_one
+from multiring._gradients.bucket_order import BucketOrder, any_compares
+from multiring._gradients.buckets import SPARSE_FLAG, lay_out, lay_out_one
 from multiring._gradients.options import GradientOptions
 from multiring._gradients.reductions import Reduction
 from multiring._runtime import Group
 from multiring.errors import StateError
 from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of
-from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.parameter_gradient import ParameterGradient, TensorBucket
 from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import array_of, in_one_piece
 
 
-class BucketAssignment:
-    """The buckets of some parameters' gradients; `buckets` lists them in the order in which they start."""
+class GradientWatch(Protocol):
+    """An observer of dense gradients before and after their reduction."""
+
+    def begin(self) -> None:
+        """Start to observe a reduction; discard the observations of an unfinished one."""
+
+    def see_own(self, gradients: Sequence[Tensor]) -> None:
+        """Observe some of this rank's gradients, before their reduction."""
+
+    def see_whole(self, gradients: Sequence[Tensor]) -> None:
+        """Observe all reduced gradients."""
+
+
+class BucketAssignment(BucketOrder[ParameterGradient]):
+    """The buckets of some parameters' gradients."""
 
     def __init__(
         self,
@@ -34,29 +48,27 @@ class BucketAssignment:
         together: Sequence[Sequence[int]],
     ) -> None:
         """Lay out the buckets; the arguments are those of AutogradReducer."""
+        names = [name for name, _ in parameters]
+        super().__init__("DistributedOptimizer", FirstSteps("DistributedOptimizer", group, names, self._values))
         self._group = group
         self._op = options.op
         self._stays_dense = options.sparse_as_dense
         self._reduction_of = reduction_of
-        self.buckets: list[Bucket] = []
+        self._tensors = [parameter for _, parameter in parameters]
         self.gradients: list[ParameterGradient] = []
-        for layout in lay_out(specs_of([parameter for _, parameter in parameters]), options.bucket_bytes, together):
-            named = [parameters[index] for index in layout.members]
-            bucket = Bucket(reduction_of(layout, [parameter for _, parameter in named]), [])
-            for member, ((name, parameter), view) in enumerate(zip(named, bucket.reduction.places, strict=True)):
-                bucket.gradients.append(ParameterGradient(name, parameter, view, bucket, member))
+        for layout in lay_out(specs_of(self._tensors), options.bucket_bytes, together):
+            bucket = TensorBucket(reduction_of(layout, [self._tensors[index] for index in layout.members]), [])
+            for member, (index, view) in enumerate(zip(layout.members, bucket.reduction.places, strict=True)):
+                bucket.gradients.append(ParameterGradient(names[index], bucket, member, self._tensors[index], view))
             self.buckets.append(bucket)
             self.gradients += bucket.gradients
-        self.first_steps = FirstSteps(
-            "DistributedOptimizer", group, [name for name, _ in parameters], lambda: self._values(parameters)
-        )
+        self.watch: GradientWatch | None = None  # the observer of the current round
         self._told: list[NDArray[np.int64]] = []  # this rank's data for first-step checks that have not run yet
         self.sparse: list[ParameterGradient] = []  # the gradients that all ranks treat as sparse
         self._moves: list[tuple[int, list[ParameterGradient]]] = []  # gradients to move out when a round begins
 
-    @staticmethod
-    def _values(parameters: Sequence[tuple[str, Tensor]]) -> list[NDArray[Any]]:
-        return [array_of(in_one_piece(parameter)) for _, parameter in parameters]
+    def _values(self) -> list[NDArray[Any]]:
+        return [array_of(in_one_piece(each)) for each in self._tensors]
 
     def clear(self) -> None:
         """Release the parameters and buckets."""
@@ -69,17 +81,21 @@ class BucketAssignment:
         """Return the gradients that were sparse on any rank for the first time; the result is the same on all ranks."""
         return self._learned([bucket.reduction for bucket in self.buckets], self._group)
 
-    def look_at(self, bucket: Bucket) -> bool:
-        """Record this rank's first gradients of a bucket that is about to start, for the first-step check.
-
-        Returns:
-            Whether this rank wants the ranks to compare.
-        """
-        if not self.first_steps.wants:
-            return False
-        if not isinstance(bucket.reduction, Gathered):
+    def see(self, bucket: TensorBucket) -> None:
+        """Observe a bucket that is about to start, for the first-step check and the observer of the round."""
+        if isinstance(bucket.reduction, Gathered):
+            return
+        if self.first_steps.wants:
             self.first_steps.see(array_of(in_one_piece(entry.view)) for entry in bucket.gradients)
-        return True
+        if self.watch is not None:
+            self.watch.see_own([entry.view for entry in bucket.gradients])
+
+    def zero(self, bucket: TensorBucket) -> None:
+        """Set the gradients of a bucket to zero."""
+        if not isinstance(bucket.reduction, Gathered):
+            super().zero(bucket)
+        for entry in bucket.gradients:
+            entry.is_reduced = False
 
     def note_wishes(self) -> None:
         """Record this rank's data for `compare_noted`, if any rank wants to compare.
@@ -87,7 +103,7 @@ class BucketAssignment:
         The ranks cannot compare at once: at the end of a backward, other gradient reducers may wait for the ranks in
         another order.
         """
-        if any(bucket.reduction.flags[COMPARES_FLAG] for bucket in self.buckets):
+        if any_compares(bucket.reduction for bucket in self.buckets):
             self._told.append(self.first_steps.told())
 
     def compare_noted(self) -> None:
@@ -103,7 +119,7 @@ class BucketAssignment:
 
     def compare(self, reductions: Sequence[Reduction], told: NDArray[np.int64]) -> None:
         """Compare the ranks' first steps, if any rank asked for this when these `reductions` started."""
-        if any(reduction.flags[COMPARES_FLAG] for reduction in reductions):
+        if any_compares(reductions):
             self._meet(told)
 
     def _meet(self, told: NDArray[np.int64]) -> None:
@@ -123,7 +139,7 @@ class BucketAssignment:
         if found:
             self._moves.append((number + 2, found))
 
-    def begin(self, number: int) -> None:
+    def move_due(self, number: int) -> None:
         """Move out the gradients that are due when round `number` begins."""
         while self._moves and self._moves[0][0] <= number:
             self.move_out(self._moves.pop(0)[1])
@@ -152,13 +168,13 @@ class BucketAssignment:
             at = self.buckets.index(bucket)
             self.buckets[at : at + 1] = parts
 
-    def _bucket_of(self, gradients: list[ParameterGradient]) -> Bucket:
+    def _bucket_of(self, gradients: list[ParameterGradient]) -> TensorBucket:
         """Return a new bucket for these gradients of one type, with their current contents."""
         parameters = [entry.parameter for entry in gradients]
         return self._settle(gradients, self._reduction_of(lay_out_one(specs_of(parameters)), parameters))
 
-    def _settle(self, gradients: list[ParameterGradient], reduction: Reduction) -> Bucket:
-        bucket = Bucket(reduction, gradients)
+    def _settle(self, gradients: list[ParameterGradient], reduction: Reduction) -> TensorBucket:
+        bucket = TensorBucket(reduction, gradients)
         for member, (entry, view) in enumerate(zip(gradients, reduction.places, strict=True)):
             gradient = entry.parameter.grad
             if gradient is not None and gradient.layout is torch.strided and entry.lies_in_place(gradient):

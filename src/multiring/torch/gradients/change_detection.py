@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring.torch.autograd import version_of
-from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.parameter_gradient import ParameterGradient, TensorBucket
 
 _LOOKED_AT = 64  # the number of elements to compare in a gradient
 
@@ -20,7 +20,7 @@ class GradientRecords:
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
 
-    def see(self, buckets: Iterable[Bucket]) -> None:
+    def see(self, buckets: Iterable[TensorBucket]) -> None:
         """Record the current gradients of `buckets`; from now on, only the gradient reducer may change them."""
         for bucket in buckets:
             largest = max(bucket.gradients, key=lambda entry: entry.view.numel())

@@ -24,11 +24,12 @@ from multiring.errors import StateError, UnsupportedError
 from multiring.torch.compression import Compression
 from multiring.torch.gradients.adasum_delta import DeltaReducer
 from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home
+from multiring.torch.gradients.bucket_assignment import GradientWatch
 from multiring.torch.gradients.bucket_tensors import spec_of, states_of, tensor_reductions_of
 from multiring.torch.gradients.hook_registry import is_shared, take_over
-from multiring.torch.gradients.rounds import GradientWatch, Round
+from multiring.torch.gradients.rounds import Round
 from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
-from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
+from multiring.torch.interop import described, dtype_name, refuse_elsewhere
 
 # This is Horovod's text: programs and tests look for it.
 _NOT_SKIPPED = (
@@ -429,14 +430,12 @@ def _reducers(
         for name, parameter in parameters:
             refuse_elsewhere(parameter, f"parameter {name}")
             numpy_dtype(dtype_name(parameter.dtype))
-        options.require_fit([(name, spec_of(parameter)) for name, parameter in parameters])
+        specs = [(name, spec_of(parameter)) for name, parameter in parameters]
+        options.require_fit(specs)
     together = together_of(parameters, setup.groups)
     states: dict[int, CompressionState] = {}
     if group is not None:
-        lines = [str(options)]
-        lines += [f"groups={together}"] if together else []
-        lines += [f"{name}, {described(parameter, dense_strides(parameter))}" for name, parameter in parameters]
-        require_alike(group, "DistributedOptimizer", lines)
+        require_alike(group, "DistributedOptimizer", options.lines_with(specs, together))
     states |= optimizer.close_reducer() if isinstance(optimizer, Distributed) else {}
     states |= take_over(parameters)
     if group is None or group.size == 1:

@@ -9,23 +9,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from multiring._gradients.buckets import COMPARES_FLAG, SPARSE_FLAG, TRAINS_FLAG
-from multiring._gradients.reductions import Reduction
+from multiring._gradients.bucket_order import Bucket, BucketMember
 from multiring.errors import StateError, UnsupportedError
 from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import apart, described, is_same_memory, touches
 
 
 @dataclass(slots=True, eq=False)
-class ParameterGradient:
+class ParameterGradient(BucketMember):
     """One parameter's gradient."""
 
-    name: str
     parameter: Tensor
-    view: Tensor  # the place in the bucket, with the parameter's shape and stride order; never handed out
-    bucket: "Bucket"
-    member: int  # the gradient's number in the bucket
-    has_arrived: bool = False  # the gradient has arrived in the running backward
+    view: Tensor  # `place`, with the parameter's shape and stride order; never handed out
     is_reduced: bool = False  # the place holds the result of a reduction
     is_sparse: bool = False  # the gradient was sparse on some rank; the same value on all ranks
     came_sparse: bool = False  # the gradient was sparse here since the last reduction; the other ranks are not informed
@@ -123,25 +118,11 @@ class ParameterGradient:
             )
 
 
-@dataclass(slots=True, eq=False)
-class Bucket:
-    """Gradients that are reduced together."""
+TensorBucket = Bucket[ParameterGradient]
 
-    reduction: Reduction
-    gradients: list[ParameterGradient]
-    missing: int = 0  # gradients that have not arrived in the running backward
-    has_news: bool = False  # a gradient arrived sparse for the first time
-    spare: Reduction | None = None  # the twin, whose gradients are being reduced or in use
 
-    def turn(self) -> None:
-        """Switch to the twin reduction; the next gradients go to its places."""
-        self.reduction, self.spare = self.spare or self.reduction.twin(), self.reduction
-        for entry in self.gradients:
-            entry.view = self.reduction.places[entry.member]
-
-    def mark(self, *, trains: bool, compares: bool) -> None:
-        """Set the bucket's common flags; `compares` asks the ranks to compare their first steps."""
-        flags = self.reduction.flags
-        flags[COMPARES_FLAG] = compares
-        flags[SPARSE_FLAG] = self.has_news
-        flags[TRAINS_FLAG] = trains
+def turn(bucket: TensorBucket) -> None:
+    """Switch to the bucket's twin reduction; the next gradients go to its places."""
+    bucket.reduction, bucket.spare = bucket.spare or bucket.reduction.twin(), bucket.reduction
+    for entry in bucket.gradients:
+        entry.view = entry.place

@@ -1,34 +1,18 @@
 """Delayed reductions of all gradients: a round is reduced while the next step's backward runs."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from multiring._frontend.errors import internal_errors
-from multiring._gradients.buckets import TRAINS_FLAG
-from multiring._gradients.reducer import BucketOrder
 from multiring._gradients.reductions import Reduction
 from multiring.errors import MultiringError
-from multiring.torch.gradients.bucket_assignment import BucketAssignment
+from multiring.torch.gradients.bucket_assignment import BucketAssignment, GradientWatch
 from multiring.torch.gradients.change_detection import GradientRecords
-from multiring.torch.gradients.parameter_gradient import Bucket, ParameterGradient
+from multiring.torch.gradients.parameter_gradient import ParameterGradient, turn
 from multiring.torch.gradients.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
-
-
-class GradientWatch(Protocol):
-    """An observer of dense gradients before and after their reduction."""
-
-    def begin(self) -> None:
-        """Start to observe a reduction; discard the observations of an unfinished one."""
-
-    def see_own(self, gradients: Sequence[Tensor]) -> None:
-        """Observe some of this rank's gradients, before their reduction."""
-
-    def see_whole(self, gradients: Sequence[Tensor]) -> None:
-        """Observe all reduced gradients."""
 
 
 class Round:
@@ -109,7 +93,6 @@ class Rounds:
         self._taken: Round | None = None  # the last round that was taken
         self._number = 0  # the observer of the current round
         self.watching: GradientWatch | None = None  # the observer of rounds that begin from now on
-        self._watch: GradientWatch | None = None  # the observer of the current round
 
     @property
     def is_on_its_way(self) -> bool:
@@ -126,21 +109,17 @@ class Rounds:
             self._current.settle()
             self._current = None
         self._number += 1
-        self._assignment.begin(self._number)
-        self._watch = self.watching
-        if self._watch is not None:
-            self._watch.begin()
-
-    def see_own(self, bucket: Bucket) -> None:
-        """Show the observer the gradients of a bucket that is about to start."""
-        if self._watch is not None and not isinstance(bucket.reduction, Gathered):
-            self._watch.see_own([entry.view for entry in bucket.gradients])
+        self._assignment.move_due(self._number)
+        self._assignment.watch = self.watching
+        if self.watching is not None:
+            self.watching.begin()
+        self._assignment.begin()
 
     def see_whole(self) -> None:
         """Show the observer the reduced gradients."""
-        if self._watch is not None:
+        if self._assignment.watch is not None:
             own = [entry for entry in self._assignment.gradients if not isinstance(entry.bucket.reduction, Gathered)]
-            self._watch.see_whole([entry.view for entry in own])
+            self._assignment.watch.see_whole([entry.view for entry in own])
 
     def post(self, wait: Callable[[], None]) -> None:
         """Record that a round has started. `.grad` keeps this rank's own gradients, which must not change.
@@ -148,8 +127,8 @@ class Rounds:
         Args:
             wait: waits for all buckets of the round.
         """
-        see_whole = None if self._watch is None else self._watch.see_whole
-        self._current = Round(self._number, self._assignment, wait, see_whole)
+        watch = self._assignment.watch
+        self._current = Round(self._number, self._assignment, wait, None if watch is None else watch.see_whole)
         self._records.clear()
         self._records.see(self._assignment.buckets)
 
@@ -165,7 +144,7 @@ class Rounds:
         self._taken = found or self._taken
         self._forget_own()
         for bucket in self._assignment.buckets:
-            bucket.turn()
+            turn(bucket)
         return found
 
     def hand_out(self) -> None:
@@ -218,36 +197,23 @@ class Rounds:
             if each is not None:
                 each.settle_or_lose()
 
-    def contribute_neutrally(self, order: BucketOrder) -> None:
-        """Contribute zeros to the other ranks' reductions, until every rank has stopped training.
-
-        Args:
-            order: starts the buckets in their order.
-        """
+    def contribute_neutrally(self) -> None:
+        """Contribute zeros to the other ranks' reductions, until every rank has stopped training."""
         assignment = self._assignment
         self.are_settled()
-        trains = bool(assignment.buckets)
-        while trains:
+        while True:
             self._number += 1
-            assignment.begin(self._number)
-            for bucket in assignment.buckets:
-                for entry in bucket.gradients:
-                    if not isinstance(bucket.reduction, Gathered):
-                        entry.view.zero_()
-                    entry.is_reduced = False
-                bucket.reduction.flags[:] = 0
-                order.start(bucket.reduction)
-            order.wait()
-            order.begin()
-            trains = bool(assignment.buckets[0].reduction.flags[TRAINS_FLAG])
+            assignment.move_due(self._number)
+            if not assignment.contribute_neutrally():
+                return
             with internal_errors(_WHAT):
                 reductions = [bucket.reduction for bucket in assignment.buckets]
+                # In the order of a rank that trains: it waits for one before it starts the other.
                 if self.delays:
                     assignment.learn_later(self._number, reductions)
-                    assignment.compare(reductions, assignment.first_steps.told_nothing())
                 else:
-                    assignment.compare(reductions, assignment.first_steps.told_nothing())
                     assignment.move_out(assignment.learn_sparse())
+                assignment.compare(reductions, assignment.first_steps.told_nothing())
 
     def _forget_own(self) -> None:
         self._records.clear()
