@@ -63,46 +63,6 @@ class Executed(NamedTuple):
     size_bytes: int  # the bytes to or from all peers of a move, or the bytes of the extents of a lowering
 
 
-class PostedOperation:
-    """A native operation.
-
-    The process keeps the operation's memory alive until it has ended.
-    """
-
-    def __init__(self, context: Context, holdings: Holdings, operation: Operation) -> None:
-        self.context = context
-        self.operation = operation
-        self._holdings = holdings
-
-    def done(self) -> bool:
-        """Return whether the operation has ended."""
-        return self.context.has_ended(self.operation)
-
-    def stalled_on(self) -> tuple[Sequence[int], float]:
-        """Return the world ranks to wait for, and the seconds without progress."""
-        return self.context.stalled_on(self.operation)
-
-    def give_up(self, silent: int) -> None:
-        """Fail the operation on all ranks with a StallError about world rank `silent`."""
-        self.context.give_up(self.operation, silent)
-
-    def abort(self, culprit: int) -> None:
-        """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
-        self.context.abort(self.operation, culprit)
-
-    def release(self) -> None:
-        """Release the memory of the operation, which has ended."""
-        self._holdings.release(self.operation)
-
-    @property
-    def log(self) -> list[Executed]:
-        """The executor's steps in order; empty unless the setting `log_moves` is on."""
-        return [
-            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
-            for lowering, segment, move, size in self.operation.log
-        ]
-
-
 # The identity of an operation, the same on all ranks: ("operation", the id of its group or of its sequence of messages,
 # its number), or ("name", the id of its set of named operations, its name).
 Key = tuple[str, int, int | str]
@@ -218,16 +178,18 @@ NOBODY = StatusSource()
 
 
 class Attention(NamedTuple):
-    """How a thread waits for an operation; the same for all operations of a group."""
+    """What a thread needs to wait for an operation; the same for all operations of a group."""
 
+    context: Context
+    holdings: Holdings  # keep the memory of operations alive until these have ended
     rank_status: StatusSource
     look_s: float  # the time between two checks for progress
     warn_s: float  # the time before a warning about a silent rank
 
     @classmethod
-    def of(cls, rank_status: StatusSource, stall_warn_s: float) -> "Attention":
+    def of(cls, context: Context, holdings: Holdings, rank_status: StatusSource, stall_warn_s: float) -> "Attention":
         """Return the Attention of a process that warns after `stall_warn_s` seconds."""
-        return cls(rank_status, min(stall_warn_s, rank_status.patience.look_s), stall_warn_s)
+        return cls(context, holdings, rank_status, min(stall_warn_s, rank_status.patience.look_s), stall_warn_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +208,17 @@ class OperationHandle(Waiter):
 
     def __init__(
         self,
-        posted_operation: PostedOperation,
+        operation: Operation,
         title: str,
         ranks: Sequence[int],
         result: Any,
         attention: Attention,
         line: int,
     ) -> None:
-        """Handle `posted_operation`.
+        """Create the handle of `operation`.
 
         Args:
-            posted_operation: the operation in flight.
+            operation: the native operation.
             title: the operation's title.
             ranks: the world ranks of its group.
             result: the value that `wait` returns.
@@ -264,7 +226,7 @@ class OperationHandle(Waiter):
             line: the id of the sequence that numbers the operation: its group, or the messages from one rank to another
                 under one tag.
         """
-        self._posted_operation = posted_operation
+        self.operation = operation
         self._title = title
         self._ranks = ranks
         self._result = result
@@ -278,62 +240,63 @@ class OperationHandle(Waiter):
     @property
     def title(self) -> str:
         """A description of the operation for warnings and errors."""
-        number = self._posted_operation.operation.sequence // STEPS
+        number = self.operation.sequence // STEPS
         return f"{shown(self._title)} (operation {number} of the group of {len(self._ranks)})"
 
     @property
     def key(self) -> Key:
         """The identity of the operation, the same on all ranks."""
-        return "operation", self._line, self._posted_operation.operation.sequence // STEPS
-
-    @property
-    def operation(self) -> Operation:
-        """The native operation."""
-        return self._posted_operation.operation
+        return "operation", self._line, self.operation.sequence // STEPS
 
     def stalled_on(self) -> tuple[Sequence[int], float]:
         """Return the world ranks to wait for, and the seconds without progress."""
-        return self._posted_operation.stalled_on()
+        return self._attention.context.stalled_on(self.operation)
 
     def give_up(self, silent: int) -> None:
         """Fail the operation on all ranks with a StallError about world rank `silent`."""
-        self._posted_operation.give_up(silent)
+        self._attention.context.give_up(self.operation, silent)
 
     def abort(self, culprit: int) -> None:
         """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
-        self._posted_operation.abort(culprit)
+        self._attention.context.abort(self.operation, culprit)
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
-        return self._posted_operation.done()
+        return self._attention.context.has_ended(self.operation)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the operation's result once it has ended; see `Handle`."""
-        posted_operation = self._posted_operation
+        operation, attention = self.operation, self._attention
         start = time.monotonic()
-        look_s = self._attention.look_s
+        look_s = attention.look_s
         while True:
             left = look_s if timeout is None else timeout - (time.monotonic() - start)
-            if posted_operation.context.wait(posted_operation.operation, max(0.0, min(left, look_s))):
+            if attention.context.wait(operation, max(0.0, min(left, look_s))):
                 break
             self._mind_stall()
             if timeout is not None and time.monotonic() - start >= timeout:
                 raise TimeoutError(f"{self.title} is still in flight after {timeout:g} s")
-        posted_operation.release()
-        if posted_operation.operation.fault is not FaultKind.NONE:
+        attention.holdings.release(operation)
+        if operation.fault is not FaultKind.NONE:
             if self.verdict:
                 # The failure is still being reported to the other ranks. If this rank left at once, they might report
                 # its departure as the cause.
                 time.sleep(LINGER_S)
-            raise failure_of(
-                posted_operation.operation, self.title, self._ranks, self._attention.rank_status, self.verdict
-            )
+            raise failure_of(operation, self.title, self._ranks, attention.rank_status, self.verdict)
         return self._result
 
     @property
     def titles(self) -> dict[int, str]:
         """Each rank's own title of the operation; available after a mismatch."""
-        return titles_of(self._posted_operation.operation, self._ranks)
+        return titles_of(self.operation, self._ranks)
+
+    @property
+    def log(self) -> list[Executed]:
+        """The executor's steps in order; empty unless the setting `log_moves` is on."""
+        return [
+            Executed(lowering.name.lower() if lowering is not Lowering.NONE else None, segment, move, size)
+            for lowering, segment, move, size in self.operation.log
+        ]
 
     def _mind_stall(self) -> None:
         ranks, quiet_s = self.stalled_on()

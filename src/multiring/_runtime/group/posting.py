@@ -31,7 +31,7 @@ from multiring._runtime.engines.contract import Engine
 from multiring._runtime.events import NAMES, STEPS
 from multiring._runtime.failures.control_thread import Control
 from multiring._runtime.group.compile import AT_ONCE_MOST, Programs, Request, agreement_rounds, direct_rounds
-from multiring._runtime.group.handles import NOBODY, Attention, OperationHandle, Posted, PostedOperation, StatusSource
+from multiring._runtime.group.handles import NOBODY, Attention, OperationHandle, Posted, StatusSource
 from multiring._runtime.named.signature_text import LABELLED
 from multiring._runtime.rails.watch import CHECK_EVERY, LEAST_BYTES, Watch
 from multiring._schedule import Collective
@@ -141,7 +141,7 @@ class Calls:
         pairs = direct_rounds(len(ranks), self.own) if self._at_once else agreement_rounds(self.grid, order, self.own)
         self._rounds = Rounds([(ranks[to], ranks[source]) for to, source in pairs])
         self._lock = threading.Lock()
-        self._attention = Attention.of(services.rank_status, services.stall_warn_s)
+        self._attention = Attention.of(services.context, services.holdings, services.rank_status, services.stall_warn_s)
         meets = self._at_once and len(ranks) > 1
         slots = SharedSlots(services.context, list(ranks), STEPS) if meets else None
         watches = services.replan and len(topology.hosts) > 1
@@ -160,7 +160,7 @@ class Calls:
         self._messages: dict[tuple[int, int, int], int] = {}
         self._edition = 0
         self._twins = itertools.count()
-        self._latest: PostedOperation | None = None
+        self._latest: Operation | None = None
         services.rank_status.know(self)
 
     @property
@@ -326,9 +326,8 @@ class Calls:
             tells_mismatch=bool(call.label),
         )
         memory = work.input, work.output
-        operation = services.holdings.post(spec, waits, memory)
-        self._latest = posted_operation = PostedOperation(services.context, services.holdings, operation)
-        handle = self._handle_of(posted_operation, title, work.result, call.key[0])
+        self._latest = operation = services.holdings.post(spec, waits, memory)
+        handle = self._handle_of(operation, title, work.result, call.key[0])
         if waits and work.repeated is not None:
             if self._watch is None:
                 handle.posted = Posted(spec, memory, title, work.result, self._edition)
@@ -344,11 +343,8 @@ class Calls:
         """
         if posted.edition != self._edition:
             return None
-        operation = self.repeats.post_again(posted.spec, posted.memory)
-        services = self.services
-        posted_operation = PostedOperation(services.context, services.holdings, operation)
-        self._latest = posted_operation
-        return self._handle_of(posted_operation, posted.title, posted.result, self.id)
+        self._latest = operation = self.repeats.post_again(posted.spec, posted.memory)
+        return self._handle_of(operation, posted.title, posted.result, self.id)
 
     def _forget(self) -> None:
         self.repeats.forget()
@@ -364,23 +360,18 @@ class Calls:
         if found is None:
             return False
         if isinstance(found, Operation):
-            self._resume(found).wait()
+            self._handle_of(found, found.title, None, self.id).wait()
         return True
 
-    def _resume(self, operation: Operation) -> OperationHandle:
-        """Return the handle of a repeated call that is still in flight or has failed."""
-        posted_operation = PostedOperation(self.services.context, self.services.holdings, operation)
-        return self._handle_of(posted_operation, operation.title, None, self.id)
-
-    def _handle_of(self, posted_operation: PostedOperation, title: str, result: Any, line: int) -> OperationHandle:
-        return OperationHandle(posted_operation, title, self.ranks, result, self._attention, line)
+    def _handle_of(self, operation: Operation, title: str, result: Any, line: int) -> OperationHandle:
+        return OperationHandle(operation, title, self.ranks, result, self._attention, line)
 
     @property
-    def latest(self) -> PostedOperation:
-        """The operation that was posted last, in flight or ended, for tests and tools."""
+    def latest(self) -> OperationHandle:
+        """A handle, without a result, of the operation that was posted last, in flight or ended."""
         if self._latest is None:
             raise StateError("no operation was posted yet")
-        return self._latest
+        return self._handle_of(self._latest, self._latest.title, None, self.id)
 
     @property
     def plans(self) -> dict[Task, Plan]:

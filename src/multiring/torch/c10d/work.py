@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from multiring._runtime import Handle
-from multiring._runtime.group.handles import OperationHandle, PostedOperation
+from multiring._runtime.group.handles import OperationHandle
 from multiring._runtime.group.posting import Calls
 from multiring._runtime.group.receives import PostedReceive
 from multiring.errors import MultiringError
@@ -217,7 +217,7 @@ class OperationWork(dist.Work):
         )
         self._end(dist.DistBackendError(text), cause)
 
-    def _native(self, handle: Handle | None) -> OperationHandle | PostedReceive | PostedOperation:
+    def _native(self, handle: Handle | None) -> OperationHandle | PostedReceive:
         """Return the part of `handle` that can be aborted; for an operation of several steps, the current step."""
         return handle if isinstance(handle, OperationHandle | PostedReceive) else self._owner.calls.latest
 
