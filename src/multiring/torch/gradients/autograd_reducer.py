@@ -226,6 +226,7 @@ class AutogradReducer:
                 "that backward raised an error, or a reentrant checkpoint uses the parameter twice (pass "
                 "use_reentrant=False). " + _ANEW
             )
+        entry.has_arrived = True  # also if the gradient is refused: the backward fails, and must not be repeated
         reduces = self.reduces_early or self._passes_done + 1 == self._passes
         if reduces or not self.rounds.delays:
             self._bring_in(entry)
