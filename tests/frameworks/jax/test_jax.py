@@ -6,21 +6,21 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from tests.support.faults import kill
+from tests.support.later import framework
 from tests.support.ranks import Here, Process, report_of, run_ranks
 
 import multiring
 from multiring.errors import ArgumentError
 
-jax = pytest.importorskip("jax")
-mj = pytest.importorskip("multiring.jax")
-jnp = jax.numpy
+jax = framework("jax")
+mj = framework("multiring.jax")
+jnp = framework("jax.numpy")
 PATIENT_S = 100.0  # compilation is slow on few cores
 COMPILED = ("float32", "bfloat16", "int32", "bool")
 TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "uint8", "int64", "bool", "complex64")
@@ -103,7 +103,6 @@ def differentiate(here: Here) -> None:
     save_and_gather(own)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["function"])
 @dataclass
 class Whole:
     """A pytree with a function as a static field, as flax's TrainState has."""
@@ -115,6 +114,7 @@ class Whole:
 def save_and_gather(own: int) -> None:
     """Save a pytree with an optimizer's state; load it; gather rows; join."""
     optax = importlib.import_module("optax")
+    jax.tree_util.register_dataclass(Whole, data_fields=["array"], meta_fields=["function"])
     here = {"w": jnp.arange(6.0).reshape(2, 3).astype(jnp.bfloat16), "b": [jnp.float32(3), jnp.zeros((0, 2), jnp.int8)]}
     state = optax.adam(1e-3).init(here)
     with tempfile.TemporaryDirectory() as made:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from tests.support.faults import interrupt
+from tests.support.later import framework
 from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring.errors import ArgumentError, UnsupportedError
 
-jax = pytest.importorskip("jax")
-mj = pytest.importorskip("multiring.jax")
-jnp = jax.numpy
+jax = framework("jax")
+mj = framework("multiring.jax")
+jnp = framework("jax.numpy")
 PATIENT_S = 100.0  # compilation is slow on few cores
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.later import framework
 from tests.support.ranks import Here, run_ranks
 
-jax = pytest.importorskip("jax")
-mj = pytest.importorskip("multiring.jax")
-jnp = jax.numpy
+jax = framework("jax")
+mj = framework("multiring.jax")
+jnp = framework("jax.numpy")
 
 
 def test_transformations() -> None:

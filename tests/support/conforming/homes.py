@@ -110,8 +110,8 @@ FRAMEWORKS = {
             used_first=USED_FIRST["torch"],
             nursery="keras",
         ),
-        replace(_of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax", JAX_ENABLE_X64="1"), nursery="keras"),
-        _of("jax", ("jax",)),
+        replace(_of("keras-jax", ("keras", "jax"), "keras", KERAS_BACKEND="jax"), nursery="keras"),
+        replace(_of("jax", ("jax",)), nursery="jax"),
         _of("chainer", recipe="chainer"),
         replace(
             _of("tinygrad", ("tinygrad",), PARALLEL="0", **_tinygrad_environment()),

@@ -3,6 +3,7 @@
 KERAS_BACKEND chooses the backend; a step is a call of `train_on_batch`.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,12 @@ class Trainer:
         return mk.elastic.KerasState(self._model, **values)
 
 
+def init(**options: Any) -> None:
+    if keras.backend.backend() == "jax":
+        importlib.import_module("jax").config.update("jax_enable_x64", True)
+    mk.init(**options)
+
+
 ADAPTER = Adapter(
     name=f"Keras on {keras.backend.backend()}",
     version=keras.__version__,
@@ -66,6 +73,6 @@ ADAPTER = Adapter(
     back=keras.ops.convert_to_numpy,
     all_reduce=all_reduce,
     trainer=Trainer,
-    init=mk.init,
+    init=init,
     cannot={"gradients through": _NO_GRADIENT, **_NO_TYPES},
 )
