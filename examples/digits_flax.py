@@ -3,28 +3,15 @@
 It trains a module of flax' NNX. multiring wraps an optimizer of optax and combines the ranks' gradients.
 """
 
-import argparse
 import time
 from typing import Any
 
 import jax
-import numpy as np
 import optax
+from digits_data import batches, digits, options_for, padded_share, result  # type: ignore[import-not-found] # beside this file
 from flax import nnx
-from sklearn.datasets import load_digits
 
 import multiring.jax as mj
-
-HELD_BACK = 360  # test images, a fifth of 1797
-
-
-def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
-    bunch = load_digits()
-    images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
-    order = np.random.default_rng(2026).permutation(len(labels))
-    held_back, rest = order[:HELD_BACK], order[HELD_BACK:]
-    return (images[rest], labels[rest]), (images[held_back], labels[held_back])
 
 
 class Network(nnx.Module):
@@ -60,10 +47,7 @@ def step(network: Network, optimizer: Any, images: Any, labels: Any, weights: An
 
 def main() -> None:
     """Train, and print the accuracy and speed."""
-    parser = argparse.ArgumentParser(description="Learn handwritten digits with flax on any number of ranks.")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
-    options = parser.parse_args()
+    options = options_for("flax")
     mj.init()
     (images, labels), (test_images, test_labels) = digits()
     network = Network(nnx.Rngs(mj.rank()))  # weights differ between ranks until they are broadcast
@@ -71,25 +55,14 @@ def main() -> None:
     # A rank's loss is its samples' part of the whole batch's loss, so the ranks' gradients add up to the gradient.
     transformation: Any = mj.distribute(optax.sgd(0.05, momentum=0.9), op=mj.Sum)
     optimizer = nnx.Optimizer(network, transformation, wrt=nnx.Param)
-    share = -(-options.batch // mj.size())  # one shape for one compiled program: padding has weight 0
-    random = np.random.default_rng(1)  # the same order on all ranks
     start = time.perf_counter()
-    for _ in range(options.epochs):
-        order = random.permutation(len(labels))
-        for first in range(0, len(order), options.batch):
-            batch = order[first : first + options.batch]
-            own = batch[mj.rank() :: mj.size()]
-            weights = np.zeros(share, np.float32)
-            weights[: len(own)] = 1 / len(batch)
-            own = np.resize(own, share) if len(own) else np.zeros(share, int)
-            step(network, optimizer, images[own], labels[own], weights)
+    for batch in batches(len(labels), options):
+        own, weights = padded_share(batch, mj.rank(), mj.size(), options)
+        step(network, optimizer, images[own], labels[own], weights)
     jax.block_until_ready(nnx.state(network))
     elapsed_s = time.perf_counter() - start
-    accuracy = float(np.mean(np.argmax(network(test_images), axis=1) == test_labels))
-    mj.print_once(
-        f"test accuracy {accuracy:.2%}, {options.epochs * len(labels) / elapsed_s:.0f} images/s, "
-        f"{mj.size()} rank{'s' if mj.size() > 1 else ''}"
-    )
+    images_per_s = options.epochs * len(labels) / elapsed_s
+    mj.print_once(result(network(test_images), test_labels, images_per_s, mj.size()))
 
 
 if __name__ == "__main__":

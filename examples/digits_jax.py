@@ -3,7 +3,6 @@
 There is one compiled step: each rank has its share of every batch, and the optimizer uses the gradients of all ranks.
 """
 
-import argparse
 import time
 from typing import Any
 
@@ -11,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from sklearn.datasets import load_digits
+from digits_data import batches, digits, options_for, padded_share, result  # type: ignore[import-not-found] # beside this file
 
 import multiring.jax as mj
 
-HELD_BACK = 360  # test images, a fifth of 1797
 SHAPES = {
     "conv1": (3, 3, 1, 32),
     "conv2": (3, 3, 32, 64),
@@ -23,15 +21,6 @@ SHAPES = {
     "hidden": (256, 128),
     "out": (128, 10),
 }
-
-
-def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
-    bunch = load_digits()
-    images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
-    order = np.random.default_rng(2026).permutation(len(labels))
-    held_back, rest = order[:HELD_BACK], order[HELD_BACK:]
-    return (images[rest], labels[rest]), (images[held_back], labels[held_back])
 
 
 def first_parameters(seed: int) -> Any:
@@ -68,10 +57,7 @@ def loss_of(parameters: Any, images: Any, labels: Any, weights: Any) -> Any:
 
 def main() -> None:
     """Train, and print the accuracy and speed."""
-    parser = argparse.ArgumentParser(description="Learn handwritten digits with JAX on any number of ranks.")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
-    options = parser.parse_args()
+    options = options_for("JAX")
     mj.init()
     (images, labels), (test_images, test_labels) = digits()
     parameters = mj.broadcast(first_parameters(mj.rank()))  # they differ between ranks until now
@@ -85,25 +71,14 @@ def main() -> None:
         return optax.apply_updates(parameters, updates), state
 
     compiled = jax.jit(step, donate_argnums=(0, 1))
-    share = -(-options.batch // mj.size())  # one shape for one compiled program: padding has weight 0
-    random = np.random.default_rng(1)  # the same order on all ranks
     start = time.perf_counter()
-    for _ in range(options.epochs):
-        order = random.permutation(len(labels))
-        for first in range(0, len(order), options.batch):
-            batch = order[first : first + options.batch]
-            own = batch[mj.rank() :: mj.size()]
-            weights = np.zeros(share, np.float32)
-            weights[: len(own)] = 1 / len(batch)
-            own = np.resize(own, share) if len(own) else np.zeros(share, int)
-            parameters, state = compiled(parameters, state, images[own], labels[own], weights)
+    for batch in batches(len(labels), options):
+        own, weights = padded_share(batch, mj.rank(), mj.size(), options)
+        parameters, state = compiled(parameters, state, images[own], labels[own], weights)
     jax.block_until_ready(parameters)
     elapsed_s = time.perf_counter() - start
-    accuracy = float(np.mean(np.argmax(network(parameters, test_images), axis=1) == test_labels))
-    mj.print_once(
-        f"test accuracy {accuracy:.2%}, {options.epochs * len(labels) / elapsed_s:.0f} images/s, "
-        f"{mj.size()} rank{'s' if mj.size() > 1 else ''}"
-    )
+    images_per_s = options.epochs * len(labels) / elapsed_s
+    mj.print_once(result(network(parameters, test_images), test_labels, images_per_s, mj.size()))
 
 
 if __name__ == "__main__":

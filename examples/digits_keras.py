@@ -4,26 +4,13 @@ It is a script for one process with one added line, `mk.distribute(model)`, on a
 One rank has the same losses.
 """
 
-import argparse
 import time
 from typing import Any
 
 import keras
-import numpy as np
-from sklearn.datasets import load_digits
+from digits_data import digits, options_for  # type: ignore[import-not-found] # beside this file
 
 import multiring.keras as mk
-
-HELD_BACK = 360  # test images, a fifth of 1797
-
-
-def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
-    bunch = load_digits()
-    images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
-    order = np.random.default_rng(2026).permutation(len(labels))
-    held_back, rest = order[:HELD_BACK], order[HELD_BACK:]
-    return (images[rest], labels[rest]), (images[held_back], labels[held_back])
 
 
 def network() -> Any:
@@ -41,10 +28,7 @@ def network() -> Any:
 
 def main() -> None:
     """Train, and print the accuracy and speed."""
-    parser = argparse.ArgumentParser(description="Learn handwritten digits with Keras on any number of ranks.")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
-    options = parser.parse_args()
+    options = options_for("Keras")
     mk.init()
     keras.utils.set_random_seed(1)
     (images, labels), held_back = digits()

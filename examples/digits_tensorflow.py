@@ -3,26 +3,14 @@
 It has its own compiled loop: each rank has its share of every batch, and the tape returns the gradients of all ranks.
 """
 
-import argparse
 import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
+from digits_data import batches, digits, options_for, result  # type: ignore[import-not-found] # beside this file
 
 import multiring.tensorflow as mt
-
-HELD_BACK = 360  # test images, a fifth of 1797
-
-
-def digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the training set and the test set: images of shape (n, 8, 8, 1), and labels."""
-    bunch = load_digits()
-    images, labels = (bunch.images / 16.0).astype(np.float32)[..., np.newaxis], bunch.target
-    order = np.random.default_rng(2026).permutation(len(labels))
-    held_back, rest = order[:HELD_BACK], order[HELD_BACK:]
-    return (images[rest], labels[rest]), (images[held_back], labels[held_back])
 
 
 class Network(tf.Module):  # type: ignore[misc] # TensorFlow has no types
@@ -51,10 +39,7 @@ class Network(tf.Module):  # type: ignore[misc] # TensorFlow has no types
 
 def main() -> None:
     """Train, and print the accuracy and speed."""
-    parser = argparse.ArgumentParser(description="Learn handwritten digits with TensorFlow on any number of ranks.")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64, help="images per step, of all ranks together")
-    options = parser.parse_args()
+    options = options_for("TensorFlow")
     mt.init()
     (images, labels), (test_images, test_labels) = digits()
     network = Network()
@@ -76,20 +61,13 @@ def main() -> None:
     # Shares have two lengths, for full batches and for the last batch; one compiled program serves both.
     signature = [tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int64), tf.TensorSpec([])]
     compiled = tf.function(step, input_signature=signature)
-    random = np.random.default_rng(1)  # the same order on all ranks
     start = time.perf_counter()
-    for _ in range(options.epochs):
-        order = random.permutation(len(labels))
-        for first in range(0, len(order), options.batch):
-            batch = order[first : first + options.batch]
-            own = batch[mt.rank() :: mt.size()]
-            compiled(images[own], labels[own], float(len(batch)))
+    for batch in batches(len(labels), options):
+        own = batch[mt.rank() :: mt.size()]
+        compiled(images[own], labels[own], float(len(batch)))
     elapsed_s = time.perf_counter() - start
-    accuracy = float(np.mean(np.argmax(network(test_images), axis=1) == test_labels))
-    mt.print_once(
-        f"test accuracy {accuracy:.2%}, {options.epochs * len(labels) / elapsed_s:.0f} images/s, "
-        f"{mt.size()} rank{'s' if mt.size() > 1 else ''}"
-    )
+    images_per_s = options.epochs * len(labels) / elapsed_s
+    mt.print_once(result(network(test_images), test_labels, images_per_s, mt.size()))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ torchrun --nproc-per-node 2 examples/distributed/checkpoint.py --backend multiri
 torchrun --nproc-per-node 3 examples/distributed/checkpoint.py --backend multiring --folder here --resume
 """
 
-import argparse
-import json
-
 import torch
 import torch.distributed as dist
+from steps import finish, parser, train  # type: ignore[import-not-found] # beside this file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -21,12 +19,10 @@ BATCH, FEATURES, CLASSES = 12, 16, 4  # BATCH: samples of all ranks together
 
 def main() -> None:
     """Train, print the losses, and save; with --resume load, train and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--resume", action="store_true", help="load from the folder instead of saving there")
-    options = parser.parse_args()
+    options_of = parser(steps=10)
+    options_of.add_argument("--folder", required=True)
+    options_of.add_argument("--resume", action="store_true", help="load from the folder instead of saving there")
+    options = options_of.parse_args()
 
     dist.init_process_group(options.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -44,19 +40,12 @@ def main() -> None:
         inputs = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(int(done)))
         labels = inputs[:, :CLASSES].argmax(1)
         loss = nn.functional.cross_entropy(model(inputs[rank::ranks]), labels[rank::ranks])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call] # torch's own
-        optimizer.step()
+        losses.append(train(optimizer, loss))
         done += 1
-        mean = loss.detach()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / ranks)
     if not options.resume:
         of_model, of_optimizer = get_state_dict(model, optimizer)
         save({"model": of_model, "optimizer": of_optimizer, "done": done}, checkpoint_id=options.folder)
-    if rank == 0:
-        print(json.dumps(losses))
-    dist.destroy_process_group()
+    finish(losses)
 
 
 if __name__ == "__main__":

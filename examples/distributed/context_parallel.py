@@ -5,11 +5,9 @@ gradients. torch does this for flex attention, which has no backward on CPU, so 
 instead. torch's other way, `context_parallel()` around scaled_dot_product_attention, has kernels for CUDA only.
 """
 
-import argparse
-import json
-
 import torch
 import torch.distributed as dist
+from steps import finish, parser, train  # type: ignore[import-not-found] # beside this file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental._attention import _context_parallel_shard, _ContextParallel
@@ -51,10 +49,7 @@ class Block(nn.Module):
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     dist.init_process_group(options.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -71,15 +66,8 @@ def main() -> None:
         own, wanted = _context_parallel_shard(mesh, [inputs, labels], [1, 1])
         assert isinstance(wanted, Tensor)
         loss = nn.functional.cross_entropy(model(own).flatten(0, 1), wanted.flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call] # torch's own
-        optimizer.step()
-        mean = loss.detach()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / ranks)
-    if rank == 0:
-        print(json.dumps(losses))
-    dist.destroy_process_group()
+        losses.append(train(optimizer, loss))
+    finish(losses)
 
 
 if __name__ == "__main__":

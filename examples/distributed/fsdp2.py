@@ -4,11 +4,9 @@ With `--replicas 2` the ranks form two replicas of shards (HSDP). FSDP2 asks its
 it asks for sums, and divides by itself.
 """
 
-import argparse
-import json
-
 import torch
 import torch.distributed as dist
+from steps import finish, parser, train  # type: ignore[import-not-found] # beside this file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,12 +16,10 @@ BATCH, FEATURES, CLASSES = 12, 16, 4  # BATCH: samples of all ranks together
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--sum", action="store_true")
-    options = parser.parse_args()
+    options_of = parser()
+    options_of.add_argument("--replicas", type=int, default=1)
+    options_of.add_argument("--sum", action="store_true")
+    options = options_of.parse_args()
 
     dist.init_process_group(options.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -43,15 +39,8 @@ def main() -> None:
         inputs = torch.randn(BATCH, FEATURES)
         labels = inputs[:, :CLASSES].argmax(1)
         loss = nn.functional.cross_entropy(model(inputs[rank::ranks]), labels[rank::ranks])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call] # torch's own
-        optimizer.step()
-        mean = loss.detach()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / ranks)
-    if rank == 0:
-        print(json.dumps(losses))
-    dist.destroy_process_group()
+        losses.append(train(optimizer, loss))
+    finish(losses)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 Each rank has one stage of the model, or two with `--schedule interleaved`.
 """
 
-import argparse
-import json
-
 import torch
 import torch.distributed as dist
+from steps import finish, parser  # type: ignore[import-not-found] # beside this file
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
@@ -17,11 +15,9 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": Schedu
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--schedule", choices=SCHEDULES, default="gpipe")
-    options = parser.parse_args()
+    options_of = parser()
+    options_of.add_argument("--schedule", choices=SCHEDULES, default="gpipe")
+    options = options_of.parse_args()
 
     dist.init_process_group(options.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -53,9 +49,7 @@ def main() -> None:
         mean = torch.stack(parts).mean().detach() if parts else torch.zeros(())
         dist.broadcast(mean, src=ranks - 1)
         losses.append(mean.item())
-    if rank == 0:
-        print(json.dumps(losses))
-    dist.destroy_process_group()
+    finish(losses)
 
 
 if __name__ == "__main__":

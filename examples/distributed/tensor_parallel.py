@@ -4,11 +4,9 @@ Two ranks share a block, and between its layers each of them has a part of the s
 such pairs, and FSDP2 shards the parameters over the pairs.
 """
 
-import argparse
-import json
-
 import torch
 import torch.distributed as dist
+from steps import finish, parser, train  # type: ignore[import-not-found] # beside this file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -54,10 +52,7 @@ PLAN = {
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     dist.init_process_group(options.backend)
     pairs = dist.get_world_size() // TENSOR
@@ -75,15 +70,8 @@ def main() -> None:
         labels = inputs[..., :CLASSES].argmax(-1)
         logits = model(inputs[pair::pairs])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[pair::pairs].flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call] # torch's own
-        optimizer.step()
-        mean = loss.detach()
-        dist.all_reduce(mean, group=mesh["data"].get_group())
-        losses.append(mean.item() / pairs)
-    if dist.get_rank() == 0:
-        print(json.dumps(losses))
-    dist.destroy_process_group()
+        losses.append(train(optimizer, loss, mesh["data"].get_group()))
+    finish(losses)
 
 
 if __name__ == "__main__":

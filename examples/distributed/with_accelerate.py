@@ -3,12 +3,12 @@
 Accelerate uses an existing process group. Only if there is none, it makes one with a backend of its own choice.
 """
 
-import argparse
 import json
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from steps import parser  # type: ignore[import-not-found] # beside this file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,10 +17,7 @@ BATCH, FEATURES, CLASSES = 4, 16, 4  # BATCH: samples of one rank
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     dist.init_process_group(options.backend)
     accelerator = Accelerator(cpu=True)

@@ -3,13 +3,13 @@
 DDPStrategy takes the backend as an argument.
 """
 
-import argparse
 import json
 import os
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
+from steps import parser  # type: ignore[import-not-found] # beside this file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,10 +37,7 @@ class Classifier(LightningModule):  # type: ignore[misc] # of Any, see pyproject
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # noqa: TID251 -- torchrun's
     torch.manual_seed(0)

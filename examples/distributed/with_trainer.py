@@ -4,13 +4,13 @@ The Trainer uses Accelerate, which uses an existing process group. TrainingArgum
 CPU the Trainer compares it with the backend that Accelerate chose, and rejects a different one.
 """
 
-import argparse
 import json
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from steps import parser  # type: ignore[import-not-found] # beside this file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -31,10 +31,7 @@ class Recording(Trainer):  # type: ignore[misc] # of Any, see pyproject.toml
 
 def main() -> None:
     """Train, and print the losses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--steps", type=int, default=50)
-    options = parser.parse_args()
+    options = parser().parse_args()
 
     dist.init_process_group(options.backend)
     torch.manual_seed(0)
