@@ -14,21 +14,23 @@ starts a function on two ranks, for example from a notebook.
 from typing import TYPE_CHECKING, Any
 
 from multiring._former_names import refuse
-from multiring._runtime import Event as Event
-from multiring._runtime import Group as Group
-from multiring._runtime import Handle as Handle
-from multiring._runtime import drain_events as drain_events
-from multiring._runtime import init as init
-from multiring._runtime import is_initialized as is_initialized
-from multiring._runtime import local_rank as local_rank
-from multiring._runtime import local_size as local_size
-from multiring._runtime import quantize_dequantize as quantize_dequantize
-from multiring._runtime import rank as rank
-from multiring._runtime import shutdown as shutdown
-from multiring._runtime import size as size
-from multiring._runtime import start_timeline as start_timeline
-from multiring._runtime import stop_timeline as stop_timeline
-from multiring._runtime import world as world
+from multiring._runtime import (
+    Event,
+    Group,
+    Handle,
+    drain_events,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    quantize_dequantize,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+    world,
+)
 from multiring._version import VERSION as __version__
 
 if TYPE_CHECKING:

@@ -37,6 +37,20 @@ FORMER_MODULES = {
 }
 
 
+def keep_to_public_names(package: str) -> None:
+    """Let `dir` list only the public names of a package, and let a former name raise an error with the current one.
+
+    The functions are set and not defined in the package, because mypy would accept every name of a package with a
+    `__getattr__`.
+    """
+    module = sys.modules[package]
+
+    def explain(name: str) -> NoReturn:
+        refuse(package, name)
+
+    vars(module).update(__getattr__=explain, __dir__=lambda: module.__all__)
+
+
 def refuse_module(name: str) -> NoReturn:
     """Raise the error of the module `name`, which has another name now.
 

@@ -1,6 +1,5 @@
 """init, shutdown, and queries of this process's position in the job, with Horovod's names."""
 
-import importlib.util
 import threading
 from typing import Any
 
@@ -137,48 +136,3 @@ def mpi_threads_supported() -> bool:
         enabled = "Horovod MPI is not enabled: " if speaks_horovod() else ""
         raise ArgumentError(f"{enabled}MPI carries no bytes in this job; to use MPI, set MULTIRING_ENGINE=mpi")
     return world.engine.serves_threads
-
-
-def mpi_enabled() -> bool:
-    """Return whether MPI carries bytes between hosts in this job."""
-    return is_rank() and world_now().engine is not None
-
-
-def mpi_built() -> bool:
-    """Return whether multiring can use MPI: mpi4py is installed."""
-    return importlib.util.find_spec("mpi4py") is not None
-
-
-def gloo_enabled() -> bool:
-    """Return whether the job runs without MPI; in Horovod, this mode is called Gloo."""
-    return not mpi_enabled()
-
-
-def gloo_built() -> bool:
-    """Return True: a job can always run without MPI."""
-    return True
-
-
-def nccl_built() -> int:
-    """Return 0: multiring does not use NCCL."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """Return False: multiring does not use IBM's DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: multiring does not use oneCCL."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Return False: multiring moves host memory."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Return False: multiring moves host memory."""
-    return False

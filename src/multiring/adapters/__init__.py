@@ -4,38 +4,33 @@ docs/adapters.md shows how they make an adapter, and `multiring.adapters.conform
 imported.
 """
 
-from multiring._frontend.array_collectives import allgather as allgather
-from multiring._frontend.array_collectives import allreduce as allreduce
-from multiring._frontend.array_collectives import broadcast as broadcast
-from multiring._frontend.array_collectives import start_allreduce as start_allreduce
-from multiring._frontend.handles import Pending as Pending
-from multiring._frontend.handles import handle_of as handle_of
-from multiring._frontend.handles import poll as poll
-from multiring._frontend.handles import submit as submit
-from multiring._frontend.handles import synchronize as synchronize
-from multiring._frontend.lifecycle import cross_rank as cross_rank
-from multiring._frontend.lifecycle import cross_size as cross_size
-from multiring._frontend.lifecycle import init as init
-from multiring._frontend.lifecycle import is_homogeneous as is_homogeneous
-from multiring._frontend.lifecycle import is_initialized as is_initialized
-from multiring._frontend.lifecycle import local_rank as local_rank
-from multiring._frontend.lifecycle import local_size as local_size
-from multiring._frontend.lifecycle import rank as rank
-from multiring._frontend.lifecycle import shutdown as shutdown
-from multiring._frontend.lifecycle import size as size
-from multiring._frontend.object_collectives import allgather_object as allgather_object
-from multiring._frontend.object_collectives import broadcast_object as broadcast_object
-from multiring._frontend.process_sets import Members as Members
-from multiring._frontend.process_sets import ProcessSet as ProcessSet
-from multiring._frontend.process_sets import add_process_set as add_process_set
-from multiring._frontend.process_sets import global_process_set as global_process_set
-from multiring._frontend.process_sets import members_of as members_of
-from multiring._frontend.process_sets import remove_process_set as remove_process_set
-from multiring._gradients.buckets import GradientSpec as GradientSpec
-from multiring._gradients.options import GradientOptions as GradientOptions
-from multiring._gradients.options import WireOnly as WireOnly
-from multiring._gradients.reducer import GradientReducer as GradientReducer
-from multiring._runtime.arrays import numpy_dtype as numpy_dtype
+from multiring._frontend.array_collectives import allgather, allreduce, broadcast, start_allreduce
+from multiring._frontend.handles import Pending, handle_of, poll, submit, synchronize
+from multiring._frontend.lifecycle import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import (
+    Members,
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    members_of,
+    remove_process_set,
+)
+from multiring._gradients.buckets import GradientSpec
+from multiring._gradients.options import GradientOptions, WireOnly
+from multiring._gradients.reducer import GradientReducer
+from multiring._runtime.arrays import numpy_dtype
 
 __all__ = [
     "GradientOptions",

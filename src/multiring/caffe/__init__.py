@@ -11,63 +11,49 @@ Call `init` before you make the solver. Then Caffe's data layers give each rank 
 """
 
 # ruff: noqa: E402 -- check for Caffe before the imports below, which would only report a missing module
-from typing import TYPE_CHECKING, NoReturn
 
-from multiring._former_names import refuse
+from multiring._former_names import keep_to_public_names
 from multiring._frontend.requirements import require_framework
 
 require_framework("caffe", "Caffe")
 
-from multiring._frontend.array_collectives import allgather as allgather
-from multiring._frontend.array_collectives import allreduce as allreduce
-from multiring._frontend.array_collectives import broadcast as broadcast
-from multiring._frontend.array_rows import alltoall as alltoall
-from multiring._frontend.array_rows import broadcast_ as broadcast_
-from multiring._frontend.array_rows import gather as gather
-from multiring._frontend.array_rows import grouped_allgather as grouped_allgather
-from multiring._frontend.array_rows import grouped_allreduce as grouped_allreduce
-from multiring._frontend.array_rows import grouped_reducescatter as grouped_reducescatter
-from multiring._frontend.array_rows import reducescatter as reducescatter
-from multiring._frontend.compression_names import Compression as Compression
+from multiring._frontend.array_collectives import allgather, allreduce, broadcast
+from multiring._frontend.array_rows import (
+    alltoall,
+    broadcast_,
+    gather,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+from multiring._frontend.compression_names import Compression
 from multiring._frontend.errors import HorovodInternalError as HorovodInternalError
-from multiring._frontend.evaluation import mean as mean
-from multiring._frontend.first_rank import log_by_rank as log_by_rank
-from multiring._frontend.first_rank import on_first_rank as on_first_rank
-from multiring._frontend.first_rank import print_once as print_once
-from multiring._frontend.first_rank import progress as progress
-from multiring._frontend.joining import barrier as barrier
-from multiring._frontend.joining import join as join
-from multiring._frontend.lifecycle import cross_rank as cross_rank
-from multiring._frontend.lifecycle import cross_size as cross_size
-from multiring._frontend.lifecycle import is_homogeneous as is_homogeneous
-from multiring._frontend.lifecycle import is_initialized as is_initialized
-from multiring._frontend.lifecycle import local_rank as local_rank
-from multiring._frontend.lifecycle import local_size as local_size
-from multiring._frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
-from multiring._frontend.lifecycle import rank as rank
-from multiring._frontend.lifecycle import shutdown as shutdown
-from multiring._frontend.lifecycle import size as size
-from multiring._frontend.object_collectives import allgather_object as allgather_object
-from multiring._frontend.object_collectives import broadcast_object as broadcast_object
-from multiring._frontend.process_sets import ProcessSet as ProcessSet
-from multiring._frontend.process_sets import add_process_set as add_process_set
-from multiring._frontend.process_sets import global_process_set as global_process_set
-from multiring._frontend.process_sets import remove_process_set as remove_process_set
-from multiring._frontend.reduce_ops import Average as Average
-from multiring._frontend.reduce_ops import Max as Max
-from multiring._frontend.reduce_ops import Min as Min
-from multiring._frontend.reduce_ops import Product as Product
-from multiring._frontend.reduce_ops import Sum as Sum
-from multiring._frontend.requests import error_of as error_of
-from multiring._frontend.timeline import start_timeline as start_timeline
-from multiring._frontend.timeline import stop_timeline as stop_timeline
-from multiring.caffe import elastic as elastic
-from multiring.caffe.joining import init as init
-from multiring.caffe.joining import set_solver_rank as set_solver_rank
-from multiring.caffe.solver_gradients import SolverGradients as SolverGradients
-from multiring.caffe.solver_gradients import distribute as distribute
-from multiring.caffe.training import train as train
-from multiring.errors import CollectiveError as CollectiveError
+from multiring._frontend.evaluation import mean
+from multiring._frontend.first_rank import log_by_rank, on_first_rank, print_once, progress
+from multiring._frontend.joining import barrier, join
+from multiring._frontend.lifecycle import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_threads_supported,
+    rank,
+    shutdown,
+    size,
+)
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from multiring._frontend.reduce_ops import Average, Max, Min, Product, Sum
+from multiring._frontend.requests import error_of
+from multiring._frontend.timeline import start_timeline, stop_timeline
+from multiring.caffe import elastic
+from multiring.caffe.joining import init, set_solver_rank
+from multiring.caffe.solver_gradients import SolverGradients, distribute
+from multiring.caffe.training import train
+from multiring.errors import CollectiveError
 
 __all__ = [
     "Average",
@@ -121,8 +107,4 @@ __all__ = [
     "train",
 ]
 
-if not TYPE_CHECKING:  # otherwise mypy would accept every name
-
-    def __getattr__(name: str) -> NoReturn:
-        """Raise an error with the current name if `name` is a former name."""
-        refuse(__name__, name)
+keep_to_public_names(__name__)

@@ -6,6 +6,6 @@ The folder `onpath` contains a package `horovod` of thin modules. `--horovod` pu
 only. This package has the parts of Horovod's interface that multiring's adapters do not have.
 """
 
-from multiring.horovod.running import run as run
+from multiring.horovod.running import run
 
 __all__ = ["run"]

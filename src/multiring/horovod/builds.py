@@ -9,7 +9,7 @@ import sysconfig
 from importlib import import_module
 from pathlib import Path
 
-from multiring._frontend import lifecycle
+from multiring._frontend import build_questions
 
 ADAPTERS = ("torch", "tensorflow")  # frameworks with an adapter, by Horovod's names
 
@@ -88,7 +88,7 @@ def _framework() -> str | None:
 
 def _asked(query: str) -> bool | None:
     framework = _framework()
-    return None if framework is None else bool(getattr(lifecycle, query)())
+    return None if framework is None else bool(getattr(build_questions, query)())
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:

@@ -10,59 +10,42 @@ Each rank then trains on its own samples, and `optimizer.update` takes the avera
 """
 
 # ruff: noqa: E402 -- check for JAX before the imports below, which would only report a missing module
-from typing import TYPE_CHECKING, NoReturn
 
-from multiring._former_names import refuse
+from multiring._former_names import keep_to_public_names
 from multiring._frontend.requirements import require_framework
 
 require_framework("jax", "JAX")
 
-from multiring._frontend.compression_names import Compression as Compression
+from multiring._frontend.compression_names import Compression
 from multiring._frontend.errors import HorovodInternalError as HorovodInternalError
-from multiring._frontend.evaluation import mean as mean
-from multiring._frontend.first_rank import log_by_rank as log_by_rank
-from multiring._frontend.first_rank import on_first_rank as on_first_rank
-from multiring._frontend.first_rank import print_once as print_once
-from multiring._frontend.first_rank import progress as progress
-from multiring._frontend.joining import barrier as barrier
-from multiring._frontend.joining import join as join
-from multiring._frontend.lifecycle import cross_rank as cross_rank
-from multiring._frontend.lifecycle import cross_size as cross_size
-from multiring._frontend.lifecycle import is_homogeneous as is_homogeneous
-from multiring._frontend.lifecycle import is_initialized as is_initialized
-from multiring._frontend.lifecycle import local_rank as local_rank
-from multiring._frontend.lifecycle import local_size as local_size
-from multiring._frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
-from multiring._frontend.lifecycle import rank as rank
-from multiring._frontend.lifecycle import shutdown as shutdown
-from multiring._frontend.lifecycle import size as size
-from multiring._frontend.object_collectives import allgather_object as allgather_object
-from multiring._frontend.object_collectives import broadcast_object as broadcast_object
-from multiring._frontend.process_sets import ProcessSet as ProcessSet
-from multiring._frontend.process_sets import add_process_set as add_process_set
-from multiring._frontend.process_sets import global_process_set as global_process_set
-from multiring._frontend.process_sets import remove_process_set as remove_process_set
-from multiring._frontend.reduce_ops import Average as Average
-from multiring._frontend.reduce_ops import Max as Max
-from multiring._frontend.reduce_ops import Min as Min
-from multiring._frontend.reduce_ops import Product as Product
-from multiring._frontend.reduce_ops import Sum as Sum
-from multiring._frontend.requests import error_of as error_of
-from multiring._frontend.timeline import start_timeline as start_timeline
-from multiring._frontend.timeline import stop_timeline as stop_timeline
-from multiring.errors import CollectiveError as CollectiveError
-from multiring.jax import elastic as elastic
-from multiring.jax.checkpoint import load as load
-from multiring.jax.checkpoint import save as save
-from multiring.jax.collectives import allgather as allgather
-from multiring.jax.collectives import allreduce as allreduce
-from multiring.jax.collectives import alltoall as alltoall
-from multiring.jax.collectives import broadcast as broadcast
-from multiring.jax.collectives import reducescatter as reducescatter
-from multiring.jax.evaluation import gather as gather
-from multiring.jax.feeding import DataLoader as DataLoader
-from multiring.jax.joining import init as init
-from multiring.jax.optimizer import distribute as distribute
+from multiring._frontend.evaluation import mean
+from multiring._frontend.first_rank import log_by_rank, on_first_rank, print_once, progress
+from multiring._frontend.joining import barrier, join
+from multiring._frontend.lifecycle import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_threads_supported,
+    rank,
+    shutdown,
+    size,
+)
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from multiring._frontend.reduce_ops import Average, Max, Min, Product, Sum
+from multiring._frontend.requests import error_of
+from multiring._frontend.timeline import start_timeline, stop_timeline
+from multiring.errors import CollectiveError
+from multiring.jax import elastic
+from multiring.jax.checkpoint import load, save
+from multiring.jax.collectives import allgather, allreduce, alltoall, broadcast, reducescatter
+from multiring.jax.evaluation import gather
+from multiring.jax.feeding import DataLoader
+from multiring.jax.joining import init
+from multiring.jax.optimizer import distribute
 
 __all__ = [
     "Average",
@@ -112,14 +95,4 @@ __all__ = [
     "stop_timeline",
 ]
 
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return __all__
-
-
-if not TYPE_CHECKING:  # otherwise mypy would accept every name
-
-    def __getattr__(name: str) -> NoReturn:
-        """Raise an error with the current name if `name` is a former name."""
-        refuse(__name__, name)
+keep_to_public_names(__name__)

@@ -13,73 +13,53 @@ last.
 """
 
 # ruff: noqa: E402 -- the check must come first, because an import below would fail with a less helpful error
+from multiring._former_names import keep_to_public_names
 from multiring._frontend.requirements import require_framework
 
 require_framework("keras", "Keras")
 
-from multiring._frontend.compression_names import Compression as Compression
+from multiring._frontend.build_questions import *  # noqa: F403 -- Horovod's names, which are not public here
+from multiring._frontend.compression_names import Compression
 from multiring._frontend.errors import HorovodInternalError as HorovodInternalError
-from multiring._frontend.evaluation import mean as mean
-from multiring._frontend.first_rank import log_by_rank as log_by_rank
-from multiring._frontend.first_rank import on_first_rank as on_first_rank
-from multiring._frontend.first_rank import print_once as print_once
-from multiring._frontend.first_rank import progress as progress
-from multiring._frontend.joining import barrier as barrier
-from multiring._frontend.joining import join as join
-from multiring._frontend.lifecycle import ccl_built as ccl_built
-from multiring._frontend.lifecycle import cross_rank as cross_rank
-from multiring._frontend.lifecycle import cross_size as cross_size
-from multiring._frontend.lifecycle import cuda_built as cuda_built
-from multiring._frontend.lifecycle import ddl_built as ddl_built
-from multiring._frontend.lifecycle import gloo_built as gloo_built
-from multiring._frontend.lifecycle import gloo_enabled as gloo_enabled
-from multiring._frontend.lifecycle import is_homogeneous as is_homogeneous
-from multiring._frontend.lifecycle import is_initialized as is_initialized
-from multiring._frontend.lifecycle import local_rank as local_rank
-from multiring._frontend.lifecycle import local_size as local_size
-from multiring._frontend.lifecycle import mpi_built as mpi_built
-from multiring._frontend.lifecycle import mpi_enabled as mpi_enabled
-from multiring._frontend.lifecycle import mpi_threads_supported as mpi_threads_supported
-from multiring._frontend.lifecycle import nccl_built as nccl_built
-from multiring._frontend.lifecycle import rank as rank
-from multiring._frontend.lifecycle import rocm_built as rocm_built
-from multiring._frontend.lifecycle import shutdown as shutdown
-from multiring._frontend.lifecycle import size as size
-from multiring._frontend.object_collectives import allgather_object as allgather_object
-from multiring._frontend.object_collectives import broadcast_object as broadcast_object
-from multiring._frontend.process_sets import ProcessSet as ProcessSet
-from multiring._frontend.process_sets import add_process_set as add_process_set
-from multiring._frontend.process_sets import global_process_set as global_process_set
-from multiring._frontend.process_sets import remove_process_set as remove_process_set
-from multiring._frontend.reduce_ops import Adasum as Adasum
-from multiring._frontend.reduce_ops import Average as Average
-from multiring._frontend.reduce_ops import Max as Max
-from multiring._frontend.reduce_ops import Min as Min
-from multiring._frontend.reduce_ops import Product as Product
-from multiring._frontend.reduce_ops import Sum as Sum
-from multiring._frontend.requests import error_of as error_of
-from multiring._frontend.timeline import start_timeline as start_timeline
-from multiring._frontend.timeline import stop_timeline as stop_timeline
-from multiring.errors import CollectiveError as CollectiveError
-from multiring.keras import callbacks as callbacks
-from multiring.keras import elastic as elastic
-from multiring.keras.distributing import distribute as distribute
-from multiring.keras.joining import init as init
-from multiring.keras.optimizer import DistributedOptimizer as DistributedOptimizer
-from multiring.keras.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
-from multiring.keras.optimizer import load_model as load_model
-from multiring.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
-from multiring.keras.values import allgather as allgather
-from multiring.keras.values import allreduce as allreduce
-from multiring.keras.values import alltoall as alltoall
-from multiring.keras.values import broadcast as broadcast
-from multiring.keras.values import broadcast_global_variables as broadcast_global_variables
-from multiring.keras.values import broadcast_variables as broadcast_variables
-from multiring.keras.values import gather as gather
-from multiring.keras.values import grouped_allgather as grouped_allgather
-from multiring.keras.values import grouped_allreduce as grouped_allreduce
-from multiring.keras.values import grouped_reducescatter as grouped_reducescatter
-from multiring.keras.values import reducescatter as reducescatter
+from multiring._frontend.evaluation import mean
+from multiring._frontend.first_rank import log_by_rank, on_first_rank, print_once, progress
+from multiring._frontend.joining import barrier, join
+from multiring._frontend.lifecycle import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_threads_supported,
+    rank,
+    shutdown,
+    size,
+)
+from multiring._frontend.object_collectives import allgather_object, broadcast_object
+from multiring._frontend.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from multiring._frontend.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from multiring._frontend.requests import error_of
+from multiring._frontend.timeline import start_timeline, stop_timeline
+from multiring.errors import CollectiveError
+from multiring.keras import callbacks, elastic
+from multiring.keras.distributing import distribute
+from multiring.keras.joining import init
+from multiring.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
+from multiring.keras.sync_batch_norm import SyncBatchNormalization
+from multiring.keras.values import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    gather,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
 
 __all__ = [
     "Adasum",
@@ -137,7 +117,4 @@ __all__ = [
     "stop_timeline",
 ]
 
-
-def __dir__() -> list[str]:
-    """Return the public names only."""
-    return __all__
+keep_to_public_names(__name__)

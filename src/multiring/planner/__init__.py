@@ -3,7 +3,7 @@
 from multiring.planner.candidates import candidates as candidates
 from multiring.planner.pins import Pins as Pins
 from multiring.planner.pins import pins_of as pins_of
-from multiring.planner.pins import pins_text as pins_text
+from multiring.planner.pins import pins_text
 from multiring.planner.plan import Plan as Plan
 from multiring.planner.plan import Task as Task
 from multiring.planner.plan import cheapest as cheapest

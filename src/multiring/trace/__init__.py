@@ -21,7 +21,7 @@ from multiring.trace.spans import Follower as Follower
 from multiring.trace.spans import Spans as Spans
 from multiring.trace.spans import follow as follow
 from multiring.trace.spans import recorded as recorded
-from multiring.trace.spans import span as span
+from multiring.trace.spans import span
 from multiring.trace.spans import start_spans as start_spans
 from multiring.trace.spans import stop_spans as stop_spans
 

@@ -11,13 +11,10 @@
 Membership is fixed: all of the original ranks continue, or the job ends (multiring._frontend.elastic.state).
 """
 
-from multiring._frontend.elastic.running import run as run
-from multiring._frontend.elastic.state import ObjectState as ObjectState
-from multiring._frontend.elastic.state import State as State
-from multiring.torch.elastic.sampler import ElasticSampler as ElasticSampler
-from multiring.torch.elastic.state import TorchState as TorchState
-from multiring.torch.elastic.state import get_handler_registry as get_handler_registry
-from multiring.torch.elastic.state import set_handler_registry as set_handler_registry
+from multiring._frontend.elastic.running import run
+from multiring._frontend.elastic.state import ObjectState, State
+from multiring.torch.elastic.sampler import ElasticSampler
+from multiring.torch.elastic.state import TorchState, get_handler_registry, set_handler_registry
 
 __all__ = [
     "ElasticSampler",

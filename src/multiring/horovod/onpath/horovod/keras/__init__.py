@@ -5,7 +5,7 @@ from typing import Any
 from horovod.keras import callbacks as callbacks
 from horovod.keras import elastic as elastic
 from multiring import keras
-from multiring.horovod.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
+from multiring._frontend.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
 from multiring.keras import *  # noqa: F403 -- all names, except those defined below
 
 

@@ -15,8 +15,8 @@ from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 from horovod.tensorflow.util import _make_subgraph as _make_subgraph
 from horovod.tensorflow.util import refs_to_vars as refs_to_vars
 from horovod.tensorflow.util import vars_to_refs as vars_to_refs
+from multiring._frontend.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
 from multiring.horovod.arguments import split_list as split_list
-from multiring.horovod.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
 from multiring.horovod.builds import check_extension as check_extension
 from multiring.horovod.builds import gpu_available as gpu_available
 from multiring.tensorflow import *  # noqa: F403 -- all public names

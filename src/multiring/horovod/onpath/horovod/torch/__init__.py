@@ -1,76 +1,16 @@
 """multiring.torch under Horovod's name, for programs written for Horovod."""
 
+from multiring._frontend.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
+from multiring.torch import *  # noqa: F403 -- all names, except those imported below
+
+# isort: split
+import horovod.torch.elastic as elastic  # type: ignore[no-redef] # noqa: F401, PLR0402 -- the name has a value already
 from horovod.torch import compression as compression
-from horovod.torch import elastic as elastic
 from horovod.torch import functions as functions
 from horovod.torch import mpi_ops as mpi_ops
 from horovod.torch import optimizer as optimizer
 from horovod.torch import sync_batch_norm as sync_batch_norm
 from multiring.horovod.builds import check_extension as check_extension
-from multiring.torch import Adasum as Adasum
-from multiring.torch import Average as Average
-from multiring.torch import Compression as Compression
 from multiring.torch import HorovodInternalError as HorovodInternalError
-from multiring.torch import Max as Max
-from multiring.torch import Min as Min
-from multiring.torch import ProcessSet as ProcessSet
-from multiring.torch import Product as Product
-from multiring.torch import Sum as Sum
-from multiring.torch import SyncBatchNorm as SyncBatchNorm
-from multiring.torch import add_process_set as add_process_set
-from multiring.torch import allgather as allgather
-from multiring.torch import allgather_async as allgather_async
-from multiring.torch import allgather_object as allgather_object
-from multiring.torch import allreduce as allreduce
-from multiring.torch import allreduce_ as allreduce_
-from multiring.torch import allreduce_async as allreduce_async
-from multiring.torch import allreduce_async_ as allreduce_async_
-from multiring.torch import alltoall as alltoall
-from multiring.torch import alltoall_async as alltoall_async
-from multiring.torch import barrier as barrier
-from multiring.torch import broadcast as broadcast
-from multiring.torch import broadcast_ as broadcast_
-from multiring.torch import broadcast_async as broadcast_async
-from multiring.torch import broadcast_async_ as broadcast_async_
-from multiring.torch import broadcast_object as broadcast_object
-from multiring.torch import broadcast_parameters as broadcast_parameters
-from multiring.torch import ccl_built as ccl_built
-from multiring.torch import cross_rank as cross_rank
-from multiring.torch import cross_size as cross_size
-from multiring.torch import cuda_built as cuda_built
-from multiring.torch import ddl_built as ddl_built
-from multiring.torch import global_process_set as global_process_set
-from multiring.torch import gloo_built as gloo_built
-from multiring.torch import gloo_enabled as gloo_enabled
-from multiring.torch import grouped_allgather as grouped_allgather
-from multiring.torch import grouped_allgather_async as grouped_allgather_async
-from multiring.torch import grouped_allreduce as grouped_allreduce
-from multiring.torch import grouped_allreduce_ as grouped_allreduce_
-from multiring.torch import grouped_allreduce_async as grouped_allreduce_async
-from multiring.torch import grouped_allreduce_async_ as grouped_allreduce_async_
-from multiring.torch import grouped_reducescatter as grouped_reducescatter
-from multiring.torch import grouped_reducescatter_async as grouped_reducescatter_async
-from multiring.torch import init as init
-from multiring.torch import is_homogeneous as is_homogeneous
-from multiring.torch import is_initialized as is_initialized
-from multiring.torch import join as join
-from multiring.torch import local_rank as local_rank
-from multiring.torch import local_size as local_size
-from multiring.torch import mpi_built as mpi_built
-from multiring.torch import mpi_enabled as mpi_enabled
-from multiring.torch import mpi_threads_supported as mpi_threads_supported
-from multiring.torch import nccl_built as nccl_built
-from multiring.torch import poll as poll
-from multiring.torch import rank as rank
-from multiring.torch import reducescatter as reducescatter
-from multiring.torch import reducescatter_async as reducescatter_async
-from multiring.torch import remove_process_set as remove_process_set
-from multiring.torch import rocm_built as rocm_built
-from multiring.torch import shutdown as shutdown
-from multiring.torch import size as size
-from multiring.torch import sparse_allreduce_async as sparse_allreduce_async
-from multiring.torch import start_timeline as start_timeline
-from multiring.torch import stop_timeline as stop_timeline
-from multiring.torch import synchronize as synchronize
 from multiring.torch.gradients.lenient import DistributedOptimizer as DistributedOptimizer
 from multiring.torch.gradients.lenient import broadcast_optimizer_state as broadcast_optimizer_state
