@@ -1,37 +1,3 @@
 """Re-export the compiled core. All other packages import the core from here."""
 
-from multiring._native._core import MOST_LANES as MOST_LANES
-from multiring._native._core import NOTE_BYTES as NOTE_BYTES
-from multiring._native._core import VERSION as VERSION
-from multiring._native._core import Context as Context
-from multiring._native._core import ContextConfig as ContextConfig
-from multiring._native._core import ControlMessage as ControlMessage
-from multiring._native._core import ControlMessageKind as ControlMessageKind
-from multiring._native._core import DType as DType
-from multiring._native._core import FaultKind as FaultKind
-from multiring._native._core import Footprint as Footprint
-from multiring._native._core import Holdings as Holdings
-from multiring._native._core import Lowering as Lowering
-from multiring._native._core import MoveColumns as MoveColumns
-from multiring._native._core import Operation as Operation
-from multiring._native._core import OperationSpec as OperationSpec
-from multiring._native._core import Program as Program
-from multiring._native._core import ProgramForm as ProgramForm
-from multiring._native._core import ReduceOp as ReduceOp
-from multiring._native._core import Repeats as Repeats
-from multiring._native._core import Request as Request
-from multiring._native._core import RequestQueue as RequestQueue
-from multiring._native._core import Rounds as Rounds
-from multiring._native._core import SharedSlots as SharedSlots
-from multiring._native._core import Wire as Wire
-from multiring._native._core import combine as combine
-from multiring._native._core import combine_isa as combine_isa
-from multiring._native._core import encode as encode
-from multiring._native._core import encoded_bytes as encoded_bytes
-from multiring._native._core import end_without_mpi as end_without_mpi
-from multiring._native._core import force_isa as force_isa
-from multiring._native._core import hmac_sha256 as hmac_sha256
-from multiring._native._core import make_program as make_program
-from multiring._native._core import read_rows as read_rows
-from multiring._native._core import round_trip as round_trip
-from multiring._native._core import view as view
+from multiring._native._core import *  # noqa: F403 -- the core has public names only
