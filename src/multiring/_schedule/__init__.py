@@ -1,36 +1,14 @@
 """Schedules of collectives: build, prove, price and interpret them."""
 
-from multiring._schedule.arithmetic import OPS as OPS
-from multiring._schedule.arithmetic import accumulation_of as accumulation_of
-from multiring._schedule.arithmetic import combine as combine
-from multiring._schedule.check import check as check
-from multiring._schedule.check import check_moves as check_moves
-from multiring._schedule.frame import Frame as Frame
-from multiring._schedule.interpret import Interpretation as Interpretation
-from multiring._schedule.interpret import interpret as interpret
-from multiring._schedule.kinds import SUMS as SUMS
-from multiring._schedule.kinds import Accumulation as Accumulation
-from multiring._schedule.kinds import Collective as Collective
-from multiring._schedule.kinds import Kind as Kind
-from multiring._schedule.kinds import Space as Space
-from multiring._schedule.kinds import Wire as Wire
-from multiring._schedule.kinds import names_of as names_of
-from multiring._schedule.layout import Counts as Counts
-from multiring._schedule.layout import Extents as Extents
-from multiring._schedule.layout import Splits as Splits
-from multiring._schedule.layout import grain_of as grain_of
-from multiring._schedule.model import Schedule as Schedule
-from multiring._schedule.moves import NOWHERE as NOWHERE
-from multiring._schedule.moves import Move as Move
-from multiring._schedule.moves import Moves as Moves
-from multiring._schedule.pattern import Effect as Effect
-from multiring._schedule.pattern import Pattern as Pattern
-from multiring._schedule.pattern import Phase as Phase
-from multiring._schedule.price import least as least
-from multiring._schedule.price import price as price
-from multiring._schedule.timing import Way as Way
-from multiring._schedule.wire import FORMATS as FORMATS
-from multiring._schedule.wire import WIRES as WIRES
-from multiring._schedule.wire import decoded as decoded
-from multiring._schedule.wire import encoded_bytes as encoded_bytes
-from multiring._schedule.wire import wire_of as wire_of
+from multiring._schedule.arithmetic import OPS, accumulation_of, combine
+from multiring._schedule.check import check, check_moves
+from multiring._schedule.frame import Frame
+from multiring._schedule.interpret import Interpretation, interpret
+from multiring._schedule.kinds import SUMS, Accumulation, Collective, Kind, Space, Wire, names_of
+from multiring._schedule.layout import Counts, Extents, Splits, grain_of
+from multiring._schedule.model import Schedule
+from multiring._schedule.moves import NOWHERE, Move, Moves
+from multiring._schedule.pattern import Effect, Pattern, Phase
+from multiring._schedule.price import least, price
+from multiring._schedule.timing import Way
+from multiring._schedule.wire import FORMATS, WIRES, decoded, encoded_bytes, wire_of

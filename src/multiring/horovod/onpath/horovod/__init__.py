@@ -1,4 +1,4 @@
 """multiring under Horovod's name (docs/horovod.md)."""
 
-from horovod.version import __version__ as __version__
-from multiring.horovod import run as run
+from horovod.version import __version__
+from multiring.horovod import run

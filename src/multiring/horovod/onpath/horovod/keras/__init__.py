@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from horovod.keras import callbacks as callbacks
-from horovod.keras import elastic as elastic
+from horovod.keras import callbacks, elastic
 from multiring import keras
 from multiring._frontend.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
 from multiring.keras import *  # noqa: F403 -- all names, except those defined below

@@ -3,10 +3,12 @@
 from typing import Any
 
 from multiring.keras import callbacks
-from multiring.keras.callbacks import BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback
-from multiring.keras.callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
-from multiring.keras.callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
-from multiring.keras.callbacks import MetricAverageCallback as MetricAverageCallback
+from multiring.keras.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):

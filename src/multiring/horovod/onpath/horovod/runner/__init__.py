@@ -1,3 +1,3 @@
 """Run a function on several ranks."""
 
-from multiring.horovod import run as run
+from multiring.horovod import run

@@ -1,3 +1,3 @@
 """Batch normalization over the samples of all ranks."""
 
-from multiring.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+from multiring.tensorflow.sync_batch_norm import SyncBatchNormalization

@@ -1,3 +1,3 @@
 """An optimizer that combines the gradients of all ranks."""
 
-from multiring.torch.gradients.lenient import DistributedOptimizer as DistributedOptimizer
+from multiring.torch.gradients.lenient import DistributedOptimizer

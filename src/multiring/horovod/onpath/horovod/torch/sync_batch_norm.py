@@ -1,3 +1,3 @@
 """Batch normalization over the samples of all ranks."""
 
-from multiring.torch import SyncBatchNorm as SyncBatchNorm
+from multiring.torch import SyncBatchNorm

@@ -1,5 +1,3 @@
 """Run functions in threads."""
 
-from multiring.horovod.threads import execute_function_multithreaded as execute_function_multithreaded
-from multiring.horovod.threads import in_thread as in_thread
-from multiring.horovod.threads import on_event as on_event
+from multiring.horovod.threads import execute_function_multithreaded, in_thread, on_event

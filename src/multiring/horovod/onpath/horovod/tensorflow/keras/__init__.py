@@ -4,8 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.tensorflow.keras import callbacks as callbacks
-from horovod.tensorflow.keras import elastic as elastic
+from horovod.tensorflow.keras import callbacks, elastic
 from multiring import keras, tensorflow
 from multiring._frontend.build_questions import *  # noqa: F403 -- what the adapter's public names leave out
 from multiring.keras import *  # noqa: F403 -- all names, except those defined below

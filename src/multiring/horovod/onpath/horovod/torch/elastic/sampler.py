@@ -1,3 +1,3 @@
 """A sampler that yields only samples that no rank has processed in this epoch."""
 
-from multiring.torch.elastic import ElasticSampler as ElasticSampler
+from multiring.torch.elastic import ElasticSampler
