@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from multiring._bench.job import JobCommand, Jobs
-from multiring._bench.records import Circumstances
+from multiring._bench.records import Circumstances, settings_lines
 from multiring._bench.step import StepBench, StepComparison, StepManner, StepQuestion, StepTiming, check_step_memory
-from multiring._bench.step_records import step_lines, step_records, step_settings_lines, why_steps_not_publishable
+from multiring._bench.step_records import step_lines, step_records, why_steps_not_publishable
 from multiring._bench.workers.step_case import NETWORKS, FileRendezvous, Pace
 
 CIRCUMSTANCES = Circumstances(hardware="a machine", commit="abc", command="multiring bench step", ping_pong_us=5.0)
@@ -105,7 +105,7 @@ def test_the_table_has_milliseconds_and_shares() -> None:
     ]
     assert lines[4].split() == ["independent", "1000.0", "ms", "[1000.0,", "1000.0]"]
     assert lines[5] == "  ddp / multiring: 1.471 [1.429, 1.485]"
-    assert step_settings_lines(comparison())[1] == "  ddp: torch 2; static_graph=True"
+    assert settings_lines(comparison().timings)[1] == "  ddp: torch 2; static_graph=True"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ SHARED_BY_ADAPTERS = {
     "BF16Compressor",
     "BestModelCheckpoint",
     "Compression",
-    "Compressor",
     "DataLoader",
     "FP16Compressor",
     "Int8Compressor",
-    "NoneCompressor",
     "SyncBatchNormalization",
 }
 

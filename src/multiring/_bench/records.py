@@ -9,6 +9,7 @@ from multiring._bench.cases import size_text
 from multiring._bench.compare import OURS, Comparison, Timing
 from multiring._bench.machine import QUIET_CORES
 from multiring._bench.statistics import Interval
+from multiring._bench.step import StepTiming
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +165,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
-def settings_lines(timings: Sequence[Timing]) -> list[str]:
+def settings_lines(timings: Sequence[Timing | StepTiming]) -> list[str]:
     """Return the version and settings of each library."""
     lines = []
     for timing in timings:

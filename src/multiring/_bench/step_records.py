@@ -116,12 +116,3 @@ def _row(comparison: StepComparison, timing: StepTiming) -> tuple[str, ...]:
         f"{ratio.middle:.3f}",
         f"[{ratio.low:.3f}, {ratio.high:.3f}]",
     )
-
-
-def step_settings_lines(comparison: StepComparison) -> list[str]:
-    """Return the version and settings of each library."""
-    lines = []
-    for timing in comparison.timings:
-        chosen = ", ".join(f"{name}={value}" for name, value in timing.settings.items())
-        lines.append(f"  {timing.library}: {timing.version}" + (f"; {chosen}" if chosen else ""))
-    return lines

@@ -9,8 +9,9 @@ import json
 import sys
 
 from multiring._bench.job import Jobs
+from multiring._bench.records import settings_lines
 from multiring._bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, StepQuestion, check_step_memory
-from multiring._bench.step_records import step_lines, step_records, step_settings_lines
+from multiring._bench.step_records import step_lines, step_records
 from multiring._bench.workers.step_case import DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring._cli import bench_lab
 from multiring._cli.forecast import ForecastPrinter
@@ -112,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         forecast.begin(manner.alternations * len(questions) * bench.libraries, None)
         for question in questions:
             comparison = bench.compare(question)
-            lines = ["", *step_lines(comparison), *step_settings_lines(comparison)]
+            lines = ["", *step_lines(comparison), *settings_lines(comparison.timings)]
             if arguments.json:
                 lines = [json.dumps(record) for record in step_records(comparison, circumstances)]
             show("\n".join(lines))

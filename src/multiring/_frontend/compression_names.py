@@ -1,6 +1,6 @@
-"""Compression by name, for adapters whose floats travel compressed between hosts only."""
+"""Compression by name, and what the compressors of all frameworks share."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from multiring._schedule import WIRES
 from multiring.errors import ArgumentError, UnsupportedError
@@ -22,6 +22,37 @@ class Compression:
 
 for _name in WIRES:
     setattr(Compression, _name, _name)
+
+
+class Compressor:
+    """Compress a tensor before a reduction, and decompress the result; a program may derive its own compressor."""
+
+    wire: ClassVar[str | None] = None
+    """The wire type in which sums and averages of float32 travel between hosts instead; None if there is none."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the compressed tensor, and the context that `decompress` needs."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the original form of a compressed tensor, or of a sum of compressed tensors."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Tensors travel unchanged."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return `tensor`."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 -- part of the interface
+        """Return `tensor`."""
+        return tensor
 
 
 def wire_of(compression: Any) -> str | None:

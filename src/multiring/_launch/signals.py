@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, final
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,9 +35,7 @@ class StopSignals:
         self._handle(signal.SIGCHLD, _wake_only)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, former in self._former.items():
             signal.signal(number, former)
         signal.set_wakeup_fd(self._former_wakeup)

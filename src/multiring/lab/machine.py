@@ -3,7 +3,6 @@
 import os
 import signal
 from contextlib import ExitStack
-from types import TracebackType
 from typing import final
 
 from multiring.errors import StateError, UnsupportedError
@@ -52,9 +51,7 @@ class Lab:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def apply(self, fault: Fault) -> None:

@@ -7,45 +7,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from multiring._frontend.compression_names import known_name
+from multiring._frontend.compression_names import Compressor, NoneCompressor, known_name
 from multiring._schedule import WIRES
-
-
-class Compressor:
-    """Compresses a tensor before a reduction and decompresses the result.
-
-    Users may write subclasses.
-    """
-
-    wire: ClassVar[str | None] = None
-    """If set, sums and averages of float32 use this wire type between hosts instead of `compress`."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the compressed tensor, and the context for `decompress`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the decompressed form of `tensor`.
-
-        `tensor` is a compressed tensor, or a sum of compressed tensors.
-        """
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` unchanged, and no context."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004 -- part of the contract
-        """Return `tensor` unchanged."""
-        return tensor
 
 
 class _NarrowFloat(Compressor):

@@ -10,40 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from multiring._frontend.compression_names import NAMES
+from multiring._frontend.compression_names import NAMES, Compressor, NoneCompressor
 from multiring._runtime import quantize_dequantize
 from multiring._schedule import WIRES
-
-
-class Compressor:
-    """Compress a tensor before a reduction, and decompress the result; a program may derive its own compressor."""
-
-    wire: ClassVar[str | None] = None
-    """The wire type in which sums and averages of float32 travel between hosts instead; None if there is none."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return the compressed tensor, and the context that `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the original form of a compressed tensor, or of a sum of compressed tensors."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Tensors travel unchanged."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return `tensor`."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface
-        """Return `tensor`."""
-        return tensor
 
 
 class _NarrowFloat(Compressor):

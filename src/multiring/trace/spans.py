@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from multiring.errors import StateError
@@ -142,7 +141,5 @@ class _Open:
     def __enter__(self) -> None:
         self._start_ns = time.monotonic_ns()
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._spans.add(self._name, "span", self._start_ns, time.monotonic_ns())

@@ -18,7 +18,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from multiring._runtime.bootstrap.addresses import boot_id
@@ -153,9 +152,7 @@ class SaveAttempt:
         for each in (folder, self._path, *(each.parent for each in made)):
             sync(each)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._mark is None:
             return
         if error is not None and not self._may_count():

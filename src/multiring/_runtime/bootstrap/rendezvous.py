@@ -6,7 +6,6 @@ ranks retry until they reach it.
 """
 
 import secrets
-from types import TracebackType
 from typing import final
 
 from multiring._runtime.bootstrap.addresses import parse_address
@@ -68,9 +67,7 @@ class Rendezvous:
     def __enter__(self) -> "Rendezvous":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             if error is not None and not isinstance(error, RendezvousError):
                 self._end.fail(f"{type(error).__name__}: {error}")

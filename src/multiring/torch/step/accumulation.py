@@ -1,6 +1,5 @@
 """accumulate: use several batches for each step, in a loop written for one batch a step."""
 
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -49,9 +48,7 @@ class GradientAccumulation:
         self._done = 0
         return True
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_within = False
         if vars(self._optimizer).get("step") is _nothing:
             for name in _HELD:

@@ -1,3 +1,4 @@
 """Compression of tensors for transport."""
 
-from multiring.tensorflow.compression import Compression, Compressor, FP16Compressor, NoneCompressor
+from multiring._frontend.compression_names import Compressor, NoneCompressor
+from multiring.tensorflow.compression import Compression, FP16Compressor

@@ -1,4 +1,5 @@
 """Compression of tensors for transport."""
 
+from multiring._frontend.compression_names import Compressor, NoneCompressor
 from multiring.torch import Compression
-from multiring.torch.compression import Compressor, FP16Compressor, NoneCompressor
+from multiring.torch.compression import FP16Compressor
