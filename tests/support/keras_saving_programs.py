@@ -32,7 +32,7 @@ def saver(who: str, folder: str, name: str, hooks: tuple[str, ...], *, after: bo
     api = Api(mk.distribute, mk.allgather_object, mk.rank(), mk.size())
     found = SavesAndMeets(api, who, Path(folder) / name, np.random.default_rng(0))
     for each in HOOKS:
-        vars(found).pop(each, None)
+        found.__dict__.pop(each, None)
     for each in hooks:
         setattr(found, each, found.act)
     found.kind, found.before, found.after = "save_weights", True, after
@@ -123,7 +123,7 @@ def restarted(folder: str) -> Any:
                 broken.append(epoch)
                 raise mk.CollectiveError("as if a rank were lost")
 
-    @mk.elastic.run  # type: ignore[untyped-decorator]
+    @mk.elastic.run
     def train(state: Any) -> None:
         own = [saver("first", folder, "f", ("on_epoch_end",)), saver("all", folder, "a", ("on_epoch_end",))]
         if len(broken) == 1:
