@@ -1,11 +1,8 @@
 """A training loop for PyTorch: options, evaluation over all ranks, checkpoints and a report."""
 
-from multiring.training.evaluation import EvaluationResult as EvaluationResult
-from multiring.training.evaluation import evaluate as evaluate
-from multiring.training.loop import TrainingRun as TrainingRun
-from multiring.training.loop import TrainingTask as TrainingTask
-from multiring.training.options import TrainingOptions as TrainingOptions
-from multiring.training.options import parse_options as parse_options
+from multiring.training.evaluation import EvaluationResult, evaluate
+from multiring.training.loop import TrainingRun, TrainingTask
+from multiring.training.options import TrainingOptions, parse_options
 
 __all__ = [
     "EvaluationResult",
