@@ -1,0 +1,187 @@
+"""The CUDA driver through ctypes: the functions that the nccl engine calls, and their errors.
+
+The driver belongs to the machine, so nothing of CUDA is needed to build or install multiring. Verified without a
+GPU only (docs/decisions/0115-nccl-engine.md).
+"""
+
+import ctypes
+import os
+from collections import deque
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from multiring.errors import ArgumentError, MultiringError, StateError, UnsupportedError
+
+DRIVER = "libcuda.so.1"
+# The functions and their parameters. The libraries that tests use in place of NVIDIA's are compiled with this table.
+CUDA_SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuDriverGetVersion": [POINTER(c_int)],
+    "cuDeviceGetCount": [POINTER(c_int)],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxSetCurrent": [c_void_p],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+    "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
+    "cuMemFree_v2": [c_uint64],
+    "cuMemGetInfo_v2": [POINTER(c_size_t), POINTER(c_size_t)],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
+    "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
+    "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuStreamSynchronize": [c_void_p],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuEventCreate": [POINTER(c_void_p), c_uint],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventQuery": [c_void_p],
+}
+_OUT_OF_MEMORY, _NOT_INITIALIZED, _NOT_READY = 2, 3, 600
+_NON_BLOCKING, _NO_TIMING = 1, 2
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+
+class CudaError(MultiringError, RuntimeError):
+    """A call of the CUDA driver failed. `code` is the driver's CUresult.
+
+    After some codes, such as 700 or 710, every later call of this process fails too: the process must end.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def stays(self) -> bool:
+        """Whether the process cannot use its devices any more."""
+        return 700 <= self.code < 720 and self.code not in (712, 713)
+
+
+class CudaDriver:
+    """The driver with the primary context of one device.
+
+    A thread must call `enter` before its first other call.
+    """
+
+    def __init__(self, device: int, path: str = DRIVER) -> None:
+        """Load the driver and retain the device's primary context, which other libraries of the process use too.
+
+        Raises:
+            UnsupportedError: there is no driver.
+            ArgumentError: there is no such device.
+            CudaError: the driver refuses.
+        """
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise UnsupportedError(
+                f"no CUDA driver: {error}; want the {DRIVER} of an NVIDIA driver on this host"
+            ) from None
+        self._functions = {name: getattr(library, name) for name in CUDA_SIGNATURES}
+        for name, parameters in CUDA_SIGNATURES.items():
+            self._functions[name].argtypes = parameters
+        self._process = os.getpid()
+        self._idle_events: deque[c_void_p] = deque()
+        self.device = device
+        self.call("cuInit", 0)
+        count = c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        if not 0 <= device < count.value:
+            raise ArgumentError(f"device={device}: want 0 to {count.value - 1}, the devices that this process sees")
+        self._context = c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.enter()
+
+    def enter(self) -> None:
+        """Let this thread use the device."""
+        self.call("cuCtxSetCurrent", self._context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver.
+
+        Raises:
+            CudaError: the driver returned an error.
+            StateError: the process was forked after CUDA was initialised.
+        """
+        code = self._functions[name](*arguments)
+        if code:
+            raise self._error(name, code)
+
+    def _error(self, name: str, code: int) -> MultiringError:
+        if code == _NOT_INITIALIZED and os.getpid() != self._process:
+            return StateError(
+                "this process was forked after CUDA was initialised, and CUDA does not work in it; start processes "
+                "with the method spawn"
+            )
+        text = c_char_p()
+        self._functions["cuGetErrorString"](code, ctypes.byref(text))
+        return CudaError(f"device {self.device}: {name}: {(text.value or b'unknown error').decode()} ({code})", code)
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """Return the address of new device memory; None if the device has no room for it."""
+        address = c_uint64()
+        code = self._functions["cuMemAlloc_v2"](ctypes.byref(address), size_bytes)
+        if code == _OUT_OF_MEMORY:
+            return None
+        if code:
+            raise self._error("cuMemAlloc_v2", code)
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Free device memory. The call waits for all work of the device."""
+        self.call("cuMemFree_v2", address)
+
+    def memory_left(self) -> tuple[int, int]:
+        """Return the free bytes and all bytes of the device."""
+        left, whole = c_size_t(), c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(left), ctypes.byref(whole))
+        return left.value, whole.value
+
+    def device_of(self, address: int) -> int | None:
+        """Return the number of the device on which an address lies; None for memory that CUDA does not know."""
+        found = c_int(-1)
+        code = self._functions["cuPointerGetAttribute"](ctypes.byref(found), _DEVICE_ORDINAL, address)
+        return None if code else found.value
+
+    def new_stream(self) -> c_void_p:
+        """Return a new stream, which does not wait for the legacy stream."""
+        made = c_void_p()
+        self.call("cuStreamCreateWithPriority", ctypes.byref(made), _NON_BLOCKING, 0)
+        return made
+
+    def record(self, stream: c_void_p | int) -> "CudaEvent":
+        """Return an event that `stream` reaches after its work so far."""
+        try:
+            handle = self._idle_events.popleft()
+        except IndexError:
+            handle = c_void_p()
+            self.call("cuEventCreate", ctypes.byref(handle), _NO_TIMING)
+        event = CudaEvent(handle, self._idle_events)
+        self.call("cuEventRecord", handle, stream)
+        return event
+
+    def wait_on(self, stream: c_void_p, event: "CudaEvent | None") -> None:
+        """Make `stream` wait for `event`, without making the host wait."""
+        if event is not None:
+            self.call("cuStreamWaitEvent", stream, event.handle, 0)
+
+    def has_happened(self, event: "CudaEvent") -> bool:
+        """Return whether a stream has come to the event.
+
+        Raises:
+            CudaError: the device has an error.
+        """
+        code = self._functions["cuEventQuery"](event.handle)
+        if code not in (0, _NOT_READY):
+            raise self._error("cuEventQuery", code)
+        return bool(code == 0)
+
+
+class CudaEvent:
+    """A recorded event. Its handle is used again when nothing refers to it any more."""
+
+    def __init__(self, handle: c_void_p, idle: "deque[c_void_p]") -> None:
+        self.handle = handle
+        self._idle = idle
+
+    def __del__(self) -> None:
+        self._idle.append(self.handle)

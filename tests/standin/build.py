@@ -1,0 +1,122 @@
+"""Compile the stand-ins of CUDA and NCCL, once for each state of their sources.
+
+The functions are declared as multiring declares them, in the tables of signatures that its ctypes calls use. A stand-in
+with other parameters does not compile. No file of NVIDIA is needed.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.standin.runtime_signatures import RUNTIME_SIGNATURES, RUNTIME_TEXTS
+
+from multiring._runtime.engines.cuda_driver import CUDA_SIGNATURES
+from multiring._runtime.engines.nccl_library import NCCL_SIGNATURES, NCCL_TEXTS
+
+HERE = Path(__file__).parent
+BASE = "libstandin.so"  # the others use it
+LIBRARIES = {
+    BASE: ("memory.cc", "stream.cc", "runtime.cc"),
+    "libcudart.so.13": ("cudart.cc",),
+    "libcuda.so.1": ("cuda.cc",),
+    "libnccl.so.2": ("board.cc", "communicator.cc", "reduction.cc", "nccl.cc"),
+}
+_FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread")
+_NAMES = {
+    ctypes.c_int: "int",
+    ctypes.c_uint: "unsigned",
+    ctypes.c_long: "long",
+    ctypes.c_ulong: "unsigned long",  # size_t and uint64_t
+    ctypes.c_float: "float",
+    ctypes.c_void_p: "void*",
+    ctypes.c_char_p: "const char*",
+}
+
+
+@cache
+def built() -> Path:
+    """Return the folder of the compiled stand-ins; compile them if no earlier run has."""
+    text = declarations()
+    sources = sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")])
+    state = hashlib.sha256("\0".join([text, *(each.read_text("utf-8") for each in sources)]).encode())
+    top = HERE.parents[1] / "build" / "standin"
+    top.mkdir(parents=True, exist_ok=True)
+    folder = top / state.hexdigest()[:16]
+    with (top / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            for old in top.glob("*/"):
+                shutil.rmtree(old)
+            _compile(text, folder)
+    return folder
+
+
+def _compile(text: str, folder: Path) -> None:
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
+        work = Path(new) / "libraries"
+        work.mkdir()
+        (Path(new) / "declarations.h").write_text(text, encoding="utf-8")
+
+        def build(library: str) -> None:
+            # All sources of a library are compiled as one file, which takes half the time.
+            whole = Path(new) / f"{library}.cc"
+            whole.write_text("".join(f'#include "{each}"\n' for each in LIBRARIES[library]), encoding="utf-8")
+            below = [] if library == BASE else [str(work / BASE), "-Wl,-rpath,$ORIGIN"]
+            linking = ["-shared", f"-Wl,-soname,{library}", "-Wl,--no-undefined", "-o", str(work / library)]
+            _run([*compiler, *_FLAGS, f"-I{new}", f"-I{HERE}", str(whole), *below, *linking])
+
+        build(BASE)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(build, [each for each in LIBRARIES if each != BASE]))
+        work.rename(folder)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"{shlex.join(command)}\n{done.stderr}")
+
+
+def declarations() -> str:
+    """Return a C++ header that declares the functions of all signatures."""
+    lines = ["#pragma once", "#include <cstddef>", "#include <cstdint>", 'extern "C" {']
+    known: set[type] = set()
+    functions = []
+    for kind, tables in (
+        ("int", (RUNTIME_SIGNATURES, CUDA_SIGNATURES, NCCL_SIGNATURES)),
+        ("const char*", (RUNTIME_TEXTS, NCCL_TEXTS)),
+    ):
+        for name, parameters in (pair for table in tables for pair in table.items()):
+            names = [_name_of(each, known, lines) for each in parameters]
+            functions.append(f"{kind} {name}({', '.join(names)});")
+    return "\n".join([*lines, *functions, "}", ""])
+
+
+def _name_of(kind: Any, known: set[type], lines: list[str]) -> str:
+    """Return the C++ name of a ctypes type; declare the structures that it needs."""
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if issubclass(kind, ctypes.Structure):
+        name: str = kind.__name__
+        if kind not in known:
+            known.add(kind)
+            lines.append(f"struct {name} {{ {' '.join(_field(*each[:2]) for each in kind._fields_)} }};")
+        return name
+    return _name_of(kind._type_, known, lines) + "*"
+
+
+def _field(name: str, kind: Any) -> str:
+    if issubclass(kind, ctypes.Array):
+        assert kind._type_ is ctypes.c_byte, kind
+        return f"signed char {name}[{kind._length_}];"
+    return f"{_NAMES[kind]} {name};"

@@ -1,0 +1,416 @@
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "memory.h"
+
+namespace standin {
+namespace {
+
+struct Device {
+  Device(int number, size_t bytes) : memory(bytes), streams(number) {}
+  DeviceMemory memory;
+  DeviceStreams streams;
+};
+
+class Machine {
+ public:
+  Machine() {
+    const long count = setting("STANDIN_DEVICES", 2);
+    const size_t bytes = static_cast<size_t>(setting("STANDIN_MEMORY_MB", 256)) << 20;
+    for (int number = 0; number < count; ++number) devices_.push_back(std::make_unique<Device>(number, bytes));
+    pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
+  }
+  int count() const { return static_cast<int>(devices_.size()); }
+  Device& device(int number) { return *devices_[number]; }
+  int device_of(const void* address) const {
+    for (int number = 0; number < count(); ++number)
+      if (devices_[number]->memory.sees(address)) return number;
+    return -1;
+  }
+  void wait() {
+    for (auto& each : devices_) each->streams.wait();
+  }
+
+  static std::atomic<bool> is_forked;
+  std::atomic<int> sticky{0};
+  std::atomic<int> fails_after{-1};  // calls until `failure` is returned; -1: never
+  std::atomic<int> failure{0};
+  PinnedRanges pinned;
+
+  std::shared_ptr<Event> event_of(void* handle) {
+    const std::lock_guard lock(events_mutex_);
+    const auto found = events_.find(handle);
+    return found == events_.end() ? nullptr : found->second;
+  }
+  void* add(std::shared_ptr<Event> event) {
+    const std::lock_guard lock(events_mutex_);
+    void* handle = event.get();
+    events_[handle] = std::move(event);
+    return handle;
+  }
+  bool remove_event(void* handle) {
+    const std::lock_guard lock(events_mutex_);
+    return events_.erase(handle) != 0;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::mutex events_mutex_;
+  std::unordered_map<void*, std::shared_ptr<Event>> events_;
+};
+std::atomic<bool> Machine::is_forked{false};
+
+// Never destroyed: streams may work until the process ends.
+Machine& machine() {
+  static auto* made = new Machine;
+  return *made;
+}
+
+thread_local int current = 0;
+thread_local bool is_in_host_function = false;
+std::atomic<long> host_waits{0};
+
+// Returns the stream of a handle: 0, 1 and 2 are the legacy stream of the current device. Null if it is not valid.
+StreamPointer stream_of(void* handle) {
+  if (reinterpret_cast<uintptr_t>(handle) <= 2) return machine().device(current).streams.legacy();
+  auto* stream = static_cast<Stream*>(handle);
+  for (int number = 0; number < machine().count(); ++number)
+    if (machine().device(number).streams.has(stream)) return stream->shared_from_this();
+  return nullptr;
+}
+
+MarkPointer push(const StreamPointer& stream, Work work, bool is_work) {
+  DeviceStreams& streams = machine().device(stream->device()).streams;
+  if (!work) return streams.push(stream, nullptr, is_work);
+  const auto run = [work = std::move(work)] {
+    if (machine().sticky == 0) work();
+  };
+  return streams.push(stream, run, is_work);
+}
+
+int wait(const MarkPointer& mark) {
+  ++host_waits;
+  if (mark != nullptr) mark->wait();
+  return state_code();
+}
+
+}  // namespace
+
+int state_code() {
+  if (Machine::is_forked) return kNotInitialized;
+  if (is_in_host_function) return kNotPermitted;
+  Machine& all = machine();
+  if (all.sticky != 0) return all.sticky;
+  if (all.fails_after >= 0 && all.fails_after-- == 0) {
+    if (is_sticky(all.failure)) all.sticky = all.failure.load();
+    return all.failure;
+  }
+  return kOk;
+}
+
+int device_count() { return machine().count(); }
+int current_device() { return current; }
+
+int select_device(int device) {
+  if (device < 0 || device >= machine().count()) return kInvalidDevice;
+  current = device;
+  return kOk;
+}
+
+int allocate(void** made, size_t bytes) {
+  if (const int code = state_code()) return code;
+  if (made == nullptr) return kInvalidValue;
+  void* found = bytes == 0 ? nullptr : machine().device(current).memory.allocate(bytes);
+  if (found == nullptr) return bytes == 0 ? kInvalidValue : kOutOfMemory;
+  *made = found;
+  return kOk;
+}
+
+int release(void* address) {
+  if (const int code = state_code()) return code;
+  if (address == nullptr) return kOk;
+  const int device = machine().device_of(address);
+  if (device < 0) return kInvalidValue;
+  machine().wait();
+  return machine().device(device).memory.release(address) ? state_code() : static_cast<int>(kInvalidValue);
+}
+
+int memory_left(size_t* free_bytes, size_t* all_bytes) {
+  if (const int code = state_code()) return code;
+  const DeviceMemory& memory = machine().device(current).memory;
+  *free_bytes = memory.bytes() - memory.used();
+  *all_bytes = memory.bytes();
+  return kOk;
+}
+
+int allocate_pinned(void** made, size_t bytes) {
+  if (const int code = state_code()) return code;
+  *made = machine().pinned.allocate(bytes);
+  return *made == nullptr ? kOutOfMemory : kOk;
+}
+
+int release_pinned(void* address) {
+  if (const int code = state_code()) return code;
+  machine().wait();
+  return machine().pinned.release(address);
+}
+
+int register_host(void* address, size_t bytes, unsigned flags) {
+  if (const int code = state_code()) return code;
+  return machine().pinned.add(address, bytes, (flags & 8) != 0);
+}
+
+int unregister_host(void* address) {
+  if (const int code = state_code()) return code;
+  machine().wait();
+  return machine().pinned.remove(address);
+}
+
+Place place_of(const void* address) {
+  const int device = machine().device_of(address);
+  if (device >= 0) return {MemoryKind::device, device};
+  if (machine().pinned.cover(address, 1)) return {MemoryKind::pinned, 0};
+  return {MemoryKind::pageable, -2};
+}
+
+void* reached(const void* address) {
+  const int device = machine().device_of(address);
+  return device < 0 ? const_cast<void*>(address) : machine().device(device).memory.reached(address);
+}
+
+int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool waits) {
+  if (const int code = state_code()) return code;
+  if (kind < 0 || kind > 4) return kInvalidDirection;
+  if (bytes == 0) return kOk;
+  if (to == nullptr || from == nullptr) return kInvalidValue;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  for (const void* each : {static_cast<const void*>(to), from}) {
+    const int device = machine().device_of(each);
+    if (device >= 0 && !machine().device(device).memory.holds(each, bytes)) return kInvalidValue;
+  }
+  void* target = reached(to);
+  Work work;
+  if (place_of(from).kind == MemoryKind::pageable && place_of(to).kind == MemoryKind::device) {
+    // The source of such a copy may be changed when the call has returned.
+    const auto* start = static_cast<const char*>(from);
+    work = [target, bytes, kept = std::vector<char>(start, start + bytes)] {
+      std::memcpy(target, kept.data(), bytes);
+    };
+  } else {
+    work = [target, source = reached(from), bytes] { std::memmove(target, source, bytes); };
+    waits |= place_of(to).kind == MemoryKind::pageable || place_of(from).kind == MemoryKind::pageable;
+  }
+  const MarkPointer mark = push(stream, std::move(work), true);
+  return waits ? wait(mark) : static_cast<int>(kOk);
+}
+
+int fill(void* to, int value, size_t bytes, void* handle, bool waits) {
+  if (const int code = state_code()) return code;
+  if (bytes == 0) return kOk;
+  const int device = machine().device_of(to);
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  if (device < 0 || !machine().device(device).memory.holds(to, bytes)) return kInvalidValue;
+  const MarkPointer mark = push(stream, [target = reached(to), value, bytes] { std::memset(target, value, bytes); }, true);
+  return waits ? wait(mark) : static_cast<int>(kOk);
+}
+
+int make_stream(void** made, unsigned flags, int priority) {
+  if (const int code = state_code()) return code;
+  *made = machine().device(current).streams.make(flags, priority).get();
+  return kOk;
+}
+
+int destroy_stream(void* handle) {
+  if (const int code = state_code()) return code;
+  for (int number = 0; number < machine().count(); ++number)
+    if (machine().device(number).streams.drop(static_cast<Stream*>(handle))) return kOk;
+  return kInvalidHandle;
+}
+
+int query_stream(void* handle) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  return stream->is_idle() ? kOk : kNotReady;
+}
+
+int wait_for_stream(void* handle) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  return stream == nullptr ? static_cast<int>(kInvalidHandle) : wait(push(stream, nullptr, false));
+}
+
+int have_stream_wait(void* handle, void* event_handle) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  const auto event = machine().event_of(event_handle);
+  if (stream == nullptr || event == nullptr) return kInvalidHandle;
+  const MarkPointer mark = event->recorded();
+  if (mark == nullptr || mark->is_set()) return kOk;
+  machine().device(stream->device()).streams.push(stream, [mark] { mark->wait(); }, false);
+  return kOk;
+}
+
+int call_on_stream(void* handle, void (*function)(void*), void* argument) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  const auto work = [function, argument] {
+    is_in_host_function = true;
+    function(argument);
+    is_in_host_function = false;
+  };
+  push(stream, work, true);
+  return kOk;
+}
+
+int wait_for_device() {
+  if (const int code = state_code()) return code;
+  ++host_waits;
+  machine().device(current).streams.wait();
+  return state_code();
+}
+
+int make_event(void** made, unsigned flags) {
+  if (const int code = state_code()) return code;
+  if ((flags & 4) != 0 && (flags & 2) == 0) return kInvalidValue;  // an event for other processes has no timing
+  auto event = std::make_shared<Event>();
+  event->device = current;
+  event->flags = flags;
+  *made = machine().add(std::move(event));
+  return kOk;
+}
+
+int destroy_event(void* handle) {
+  if (const int code = state_code()) return code;
+  return machine().remove_event(handle) ? kOk : kInvalidHandle;
+}
+
+int record_event(void* event_handle, void* handle) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  const auto event = machine().event_of(event_handle);
+  if (stream == nullptr || event == nullptr || event->device != stream->device()) return kInvalidHandle;
+  const std::lock_guard lock(event->mutex);
+  event->mark = push(stream, nullptr, false);
+  return kOk;
+}
+
+int query_event(void* handle) {
+  if (const int code = state_code()) return code;
+  const auto event = machine().event_of(handle);
+  if (event == nullptr) return kInvalidHandle;
+  const MarkPointer mark = event->recorded();
+  return mark == nullptr || mark->is_set() ? kOk : kNotReady;
+}
+
+int wait_for_event(void* handle) {
+  if (const int code = state_code()) return code;
+  const auto event = machine().event_of(handle);
+  return event == nullptr ? static_cast<int>(kInvalidHandle) : wait(event->recorded());
+}
+
+int elapsed_ms(float* ms, void* first_handle, void* last_handle) {
+  if (const int code = state_code()) return code;
+  const auto first = machine().event_of(first_handle);
+  const auto last = machine().event_of(last_handle);
+  if (first == nullptr || last == nullptr || ((first->flags | last->flags) & 2) != 0) return kInvalidHandle;
+  const MarkPointer from = first->recorded();
+  const MarkPointer to = last->recorded();
+  if (from == nullptr || to == nullptr) return kInvalidHandle;
+  if (!from->is_set() || !to->is_set()) return kNotReady;
+  *ms = std::chrono::duration<float, std::milli>(to->when() - from->when()).count();
+  return kOk;
+}
+
+MarkPointer enqueue(void* handle, Work work) {
+  const StreamPointer stream = stream_of(handle);
+  return stream == nullptr ? nullptr : push(stream, std::move(work), true);
+}
+
+int device_of_stream(void* handle) {
+  const StreamPointer stream = stream_of(handle);
+  return stream == nullptr ? -1 : stream->device();
+}
+
+const char* name_of(int code) {
+  switch (code) {
+    case kOk: return "cudaSuccess";
+    case kInvalidValue: return "cudaErrorInvalidValue";
+    case kOutOfMemory: return "cudaErrorMemoryAllocation";
+    case kNotInitialized: return "cudaErrorInitializationError";
+    case kInvalidHandle: return "cudaErrorInvalidResourceHandle";
+    case kNotReady: return "cudaErrorNotReady";
+    case kAssert: return "cudaErrorAssert";
+    case kNotSupported: return "cudaErrorNotSupported";
+    default: return "cudaErrorUnknown";
+  }
+}
+
+const char* text_of(int code) {
+  switch (code) {
+    case kOk: return "no error";
+    case kInvalidValue: return "invalid argument";
+    case kOutOfMemory: return "out of memory";
+    case kNotInitialized: return "initialization error";
+    case kNoDevice: return "no CUDA-capable device is detected";
+    case kInvalidDevice: return "invalid device ordinal";
+    case kInvalidContext: return "invalid device context";
+    case kInvalidHandle: return "invalid resource handle";
+    case kNotReady: return "device not ready";
+    case kAssert: return "device-side assert triggered";
+    case kFirstSticky: return "an illegal memory access was encountered";
+    case kAlreadyRegistered: return "part or all of the requested memory range is already mapped";
+    case kNotRegistered: return "pointer does not correspond to a registered memory region";
+    case kNotPermitted: return "operation not permitted";
+    case kNotSupported: return "operation not supported";
+    default: return "unrecognized error code";
+  }
+}
+
+}  // namespace standin
+
+// Controls for tests.
+extern "C" {
+#pragma GCC visibility push(default)
+
+// The call after the next `calls` calls fails with `code`. An illegal address and its like stay.
+void standin_fail(int code, int calls) {
+  standin::machine().failure = code;
+  standin::machine().fails_after = calls;
+}
+
+// The device gets an error that stays when the stream comes to this point, like a failing kernel.
+int standin_fail_on_stream(void* stream, int code) {
+  return standin::enqueue(stream, [code] { standin::machine().sticky = code; }) == nullptr ? standin::kInvalidHandle : 0;
+}
+
+// A piece of work that takes `us` microseconds.
+int standin_occupy(void* stream, long us) {
+  const auto work = [us] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(us);
+    while (std::chrono::steady_clock::now() < end && standin::machine().sticky == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+  };
+  return standin::enqueue(stream, work) == nullptr ? standin::kInvalidHandle : 0;
+}
+
+long standin_host_waits() { return standin::host_waits; }
+
+// For a test that stands for a kernel or a debugger: the host's address of device memory.
+void* standin_reached(void* address) { return standin::reached(address); }
+
+void standin_memory_used(int device, size_t* bytes) { *bytes = standin::machine().device(device).memory.used(); }
+
+#pragma GCC visibility pop
+}

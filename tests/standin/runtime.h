@@ -1,0 +1,62 @@
+// What the stand-ins of the CUDA runtime and of the driver have in common. All functions return an error code.
+#pragma once
+
+#include <cstddef>
+
+#include "codes.h"
+#include "stream.h"
+
+namespace standin {
+
+// Returns the error with which every call of this thread fails now: after a fork, in a host function, or after an error
+// that stays.
+int state_code();
+
+int device_count();
+int current_device();
+int select_device(int device);
+
+int allocate(void** made, size_t bytes);
+int release(void* address);
+int memory_left(size_t* free_bytes, size_t* all_bytes);
+int allocate_pinned(void** made, size_t bytes);
+int release_pinned(void* address);
+int register_host(void* address, size_t bytes, unsigned flags);
+int unregister_host(void* address);
+
+enum class MemoryKind { pageable = 0, pinned = 1, device = 2 };
+struct Place {
+  MemoryKind kind;
+  int device;
+};
+Place place_of(const void* address);
+void* reached(const void* address);  // the address at which streams find the memory
+
+// Copies on a stream. `kind` is the runtime's; 4 goes by the addresses. `waits`: the call ends after the copy.
+int copy(void* to, const void* from, size_t bytes, int kind, void* stream, bool waits);
+int fill(void* to, int value, size_t bytes, void* stream, bool waits);
+
+int make_stream(void** made, unsigned flags, int priority);
+int destroy_stream(void* stream);
+int query_stream(void* stream);
+int wait_for_stream(void* stream);
+int have_stream_wait(void* stream, void* event);
+int call_on_stream(void* stream, void (*function)(void*), void* argument);
+int wait_for_device();
+
+int make_event(void** made, unsigned flags);
+int destroy_event(void* event);
+int record_event(void* event, void* stream);
+int query_event(void* event);
+int wait_for_event(void* event);
+int elapsed_ms(float* ms, void* first, void* last);
+
+// For libnccl's stand-in: puts work on a stream; returns null if the stream is not valid. The work does not run after an
+// error that stays.
+MarkPointer enqueue(void* stream, Work work);
+int device_of_stream(void* stream);  // -1 if it is not valid
+
+const char* name_of(int code);
+const char* text_of(int code);
+
+}  // namespace standin
