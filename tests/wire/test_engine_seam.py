@@ -84,6 +84,9 @@ class DeviceEngine:
         self.fails = False  # whether the next operation fails
         self.started: list[Collective] = []
 
+    def on(self, host: Group) -> "DeviceEngine":
+        raise AssertionError(f"no test makes {host} on this engine")
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         size_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return DeviceArray(self._device, self._device.allocate(size_bytes), shape, dtype)

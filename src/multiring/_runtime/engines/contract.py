@@ -5,11 +5,14 @@ arguments, makes the plan, and has the ranks agree on each operation over the ho
 the engine executes the plan's schedule asynchronously.
 """
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.group.compile import Request
 from multiring.planner import Plan
+
+if TYPE_CHECKING:
+    from multiring._runtime.group.group import Group
 
 
 class RunningOperation(Protocol):
@@ -40,6 +43,12 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """The engine's name, as in `Plan.engine`; the same on all ranks."""
+
+    def on(self, host: "Group") -> "Engine":
+        """Return this rank's end for another group: a subgroup, or other operations of the same ranks.
+
+        The call is local. `host` is a group of the other group's ranks in host memory, for this end alone.
+        """
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return a new, uninitialized array in the engine's memory.

@@ -201,7 +201,7 @@ class Group(Collectives):
 
     def _group_of(self, ranks: tuple[int, ...], key: bytes) -> "Group":
         members = tuple(self._ranks[rank] for rank in ranks)
-        return Group(self._calls.services, members, self._topology.restricted(ranks), key, self._calls.engine)
+        return self._related(members, self._topology.restricted(ranks), key)
 
     def twin(self) -> "Group":
         """Return a new group of the same ranks.
@@ -209,7 +209,7 @@ class Group(Collectives):
         The new group's operations are ordered independently of this group's. The call is local. The k-th twin that a
         rank makes is the same group as the k-th twin of every other rank.
         """
-        return Group(self._calls.services, self._ranks, self._topology, self._calls.twin_key(), self._calls.engine)
+        return self._related(self._ranks, self._topology, self._calls.twin_key())
 
     def twin_for(self, purpose: str) -> "Group":
         """Return the group of the same ranks that is reserved for `purpose`.
@@ -221,9 +221,15 @@ class Group(Collectives):
             found = self._twins.get(purpose)
             if found is None:
                 key = self._calls.purpose_key(purpose)
-                services, engine = self._calls.services, self._calls.engine
-                found = self._twins[purpose] = Group(services, self._ranks, self._topology, key, engine)
+                found = self._twins[purpose] = self._related(self._ranks, self._topology, key)
             return found
+
+    def _related(self, ranks: tuple[int, ...], topology: Topology, key: bytes) -> "Group":
+        """Return a group of `ranks` whose collectives run on this group's engine."""
+        services, engine = self._calls.services, self._calls.engine
+        if engine is not None:
+            engine = engine.on(Group(services, ranks, topology, key + b" in host memory"))
+        return Group(services, ranks, topology, key, engine)
 
     def on_engine(self, engine: Engine) -> "Group":
         """Return a group of the same ranks whose collectives run on `engine`.

@@ -1,0 +1,156 @@
+"""Arrays in device memory, and the memory of arrays that are gone, for reuse.
+
+Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
+"""
+
+import math
+from collections import defaultdict, deque
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multiring._runtime.arrays import Buffer, numpy_dtype
+from multiring._runtime.engines.cuda_driver import CudaDriver, CudaEvent
+from multiring.errors import ArgumentError
+
+
+class DeviceBlocks:
+    """Device memory for arrays.
+
+    Blocks of freed arrays are used again for arrays of the same size. Freeing a block would make the host wait for all
+    work of the device.
+    """
+
+    def __init__(self, driver: CudaDriver, rank: int) -> None:
+        self._driver = driver
+        self._rank = rank
+        self._free: dict[int, deque[tuple[int, CudaEvent | None]]] = defaultdict(deque)
+
+    def take(self, size_bytes: int) -> tuple[int, CudaEvent | None]:
+        """Return the address of a block, and the event after which its last user no longer needs it.
+
+        Raises:
+            ArgumentError: the device has no room.
+        """
+        try:
+            return self._free[size_bytes].popleft()
+        except IndexError:
+            pass
+        address = self._driver.allocate(size_bytes)
+        if address is None:
+            self._return_all()
+            address = self._driver.allocate(size_bytes)
+        if address is None:
+            left, whole = self._driver.memory_left()
+            raise ArgumentError(
+                f"rank {self._rank}: no room for {size_bytes} bytes on device {self._driver.device}, which has {left} "
+                f"of {whole} bytes left; free arrays there, or use smaller ones"
+            )
+        return address, None
+
+    def give_back(self, address: int, size_bytes: int, last_use: CudaEvent | None) -> None:
+        """Keep the block for reuse after the event `last_use`. Any thread may call this method."""
+        self._free[size_bytes].append((address, last_use))
+
+    def _return_all(self) -> None:
+        for blocks in self._free.values():
+            while blocks:
+                self._driver.free(blocks.popleft()[0])
+
+
+class CudaArray:
+    """An array in device memory.
+
+    `ready` is the event after which its contents are complete, and after which it is no longer read.
+    """
+
+    def __init__(self, blocks: DeviceBlocks, stream: c_void_p, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.size_bytes = math.prod(shape) * numpy_dtype(dtype).itemsize
+        self._blocks, self._stream = blocks, stream
+        self._taken_bytes = max(self.size_bytes, 1)
+        self.address, self.ready = blocks.take(self._taken_bytes)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": numpy_dtype(self.dtype).str,
+            "data": (self.address if self.size_bytes else 0, False),
+            "strides": None,
+            "stream": self._stream.value,
+            "version": 3,
+        }
+
+    def put(self, values: Any) -> "CudaArray":
+        """Copy `values` from the host, on the engine's stream for callers. The host does not wait."""
+        driver = self._blocks._driver  # noqa: SLF001 -- two classes of one module
+        source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape))
+        driver.enter()
+        driver.wait_on(self._stream, self.ready)
+        if source.nbytes:
+            driver.call("cuMemcpyHtoDAsync_v2", self.address, source.ctypes.data, source.nbytes, self._stream)
+        self.ready = driver.record(self._stream)
+        return self
+
+    def get(self) -> NDArray[Any]:
+        """Return a copy on the host, after all operations on the array that have been started."""
+        driver = self._blocks._driver  # noqa: SLF001
+        found = np.empty(self.shape, numpy_dtype(self.dtype))
+        driver.enter()
+        driver.wait_on(self._stream, self.ready)
+        if found.nbytes:
+            driver.call("cuMemcpyDtoHAsync_v2", found.ctypes.data, self.address, found.nbytes, self._stream)
+        driver.call("cuStreamSynchronize", self._stream)
+        return found
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._blocks.give_back(self.address, self._taken_bytes, self.ready)
+
+
+class Foreign:
+    """An array of another library, and the event after which its contents are complete."""
+
+    def __init__(self, array: Any, ready: CudaEvent | None) -> None:
+        self.array, self.ready = array, ready
+
+
+def foreign_buffer(driver: CudaDriver, array: Any, *, writes: bool) -> Buffer:
+    """Return the memory of an array that supports `__cuda_array_interface__`.
+
+    Raises:
+        ArgumentError: the array is read-only and `writes` is set, has gaps, or lies on another device.
+    """
+    told = array.__cuda_array_interface__
+    kind, shape = type(array).__qualname__, tuple(told["shape"])
+    address, is_read_only = told["data"]
+    if writes and is_read_only:
+        raise ArgumentError(f"{kind} is read-only; want an array that can be written, such as a copy")
+    dtype = numpy_dtype("bfloat16" if told["typestr"] == "<V2" else told["typestr"]).name
+    rows = _row_major(shape)
+    size = numpy_dtype(dtype).itemsize
+    strides = rows if told.get("strides") is None else tuple(each // size for each in told["strides"])
+    if math.prod(shape) and any(
+        mine != theirs for mine, theirs, length in zip(rows, strides, shape, strict=True) if length > 1
+    ):
+        raise ArgumentError(f"{kind} of shape {shape} is not row-major; want a contiguous array, such as its copy")
+    driver.enter()
+    if math.prod(shape):
+        device = driver.device_of(address)
+        if device != driver.device:
+            where = "not in device memory" if device is None else f"on device {device}"
+            raise ArgumentError(f"{kind} is {where}; want an array on device {driver.device}, the engine's")
+    stream = told.get("stream")
+    return Buffer(address, shape, rows, dtype, Foreign(array, None if stream is None else driver.record(stream)))
+
+
+def own_buffer(array: CudaArray) -> Buffer:
+    """Return the memory of an array of the engine."""
+    return Buffer(array.address, array.shape, _row_major(array.shape), array.dtype, array)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

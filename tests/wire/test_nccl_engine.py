@@ -1,0 +1,496 @@
+"""The nccl engine on stand-ins of CUDA and NCCL: values, orderings, failures."""
+
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.standin.build import built
+from tests.standin.loading import load, nccl, reports, runtime
+from tests.support.cuda_ranks import Hold, OtherArray, device_array, have_time, open_engine, reopen_engine, values_of
+from tests.support.faults import freeze as stop
+from tests.support.faults import kill
+from tests.support.ranks import Here, report_of, run_ranks
+
+from multiring import Group
+from multiring._runtime.engines import nccl as nccl_engine
+from multiring._runtime.engines import nccl_device
+from multiring._runtime.engines.cuda_arrays import DeviceBlocks, Foreign
+from multiring._runtime.engines.nccl import NcclEngine
+from multiring._runtime.engines.nccl_communicator import NcclCommunicator
+from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
+from multiring._runtime.engines.nccl_library import find_nccl
+from multiring._runtime.engines.nccl_order import DeviceOrder, Time
+from multiring.errors import (
+    ArgumentError,
+    CollectiveError,
+    MismatchError,
+    PeerLostError,
+    StallError,
+    UnsupportedError,
+)
+
+REDUCED = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
+MOVED = (*REDUCED, "int16", "uint16")
+OPS: dict[str, Callable[..., Any]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+SEEDS = range(5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    built()
+
+
+def combined(operands: list[Any], op: str) -> Any:
+    total = operands[0]
+    for each in operands[1:]:
+        total = OPS[op](total, each)
+    return total
+
+
+def check_values(group: Group, array: Callable[[Group, Any], Any]) -> None:
+    """Compare every collective of every type with NumPy's result."""
+    size, rank = group.size, group.rank
+    for dtype in REDUCED:
+        operands = [values_of(each, (5, 3), dtype) for each in range(size)]
+        for op in OPS:
+            group.all_reduce(found := array(group, operands[rank]), op)
+            assert (found.get() == combined(operands, op)).all(), (dtype, op)
+        part = group.reduce_scatter(array(group, operands[rank]), op="max")
+        rows = [5 // size + (each < 5 % size) for each in range(size)]
+        start = sum(rows[:rank])
+        assert (part.get() == combined(operands, "max")[start : start + rows[rank]]).all(), dtype
+    for dtype in ("float16", "float32", "float64"):
+        operands = [values_of(each, (7,), dtype) for each in range(size)]
+        group.all_reduce(found := array(group, operands[rank]), "average")
+        assert np.allclose(found.get(), np.mean(operands, axis=0), rtol=1e-3)
+    for dtype in MOVED:
+        own = values_of(rank, (rank + 1, 2), dtype)
+        every = [values_of(each, (each + 1, 2), dtype) for each in range(size)]
+        assert (group.all_gather(array(group, own)).get() == np.concatenate(every)).all()
+        group.broadcast(found := array(group, values_of(rank, (4,), dtype)), root=size - 1)
+        assert (found.get() == values_of(size - 1, (4,), dtype)).all()
+        sent = values_of(rank, (size, 3), dtype)
+        received = group.all_to_all(array(group, sent)).get()
+        assert (received == [values_of(each, (size, 3), dtype)[rank] for each in range(size)]).all()
+    even = group.all_gather(array(group, values_of(rank, (2,), "float32")))
+    assert (even.get() == np.concatenate([values_of(each, (2,), "float32") for each in range(size)])).all()
+    group.all_reduce(array(group, np.zeros((0, 3), np.float32)))
+
+
+def compute(here: Here) -> set[str]:
+    host, _, group = open_engine(here, delay_us=300)
+    check_values(group, device_array)
+    # Operations of overlapping groups, started in different orders; most handles and arrays are dropped.
+    twin, pair = group.twin(), group.subgroup([group.size - 1, 0]) if group.size > 1 else None
+    kept, last = [], None
+    for turn in range(6):
+        for each in (group, twin) if (turn + here.rank) % 2 else (twin, group):
+            kept.append((each.all_reduce_async(found := device_array(each, [turn + 1.0])), found))
+            each.broadcast_async(device_array(each, [1.0]))
+        if pair is not None:
+            last = pair.all_reduce_async(device_array(pair, [1]))
+    for index, (handle, found) in enumerate(kept):
+        handle.wait()
+        assert found.get() == (index // 2 + 1) * here.size
+    if last is not None:
+        last.wait()
+    # Arrays of other libraries
+    other = OtherArray(np.full(5, here.rank + 1.0), here.rank % 4)
+    if here.engine == "shm":
+        group.all_reduce(other)
+        assert (other.now() == sum(range(1, here.size + 1))).all()
+    assert reports() == []
+    host.all_reduce(np.ones(3))
+    return {plan.engine for plan in group.plans.values()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks"), [("shm", 1), ("shm", 2), ("tcp", 2), ("shm", 4), ("shm+tcp", 4), ("tcp", 4)]
+)
+def test_collectives_on_devices(engine: str, ranks: int) -> None:
+    assert run_ranks(compute, ranks, engine=engine) == [{"nccl"}] * ranks
+
+
+# -- orderings: a program that shows each of them, and the mutant without it
+
+
+def inputs_are_awaited(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    hold = Hold(engine._device.callers)
+    handle = group.all_reduce_async(array := device_array(group, np.ones(100)))
+    have_time(handle.done)
+    hold.release()
+    handle.wait()
+    return bool((array.get() == here.size).all())
+
+
+def other_streams_are_awaited(here: Here, host: Group, seed: int) -> bool:
+    _, group = reopen_engine(here, host, seed)
+    array = OtherArray(np.ones(100), here.rank, is_held=True)
+    handle = group.all_reduce_async(array)
+    have_time(handle.done)
+    assert array.hold is not None
+    array.hold.release()
+    handle.wait()
+    return bool((array.now() == here.size).all())
+
+
+def the_end_is_awaited(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    array = OtherArray(np.ones(100), here.rank)
+    hold = Hold(engine._device.stream)
+    handle = group.all_reduce_async(array)
+    is_early = have_time(handle.done)
+    hold.release()
+    handle.wait()
+    return not is_early and bool((array.now() == here.size).all())
+
+
+def late_calls_of_nccl_are_awaited(here: Here, host: Group, seed: int) -> bool:
+    _, group = reopen_engine(here, host, seed)
+    right = True
+    for turn in range(12):
+        group.all_reduce(array := OtherArray(np.full(100, turn), here.rank))
+        right &= bool((array.now() == turn * here.size).all())
+    return right
+
+
+def blocks_are_used_again_late(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    hold = None if here.rank == 0 else Hold(engine._device.callers)
+    device_array(group, np.ones(100))  # gone while the stream has not come to its values yet
+    found: Any = group.allocate(100, "float64")  # in the same memory
+    if hold is None:
+        found.put(np.full(100, 5.0))
+    handle = group.broadcast_async(found)
+    if hold is not None:
+        have_time(handle.done)
+        hold.release()
+    handle.wait()
+    return bool((found.get() == 5).all())
+
+
+def memory_in_flight_is_kept(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    array = OtherArray(np.ones(100), here.rank)
+    gone = weakref.ref(array)
+    hold = Hold(engine._device.stream)
+    handle = group.all_reduce_async(array)
+    if here.rank == 0:
+        del array, handle
+        have_time(lambda: gone() is None)
+        hold.release()
+        host.barrier()
+        return True
+    hold.release()
+    handle.wait()
+    host.barrier()
+    return bool((array.now() == here.size).all())
+
+
+def one_order_for_all_groups(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    pair = [group, group.twin()]
+    for each in pair:
+        each.all_reduce(device_array(each, [1.0]))
+    slow = [each.calls.engine._id for each in pair][here.rank]  # type: ignore[union-attr]
+    order, agree = engine._device.order, engine._device.order.agree
+
+    def agree_late(proposed: Time, number: int, operation: object) -> None:
+        if proposed.group == slow:  # on each rank, the thread of another group is late
+            time.sleep(0.01)
+        agree(proposed, number, operation)
+
+    order.agree = agree_late  # type: ignore[method-assign]
+    handles = [each.all_reduce_async(device_array(each, [1.0])) for _ in range(5) for each in pair]
+    for handle in handles:
+        handle.wait()
+    return True
+
+
+def next_as_agreed_here(order: DeviceOrder) -> Any:
+    with order._lock:
+        return order._agreed.pop(next(iter(order._agreed))) if order._agreed else None
+
+
+def ready_of_none(buffer: Any) -> None:
+    del buffer
+
+
+def ready_of_own(buffer: Any) -> Any:
+    return None if isinstance(buffer.owner, Foreign) else buffer.owner.ready
+
+
+def settle_once(communicator: NcclCommunicator, check: Any, timeout_s: float) -> None:
+    """Wait when the communicator is made, and never again."""
+    if not hasattr(communicator, "is_made"):
+        communicator.is_made = True  # type: ignore[attr-defined]
+        settle(communicator, check, timeout_s)
+
+
+class Forgetful(NcclOperation):
+    """An operation that does not keep its memory."""
+
+    @property
+    def event(self) -> Any:
+        return self._event
+
+    @event.setter
+    def event(self, event: Any) -> None:
+        self._event = event
+        if event is not None:
+            self.put = self.buffers = None  # type: ignore[assignment]
+
+
+settle = NcclCommunicator.settle
+give_back = DeviceBlocks.give_back
+Program = Callable[[Here, Group, int], bool]
+# An ordering's name: a program that needs it, and the patch that removes it.
+MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
+    "wait for the engine's own inputs": (inputs_are_awaited, (nccl_device, "ready_of", ready_of_none)),
+    "wait for other libraries' streams": (other_streams_are_awaited, (nccl_device, "ready_of", ready_of_own)),
+    "wait for the end": (the_end_is_awaited, (NcclDevice, "_has_ended", lambda *_: True)),
+    "wait for NCCL's late calls": (late_calls_of_nccl_are_awaited, (NcclCommunicator, "settle", settle_once)),
+    "wait before blocks are used again": (
+        blocks_are_used_again_late,
+        (DeviceBlocks, "give_back", lambda self, address, size, _: give_back(self, address, size, None)),
+    ),
+    "keep memory in flight": (memory_in_flight_is_kept, (nccl_engine, "NcclOperation", Forgetful)),
+    "one order for all groups": (one_order_for_all_groups, (DeviceOrder, "next", next_as_agreed_here)),
+}
+
+
+def run_mutant(here: Here, name: str) -> list[tuple[bool, bool]]:
+    """Return, by seed, whether the program is right with the ordering and without it."""
+    host = here.join()
+    load(devices=2, delay_us=1000)
+    program, (place, attribute, mutant) = MUTANTS[name]
+    found = []
+    for seed in SEEDS:
+        right = program(here, host, seed)
+        host.barrier()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, attribute, mutant)
+            try:
+                found.append((right, program(here, host, seed)))
+            except CollectiveError:
+                found.append((right, False))
+        host.barrier()
+    return found
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_ordering_is_needed_and_there(name: str) -> None:
+    for one, other in zip(*run_ranks(run_mutant, 2, name), strict=True):
+        assert (one[0], other[0]) == (True, True)
+        assert not (one[1] and other[1]), "wrong values were expected without the ordering"
+
+
+# -- failures
+
+
+def fail(here: Here) -> None:
+    host, engine, group = open_engine(here, memory_mb=8)
+    array = device_array(group, np.ones(4, np.float32))
+    with pytest.raises(MismatchError, match="float32 of shape"):
+        group.all_reduce(array if here.rank else device_array(group, np.ones(5, np.float32)))
+    with pytest.raises(ArgumentError if here.rank == 0 else MismatchError, match="is not in device memory"):
+        group.all_reduce(np.ones(4, np.float32) if here.rank == 0 else array)
+    wrong = 1 - here.rank  # the other rank's device
+    with pytest.raises(ArgumentError, match=f"is on device {wrong}; want an array on device {here.rank}"):
+        group.all_reduce(OtherArray(np.ones(4), wrong))
+    with pytest.raises(UnsupportedError, match="NCCL does not reduce int16"):
+        group.all_reduce(device_array(group, np.ones(4, np.int16)))
+    with pytest.raises(UnsupportedError, match="average of int32 may wrap"):
+        group.all_reduce(device_array(group, np.ones(4, np.int32)), "average")
+    # Memory of arrays that are gone is used again, also for arrays of another size.
+    for _ in range(3):
+        device_array(group, np.ones(5 << 20, np.uint8))
+    kept = device_array(group, np.ones(5 << 20, np.uint8))
+    with pytest.raises(ArgumentError, match=rf"rank {here.rank}: no room for 7340032 bytes on device {here.rank}"):
+        group.allocate(7 << 20, np.uint8)
+    del kept
+    group.all_reduce(array)
+    assert (array.get() == here.size).all()
+
+    # NCCL reports an error late, on one rank.
+    if here.rank == 1:
+        assert nccl().standin_nccl_fail(engine._communicator._handle, 2, 0) == 0  # type: ignore[union-attr]
+    began = time.monotonic()
+    handle = group.all_reduce_async(array)
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="rank 1: NCCL: unhandled system error"):
+            handle.wait()
+    with pytest.raises(CollectiveError, match="rank 1: NCCL: unhandled system error"):
+        group.all_reduce(array)
+    assert time.monotonic() - began < 5
+
+    # The job, the device and other engines are usable.
+    host.barrier()
+    _, group = reopen_engine(here, host, 1)
+    group.all_reduce(array := device_array(group, [1.0]))
+    assert array.get() == here.size
+
+
+def test_failures_on_devices() -> None:
+    run_ranks(fail, 2)
+
+
+def reduce_until_it_fails(group: Group, array: Any) -> None:
+    while True:
+        group.all_reduce(array)
+
+
+def stick(here: Here) -> str:
+    _, engine, group = open_engine(here)
+    array = device_array(group, np.ones(4))
+    group.all_reduce(array)
+    if here.rank == 1:
+        runtime().standin_fail_on_stream(engine._device.callers, 710)
+    began = time.monotonic()
+    with pytest.raises(CollectiveError, match="device-side assert triggered") as caught:
+        reduce_until_it_fails(group, array)
+    assert time.monotonic() - began < 5
+    return str(caught.value)
+
+
+def test_an_error_that_stays_is_reported_by_all() -> None:
+    for text in run_ranks(stick, 2):
+        assert text.startswith("rank 1: device 1: cu")
+        assert "(710); this process cannot use its devices any more and must end" in text
+
+
+def lose(here: Here) -> None:
+    _, engine, group = open_engine(here, delay_us=2000)
+    array = device_array(group, np.ones(4))
+    group.all_reduce(array)
+    if here.rank == 2:
+        runtime().standin_occupy(engine._device.stream, 1_000_000)
+    handle = group.all_reduce_async(array)
+    here.reach("posted")
+    began = time.monotonic()
+    with pytest.raises(PeerLostError, match="rank 2"):
+        handle.wait()
+    with pytest.raises(CollectiveError, match="rank 2"):
+        group.all_reduce(array)
+    assert time.monotonic() - began < 5
+
+
+def test_a_rank_is_killed_in_an_operation() -> None:
+    outcomes = report_of(lose, 3, faults=[kill(2).at("posted").after(0.1)]).outcomes
+    assert [each.exit_code for each in outcomes] == [0, 0, -signal.SIGKILL], outcomes
+
+
+def freeze(here: Here) -> None:
+    host, engine, group = open_engine(here)
+    array = device_array(group, np.ones(4))
+    group.all_reduce(array)
+    if here.rank == 1:  # its device comes to nothing any more
+        runtime().standin_occupy(engine._device.stream, 30_000_000)
+    began = time.monotonic()
+    with pytest.raises(StallError, match="has not ended for"):
+        group.all_reduce(array)
+    assert time.monotonic() - began < 5
+    host.barrier()
+
+
+def test_an_operation_that_does_not_end_is_an_error_on_all_ranks() -> None:
+    run_ranks(freeze, 2, stall_timeout_s=1.0)
+
+
+def fall_silent(here: Here) -> None:
+    _, engine, group = open_engine(here)
+    array = device_array(group, np.ones(4))
+    group.all_reduce(array)
+    hold = Hold(engine._device.stream)
+    if here.rank == 0:
+        hold.release()
+    handle = group.all_reduce_async(array)
+    have_time(lambda: engine._put == 2)
+    here.reach("posted")
+    began = time.monotonic()
+    with pytest.raises(StallError, match="rank 1 does not answer"):
+        handle.wait()
+    assert time.monotonic() - began < 5
+
+
+def test_a_silent_rank_is_named() -> None:
+    outcomes = report_of(fall_silent, 2, faults=[stop(1).at("posted")], stall_timeout_s=1.0).outcomes
+    assert outcomes[0].error is None, outcomes
+
+
+def share(here: Here) -> str:
+    host = here.join()
+    load(devices=1)
+    with pytest.raises(CollectiveError) as caught:
+        NcclEngine.open(host, 0)
+    return str(caught.value)
+
+
+def test_two_ranks_on_one_device_are_refused() -> None:
+    first, second = run_ranks(share, 2)
+    assert first == second
+    assert "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device" in first
+
+
+def lack(here: Here) -> tuple[str, str]:
+    host = here.join()
+    found = []
+    if here.rank == 0:
+        load(nccl=21700)
+    for _ in range(2):
+        try:
+            NcclEngine.open(host, 0)
+        except Exception as error:  # noqa: BLE001 -- what the test is about
+            found.append(f"{type(error).__name__}: {error}")
+        os.environ["STANDIN_NCCL"] = "22809"
+    return found[0], found[1]
+
+
+def test_a_rank_without_the_libraries_is_named_on_all_ranks() -> None:
+    first, second = run_ranks(lack, 2)
+    assert first[0].startswith("UnsupportedError: no NCCL 2.18.0 or later: ")
+    assert "is NCCL 2.17.0; want 2.18.0 or later" in first[0]
+    assert second[1].startswith("UnsupportedError: no CUDA driver: libcuda.so.1: ")
+    assert first[1] == f"CollectiveError: rank 1: {second[1].partition(': ')[2]}"
+
+
+# -- parts
+
+
+def test_operations_have_one_order() -> None:
+    order = DeviceOrder()
+    first, second = order.propose(7), order.propose(5)
+    assert (first, second) == (Time(1, 7), Time(2, 5))
+    order.agree(second, 4, "second")
+    assert order.next() is None  # the first may still come earlier
+    order.agree(first, 9, "first")
+    assert order.propose(5) == Time(10, 5)
+    assert [order.next(), order.next(), order.next()] == ["second", "first", None]
+    order.withdraw(Time(10, 5))
+    third = order.propose(6)
+    order.agree(third, third.number, "third")
+    assert order.next() == "third"
+
+
+def search(here: Here) -> list[str]:
+    assert here.size == 1
+    found = []
+    try:
+        find_nccl()
+    except UnsupportedError as error:
+        found.append(str(error))
+    load()
+    found.append(find_nccl().path)
+    return found
+
+
+def test_nccl_is_found_where_it_is() -> None:
+    ((missing, loaded),) = run_ranks(search, 1)
+    assert missing.startswith("no NCCL 2.18.0 or later: libnccl.so.2: cannot open shared object file")
+    assert loaded == str(built() / "libnccl.so.2")
