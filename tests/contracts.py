@@ -39,7 +39,7 @@ PARTS = {
     "data": (
         "balance | packing",
         "feeding",
-        "dataset",
+        "array_dataset | dataset",
         "peers | stages",
         "caching | decoding",
         "readers",

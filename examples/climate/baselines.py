@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from multiring.training.report import write_baselines
+from multiring.training import write_baselines
 
 AROUND = 15  # pixels along a side of the surroundings
 CLASSES = ("background", "cyclone", "river")

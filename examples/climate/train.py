@@ -9,7 +9,7 @@ When SIGTERM interrupts it, it saves and ends; when started again, it resumes.
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
-from multiring.training import report
-from multiring.training.intervals import GROUPS, jackknife_intervals
-from multiring.training.loop import Batch, TrainingRun, model_dtype, write_result
-from multiring.training.options import TrainingOptions, parse_options
+from multiring.training import (
+    JACKKNIFE_GROUPS,
+    PICTURES,
+    Batch,
+    TrainingOptions,
+    TrainingRun,
+    TrainingTask,
+    jackknife_intervals,
+    model_dtype,
+    parse_options,
+)
 
 SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")
@@ -48,10 +55,12 @@ class FieldOptions(TrainingOptions):
     pictures: int = 4  # how many pictures of the validation set the report shows
 
 
-class ClimateFields:
+class ClimateFields(TrainingTask):
     """The segmentation task for the training loop."""
 
     name = "Climate"
+    training: Fields
+    evaluations: Mapping[str, Fields]
 
     def __init__(self, options: FieldOptions) -> None:
         self._options = options
@@ -104,9 +113,9 @@ class ClimateFields:
         A field's group follows from its name, so that it is the same on any number of ranks.
         """
         labels, logits = torch.as_tensor(batch["labels"]), _logits(model, batch)
-        counts = torch.zeros(GROUPS, len(CLASSES) ** 2, dtype=torch.int64)
+        counts = torch.zeros(JACKKNIFE_GROUPS, len(CLASSES) ** 2, dtype=torch.int64)
         for name, truth, guess in zip(batch["name"], labels, logits.argmax(1), strict=True):
-            counts[zlib.crc32(str(name).encode()) % GROUPS] += _confusion(truth, guess).flatten()
+            counts[zlib.crc32(str(name).encode()) % JACKKNIFE_GROUPS] += _confusion(truth, guess).flatten()
         return self._losses(logits, labels), counts.flatten()
 
     def scores(self, counts: Tensor) -> dict[str, float]:
@@ -154,8 +163,8 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _groups(counts: Tensor) -> NDArray[np.int64]:
-    """Return the confusion matrix of each group of fields, flat: (GROUPS, classes * classes)."""
-    return counts.numpy().reshape(GROUPS, -1)
+    """Return the confusion matrix of each group of fields, flat: (JACKKNIFE_GROUPS, classes * classes)."""
+    return counts.numpy().reshape(JACKKNIFE_GROUPS, -1)
 
 
 def _shares(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -186,24 +195,13 @@ def main(words: list[str] | None = None) -> None:
     task = ClimateFields(options)
     run = TrainingRun(task, options)
     progress = run.train()
-    reached = run.reached()
     if run.rank == 0:
-        folder = run.folder / report.PICTURES
+        folder = run.folder / PICTURES
         folder.mkdir(exist_ok=True)
         for number, (caption, picture) in enumerate(task.pictures(run.model)):
             picture.save(folder / f"{number}-{caption.replace(' ', '_')}.png")
-        headline: dict[str, Any] = {f"{name}, mean IoU, %": row["mean IoU"] for name, row in progress.scores.items()}
-        headline["fields a second"] = progress.samples / max(progress.trained_s, 1e-9)
-        headline["ranks"] = run.ranks
-        classes = [
-            (name, {f"{split}, IoU, %": row[name] for split, row in progress.scores.items()}) for name in CLASSES
-        ]
-        intervals = {
-            f"{name}, mean IoU, %": task.intervals(counts)["mean IoU"] for name, counts in progress.counts.items()
-        }
-        about = {"program": task.name, "model": options.model, "about": task.about, "classes": classes}
-        write_result(run.folder, {**about, **run.result(), **reached, "headline": headline, "intervals": intervals})
-        print(report.write(run.folder))
+    classes = [(name, {f"{split}, IoU, %": row[name] for split, row in progress.scores.items()}) for name in CLASSES]
+    run.write_report(scores=SCORES[:1], model=options.model, classes=classes)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from multiring.training.report import write_baselines
+from multiring.training import write_baselines
 
 CELL, ORIENTATIONS, COLOURS = 8, 9, 4  # pixels; bins of half a turn; bins of each colour
 PIXELS = 32  # pixels along a side, for the regression on pixels

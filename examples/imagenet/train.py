@@ -19,10 +19,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from multiring.data import Dataset
-from multiring.training import report
-from multiring.training.intervals import wilson_interval
-from multiring.training.loop import Batch, TrainingRun, model_dtype, write_result
-from multiring.training.options import TrainingOptions, parse_options
+from multiring.training import (
+    Batch,
+    TrainingOptions,
+    TrainingRun,
+    TrainingTask,
+    model_dtype,
+    parse_options,
+    wilson_interval,
+)
 
 TOP = 5
 MOST_CONFUSED = 100  # with more classes, guesses are not counted by class
@@ -41,7 +46,7 @@ class ImageOptions(TrainingOptions):
     skip_bad: bool = False  # leave out and count images that cannot be read; otherwise they are an error
 
 
-class Images:
+class Images(TrainingTask):
     """The classification task for the training loop."""
 
     name = "ImageNet"
@@ -128,23 +133,8 @@ def main(words: list[str] | None = None) -> None:
     task = Images(options)
     run = TrainingRun(task, options)
     progress = run.train()
-    reached = run.reached()
-    if run.rank == 0:
-        headline: dict[str, Any] = {
-            f"{name}, {key}, %": value for name, row in progress.scores.items() for key, value in row.items()
-        }
-        intervals = {
-            f"{name}, {key}, %": value
-            for name, counts in progress.counts.items()
-            for key, value in task.intervals(counts).items()
-        }
-        headline["images a second"] = progress.samples / max(progress.trained_s, 1e-9)
-        headline["ranks"] = run.ranks
-        about: dict[str, Any] = {"program": task.name, "model": options.model, "about": task.about}
-        if "val" in progress.counts and (confusion := task.confusion(progress.counts["val"])):
-            about["confusion"] = confusion
-        write_result(run.folder, {**about, **run.result(), **reached, "headline": headline, "intervals": intervals})
-        print(report.write(run.folder))
+    confusion = task.confusion(progress.counts["val"]) if "val" in progress.counts else []
+    run.write_report(model=options.model, confusion=confusion)
 
 
 if __name__ == "__main__":

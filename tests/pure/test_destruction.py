@@ -83,12 +83,10 @@ KNOWN_BY = {
     "trace/file.py::clear": "parts and timelines by their content",
     "training/checkpoints.py::Checkpoints.save": "a checkpoint by its manifest, with nothing else in its folder",
     "training/loop.py::TrainingRun._write": "a run's folder by its options; it adds a line",
-    "training/loop.py::_forget_after": "a run's folder by its options",
-    "training/loop.py::write_result": "a run's folder by its options",
+    "training/run_folder.py::discard_metrics_after": "a run's folder by its options",
+    "training/run_folder.py::write_result": "a run's folder by its options",
     "training/options.py::write": "a run's folder by its options; otherwise it refuses",
     "training/report.py::_svg": "written to memory",
-    "training/report.py::write": "a report by its first bytes",
-    "training/report.py::write_baselines": "scores by their content",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.evidence.jobs.job import ROOT, Job
 
-from multiring.training.report import METRICS, RESULT
+from multiring.training.run_folder import METRICS, RESULT
 
 RANK = ROOT / "benchmarks" / "evidence" / "headline" / "rank.py"
 STEPS = "steps"  # the file that rank.py writes

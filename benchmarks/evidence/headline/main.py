@@ -32,7 +32,7 @@ from examples.imagenet import generate as image_generator
 from PIL import Image
 from safetensors.torch import load_file
 
-from multiring.training.report import PAGE, RESULT
+from multiring.training.run_folder import PAGE, RESULT
 
 RUNS = ROOT / "build" / "headline"
 PRECISION_RUNS = ROOT / "build" / "headline_precision"

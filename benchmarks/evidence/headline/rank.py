@@ -24,7 +24,7 @@ import examples.climate.train
 import examples.imagenet.train
 
 from multiring._frontend.checkpoint import saving
-from multiring.training import loop
+from multiring.training import Batch, loop
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0
@@ -62,7 +62,7 @@ def wait_in_accumulation(folder: Path, chosen: int) -> None:
     """Wait half-way through the micro-batches of step number `chosen`."""
     parts, count = loop._parts, itertools.count(1)  # noqa: SLF001 -- no public hook runs between two backwards
 
-    def waiting(batch: loop.Batch, samples: int, passes: int) -> Iterator[loop.Batch]:
+    def waiting(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
         is_chosen = next(count) == chosen
         for number, part in enumerate(parts(batch, samples, passes)):
             if is_chosen and number == passes // 2:
@@ -80,7 +80,7 @@ def note_steps() -> None:
     step = loop.TrainingRun._step  # noqa: SLF001 -- no public hook runs at each step
 
     @functools.wraps(step)
-    def noting(run: loop.TrainingRun, batch: loop.Batch) -> float:
+    def noting(run: loop.TrainingRun, batch: Batch) -> float:
         own = step(run, batch)
         if run.rank == 0:
             with (run.folder / STEPS).open("a", encoding="utf-8") as file:

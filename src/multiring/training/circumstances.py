@@ -13,8 +13,6 @@ import torch
 import multiring
 from multiring._bench.machine import hardware
 
-ROOT = Path(__file__).parents[2]
-
 
 def circumstances(ranks: int) -> dict[str, str]:
     """Return the end date, the command of a rank, the commit, the versions and the processor of this host."""
@@ -36,10 +34,10 @@ def circumstances(ranks: int) -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, marked "-dirty" if files differ; "unknown" outside a git checkout."""
+    """Return the commit of the program's git checkout, marked "-dirty" if files differ; "unknown" without one."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
-    command = [git, "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    command = [git, "-C", str(Path(sys.argv[0]).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 -- git itself
     return found.stdout.strip() or "unknown"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import multiring.torch as mt
-from multiring.data import Loader
-from multiring.data.dataset import Samples
+from multiring.data import Loader, Samples
+from multiring.errors import ArgumentError
 from multiring.torch.step.after_step import MovingAverage
 from multiring.training.recipe import TrainingRecipe
 
@@ -38,7 +38,7 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     measure: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor]],
     *,
     batch: int,
-    place: tuple[int, int],
+    place: tuple[int, int] | None = None,
     recipe: TrainingRecipe | None = None,
     workers: int = 1,
 ) -> EvaluationResult:
@@ -47,13 +47,16 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     Args:
         model: the model; it is the same on all ranks.
         samples: the samples in their order; each rank takes a part of each batch.
-        measure: returns each sample's loss, (n,), and int64 counts of one shape, for the model and a batch.
+        measure: returns each sample's loss, (n,), and int64 counts, (k,), for the model and a batch of n samples.
         batch: the number of samples per batch, of all ranks together.
-        place: this rank, and the number of ranks.
+        place: this rank, and the number of ranks; by default those of the job, or one rank before `init`.
         recipe: its averaged weights and its precision are used.
         workers: threads that read and decode.
+
+    Raises:
+        ArgumentError: `measure` returned losses of another shape, or counts that are not int64.
     """
-    rank, ranks = place
+    rank, ranks = place or ((mt.rank(), mt.size()) if mt.is_initialized() else (0, 1))
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)
     average = recipe.average if recipe is not None else None
     total = torch.zeros(0, dtype=torch.int64)
@@ -62,7 +65,13 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     with torch.no_grad(), average.applied() if average is not None else nullcontext():
         for each in loader:
             with recipe.precision.autocast() if recipe is not None else nullcontext():
-                found = _with_losses(*measure(model, each))
+                losses, counts = measure(model, each)
+            if counts.dtype != torch.int64 or counts.dim() != 1:
+                raise ArgumentError(
+                    f"measure returned counts of type {counts.dtype} and shape {tuple(counts.shape)}: want int64 "
+                    "numbers, (k,), which add up over samples"
+                )
+            found = _with_losses(per_sample(losses, each), counts)
             # A rank with an empty part measures another rank's sample, only to get the shape of the counts.
             found = found * bool(loader.share.samples)
             total = found if not total.numel() else total + found
@@ -73,6 +82,17 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     samples_counted, unfit, parts = total[:3].tolist()
     loss = math.nan if unfit or not samples_counted else parts / LOSS_PARTS / samples_counted
     return EvaluationResult(loss, total[3:])
+
+
+def per_sample(losses: Tensor, batch: dict[str, Any]) -> Tensor:
+    """Return `losses`; raise ArgumentError unless they are one number for each sample of `batch`."""
+    samples = len(next(iter(batch.values())))
+    if losses.shape != (samples,):
+        raise ArgumentError(
+            f"the task returned losses of shape {tuple(losses.shape)} for {samples} samples: want one loss for each, "
+            f'({samples},). Use reduction="none", and average over the dimensions of a sample only'
+        )
+    return losses
 
 
 def _with_losses(losses: Tensor, counts: Tensor) -> Tensor:

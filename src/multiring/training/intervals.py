@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z_95 = 1.959964  # the 97.5 % quantile of the normal distribution
-# The 97.5 % quantile of Student's distribution with GROUPS - 1 degrees of freedom.
-GROUPS, T_95 = 20, 2.093024
+# The 97.5 % quantile of Student's distribution with JACKKNIFE_GROUPS - 1 degrees of freedom.
+JACKKNIFE_GROUPS, T_95 = 20, 2.093024
 
 
 def wilson_interval(hits: int, total: int) -> tuple[float, float]:
@@ -32,7 +32,7 @@ def jackknife_intervals(
     """Return 95 % intervals of scores by the delete-a-group jackknife, for scores that are not shares.
 
     Args:
-        groups: (GROUPS, n) counts of random groups of samples with about equal sizes.
+        groups: (JACKKNIFE_GROUPS, n) counts of random groups of samples with about equal sizes.
         score: computes the scores (m,) from the sum of some groups' counts.
 
     Returns:
@@ -43,5 +43,5 @@ def jackknife_intervals(
     whole = groups.sum(0)
     without = np.stack([score(whole - each) for each in groups])
     middle = score(whole)
-    half = T_95 * np.sqrt((GROUPS - 1) / GROUPS * ((without - without.mean(0)) ** 2).sum(0))
+    half = T_95 * np.sqrt((JACKKNIFE_GROUPS - 1) / JACKKNIFE_GROUPS * ((without - without.mean(0)) ** 2).sum(0))
     return [(float(low), float(high)) for low, high in zip(middle - half, middle + half, strict=True)]

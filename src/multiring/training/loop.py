@@ -1,4 +1,4 @@
-"""The training loop that both programs share, from the options to the last checkpoint.
+"""The training loop, from the options to the last checkpoint.
 
 In each step, a rank computes its part of a batch in micro-batches. The loss of each micro-batch is a sum divided by the
 number of samples of all ranks. So the sum of all ranks' gradients is the batch's gradient, even for uneven parts. Then
@@ -11,94 +11,71 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import multiring.torch as mt
 from multiring.data import Loader
-from multiring.data.dataset import Samples
-from multiring.errors import StateError
+from multiring.errors import ArgumentError, StateError
 from multiring.training import options as options_file
 from multiring.training.checkpoints import Checkpoints
 from multiring.training.circumstances import circumstances
-from multiring.training.evaluation import combine_batch_norm_statistics, evaluate
+from multiring.training.evaluation import combine_batch_norm_statistics, evaluate, per_sample
 from multiring.training.options import TrainingOptions
 from multiring.training.recipe import build_recipe, steps_per_epoch
-from multiring.training.report import BASELINES, METRICS, RESULT
+from multiring.training.run_folder import METRICS, discard_metrics_after, read_baselines, write_report, write_result
+from multiring.training.task import Batch, TrainingTask
 
-Batch = dict[str, Any]
 Callback = Callable[[dict[str, Any]], None]
-
-
-class TrainingTask(Protocol):
-    """The interface of a program's task."""
-
-    name: str
-    about: str  # a sentence on the data, and on conclusions that they do not allow
-
-    @property
-    def training(self) -> Samples:
-        """The training set."""
-        ...
-
-    @property
-    def evaluations(self) -> Mapping[str, Samples]:
-        """The evaluation sets by name; the first one decides which checkpoint is best. It may be empty."""
-        ...
-
-    def model(self) -> nn.Module:
-        """Return the network, initialised from torch's generator."""
-        ...
-
-    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each sample, (n,)."""
-        ...
-
-    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Run forward once; return each sample's loss, (n,), and int64 counts that add up over samples."""
-        ...
-
-    def scores(self, counts: Tensor) -> dict[str, float]:
-        """Return the scores of a data set's counts, in percent; the first score decides which checkpoint is best."""
-        ...
-
-    def intervals(self, counts: Tensor) -> dict[str, tuple[float, float]]:
-        """Return the 95 % intervals of some scores over the samples of the data set, in percent."""
-        ...
-
-    def chance(self, counts: Tensor) -> dict[str, float]:
-        """Return some scores of a guess without learning, in percent."""
-        ...
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """The progress and the latest results of a run."""
+    """The progress and the latest results of a run.
+
+    Attributes:
+        step: the number of steps so far.
+        best: the highest first score so far, or the negated lowest loss.
+        trained_s: the seconds of training, without evaluation and checkpoints.
+        waited_s: the part of `trained_s` that was spent waiting for data.
+        wall_s: the seconds with evaluation and checkpoints, over all processes of this run.
+        samples: the samples of all ranks since this process began.
+        scores: the scores by evaluation set and name, in percent.
+        losses: the mean loss of a sample by evaluation set.
+        counts: the counts by evaluation set, from which scores are computed.
+    """
 
     step: int = 0
     best: float = -math.inf
-    trained_s: float = 0.0  # without evaluation and checkpoints
-    waited_s: float = 0.0  # the part of trained_s that was spent waiting for data
-    wall_s: float = 0.0  # with evaluation and checkpoints, over all processes of this run
-    samples: int = 0  # of all ranks, since this process began
+    trained_s: float = 0.0
+    waited_s: float = 0.0
+    wall_s: float = 0.0
+    samples: int = 0
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)  # by evaluation set
-    counts: dict[str, Tensor] = field(default_factory=dict)  # from which scores are computed
+    losses: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)
 
 
 class TrainingRun:
-    """A training, from its options to its end.
+    """A training, from its options to its report. It calls `multiring.torch.init` unless `options.plain` is set.
 
     Args:
         task: the task to train.
-        options: the options of the run.
+        options: the options of the run; equal on all ranks.
         callbacks: called on rank 0 with each record of the metrics, for example by a tracker of experiments.
+
+    Attributes:
+        model: the network.
+        folder: the run's folder.
+        rank: this rank.
+        ranks: the number of ranks.
+        progress: the progress and the latest results.
     """
 
     def __init__(self, task: TrainingTask, options: TrainingOptions, callbacks: Sequence[Callback] = ()) -> None:
@@ -134,15 +111,18 @@ class TrainingRun:
         Raises:
             StateError: on every rank: the loss is not finite. The message names the step and the rank. The last
                 checkpoint is unchanged.
+            ArgumentError: the folder has files that are not a run's, its checkpoint has another model, batch size or
+                data set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
-        if self.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            options_file.write(self.options, self.folder)
+        with nullcontext(True) if self.options.plain else mt.on_first_rank() as is_first:
+            if is_first:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                options_file.write(self.options, self.folder)
         if checkpoints is not None:
             self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
             if self.rank == 0:
-                _forget_after(self.progress.step, self.folder / METRICS)
+                discard_metrics_after(self.progress.step, self.folder / METRICS)
             if self.progress.step == 0:
                 mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
         if self.options.peak and not self.options.plain and self.options.precision != "float64":
@@ -198,7 +178,7 @@ class TrainingRun:
         recipe.optimizer.zero_grad()
         for part in _parts(batch, share.samples, self.passes):
             with recipe.precision.autocast():
-                loss = self.task.losses(self.model, part).sum() / share.total
+                loss = per_sample(self.task.losses(self.model, part), part).sum() / share.total
             recipe.precision.backward(loss)
             whole += float(loss.detach())
         recipe.optimizer.step()
@@ -282,8 +262,8 @@ class TrainingRun:
             **{f"{name} loss": loss for name, loss in progress.losses.items()},
             **_by_name(progress.scores),
         )
-        first = next(iter(self.progress.scores.values()))
-        score = next(iter(first.values()))
+        name, first = next(iter(progress.scores.items()))
+        score = next(iter(first.values()), -progress.losses[name])
         if score > self.progress.best:
             self.progress.best = score
             if checkpoints is not None:
@@ -302,7 +282,52 @@ class TrainingRun:
                 paused.enter_context(each.paused())
         return paused
 
-    def reached(self) -> dict[str, Any]:
+    def write_report(self, scores: Sequence[str] = (), **shown: Any) -> Path | None:
+        """Write result.json and report.html into the run's folder after `train`; every rank calls it.
+
+        Args:
+            scores: the names of the scores in the headline; by default all.
+            shown: additional parts of the report: `model`, a name; `classes`, a list of pairs of a class and its scores
+                by name; `confusion`, rows of counts by true class and guess.
+
+        Returns:
+            The report's path on rank 0, and None on the other ranks.
+
+        Raises:
+            UnsupportedError: matplotlib is missing. result.json is written; the message says how to write the report.
+        """
+        reached = self._reached()
+        if self.rank:
+            return None
+        progress, task = self.progress, self.task
+        rows = progress.scores if any(progress.scores.values()) else {}
+        chosen = {name: [key for key in row if not scores or key in scores] for name, row in rows.items()}
+        headline: dict[str, Any] = {f"{name}, {key}, %": rows[name][key] for name in chosen for key in chosen[name]}
+        if not rows:
+            headline = {f"{name}, loss, {task.loss_unit}": loss for name, loss in progress.losses.items()}
+        headline["samples a second"] = progress.samples / max(progress.trained_s, 1e-9)
+        headline["ranks"] = self.ranks
+        found = {name: task.intervals(counts) for name, counts in progress.counts.items()}
+        result = {
+            "program": task.name,
+            "about": task.about,
+            "loss_unit": task.loss_unit,
+            **shown,
+            "circumstances": circumstances(self.ranks),
+            "chance": _by_name({name: task.chance(counts) for name, counts in progress.counts.items()}),
+            "baselines": read_baselines(self.options.data),
+            **reached,
+            "headline": headline,
+            "intervals": {
+                f"{name}, {key}, %": found[name][key] for name in chosen for key in chosen[name] if key in found[name]
+            },
+        }
+        write_result(self.folder, result)
+        path = write_report(self.folder)
+        mt.print_once(path)
+        return path
+
+    def _reached(self) -> dict[str, Any]:
         """Return the report's figures on speed, share of peak, and batch size; every rank calls it."""
         progress, noise = self.progress, self.recipe.noise
         seconds = max(progress.trained_s, 1e-9)
@@ -323,15 +348,6 @@ class TrainingRun:
             found["advice"] = [noise.report()]
         return found
 
-    def result(self) -> dict[str, Any]:
-        """Return the report's facts on where the run was made, and the scores to compare with."""
-        chance = {name: self.task.chance(counts) for name, counts in self.progress.counts.items()}
-        return {
-            "circumstances": circumstances(self.ranks),
-            "chance": _by_name(chance),
-            "baselines": baselines_in(Path(self.options.data)),
-        }
-
     def _wall_s(self) -> float:
         self.progress.wall_s = time.monotonic() - self._began
         return self.progress.wall_s
@@ -339,9 +355,15 @@ class TrainingRun:
     def _saved_values(self) -> dict[str, Any]:
         progress = self.progress
         times = {"trained_s": progress.trained_s, "waited_s": progress.waited_s, "wall_s": self._wall_s()}
-        return {"best": progress.best, **times}
+        return {"best": progress.best, "batch": self.options.batch, **times}
 
     def _restore(self, values: dict[str, Any]) -> None:
+        batch = values.pop("batch", self.options.batch)
+        if batch != self.options.batch:
+            raise ArgumentError(
+                f"batch={self.options.batch}, but the checkpoint in {self.folder} was trained with batch={batch}: want "
+                "the same batch, or another folder"
+            )
         for name, value in values.items():
             setattr(self.progress, name, value)
 
@@ -381,12 +403,6 @@ def _by_name(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{name} {key}": value for name, row in rows.items() for key, value in row.items()}
 
 
-def baselines_in(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the scores that `baselines` wrote beside the data, by method; {} if there are none."""
-    path = folder / BASELINES
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def _collated(records: Sequence[dict[str, Any]]) -> Batch:
     """Return records as a batch, without fields that are not numbers."""
     return {
@@ -394,24 +410,3 @@ def _collated(records: Sequence[dict[str, Any]]) -> Batch:
         for name, value in records[0].items()
         if isinstance(value, np.ndarray | int | float)
     }
-
-
-def _forget_after(step: int, metrics: Path) -> None:
-    """Remove the metrics after `step`: a killed run wrote them after its last checkpoint, and will write them again."""
-    if not metrics.exists():
-        return
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    beside = metrics.with_suffix(".beside")
-    beside.write_text("".join(kept), encoding="utf-8")
-    beside.replace(metrics)
-
-
-def model_dtype(model: nn.Module) -> torch.dtype:
-    """Return the type of a network's weights, which its input must have."""
-    return next(model.parameters()).dtype
-
-
-def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Write the results that the report shows beside the curves."""
-    (folder / RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -7,29 +7,37 @@ error.
 import argparse
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tomli_w
-
+from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
+from multiring.training.run_folder import METRICS, OPTIONS, PAGE, RESULT
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-FILE = "options.toml"
-_WRITTEN = (FILE, "metrics.jsonl", "result.json", "report.html")  # the files of a run's folder
+OPTIMIZERS = ("sgd", "lars", "larc", "larc-adam", "adamw", "lamb")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOptions:
-    """The options of both programs. Batch sizes are totals of all ranks."""
+    """The options of a training. Batch sizes are totals of all ranks.
+
+    A program adds options in a dataclass that derives from this one. The comment after a field explains the option in
+    `--help`.
+
+    Raises:
+        ArgumentError: a value is out of its range, or no choice of its option.
+    """
 
     data: str = "data"  # the folder of the data set
     run: str = "run"  # the folder that the run is written to, and resumed from
@@ -62,43 +70,57 @@ class TrainingOptions:
     plain: bool = False  # train without multiring, on one process, for comparison
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch", 1),
-            ("epochs", 1),
-            ("keep", 1),
-            ("workers", 1),
-            ("save_every", 1),
-            ("log_every", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: want at least {least}")
+        for name in ("batch", "epochs", "keep", "workers", "save_every", "log_every"):
+            require_number(name, getattr(self, name), 1)
+        for name in ("minutes", "micro_batch", "weight_decay", "warmup", "end_rate", "clip", "trust"):
+            require_number(name, getattr(self, name))
+        for name in ("momentum", "ema"):
+            require_number(name, getattr(self, name), below=1)
+        for name in ("rate", "evaluate_every"):
+            require_number(name, getattr(self, name), sys.float_info.min)
+        require_choice("optimizer", self.optimizer, OPTIMIZERS)
+        require_choice("decay", self.decay, ("cosine", "poly"))
+        require_choice("precision", self.precision, ("float32", "bf16", "float64"))
+        require_choice("wire", self.wire, ("", "bf16", "fp16", "int8"))
         if self.lag not in {0, 1}:
-            raise ValueError(f"lag={self.lag}: want 0 or 1 steps")
-        if self.precision not in {"float32", "bf16", "float64"}:
-            raise ValueError(f"precision={self.precision!r}: want float32, bf16 or float64")
-        if self.decay not in {"cosine", "poly"}:
-            raise ValueError(f"decay={self.decay!r}: want cosine or poly")
+            raise ArgumentError(f"lag={self.lag}: want 0 or 1 steps")
 
 
 Chosen = TypeVar("Chosen", bound=TrainingOptions)
 
 
 def meanings(kind: type[TrainingOptions]) -> dict[str, str]:
-    """Return the meaning of each option: the comment after its field."""
+    """Return the meaning of each option: the comment after its field, if there is one."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
-        found |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.*)$", inspect.getsource(each), re.MULTILINE))
+        with suppress(OSError, TypeError):  # a class that was typed into an interpreter has no source
+            found |= dict(re.findall(r"^    (\w+): [^#\n]*  # (.*)$", inspect.getsource(each), re.MULTILINE))
     return found
 
 
 def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
-    """Return the options of a command line; if they are wrong, end the program with a message."""
+    """Return the options of a command line; if they are wrong, end the program with a message and exit code 2.
+
+    `--options FILE` reads a TOML file. Each option also has a flag, such as `--evaluate-every`, which overrides the
+    file.
+
+    Args:
+        kind: `TrainingOptions`, or a dataclass that derives from it. Each field needs a default of type str, int, float
+            or bool.
+        words: the words of the command line; by default those of this process.
+        description: a sentence on the program for `--help`.
+
+    Raises:
+        ArgumentError: a field of `kind` has no such default.
+    """
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--options", type=Path, help="a TOML file of these options; the command line overrides it")
     meant = meanings(kind)
     for field in dataclasses.fields(kind):
         flag, default = "--" + field.name.replace("_", "-"), field.default
-        text = f"{meant[field.name]} (default {default!r})".replace("%", "%%")
+        if type(default) not in {str, int, float, bool}:
+            raise ArgumentError(f"{kind.__name__}.{field.name}: want a default of type str, int, float or bool")
+        text = f"{meant.get(field.name, '')} (default {default!r})".replace("%", "%%")
         if isinstance(default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
@@ -106,30 +128,32 @@ def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, descri
     found = vars(parser.parse_args(words))
     path = found.pop("options")
     try:
-        said = {} if path is None else read(path, kind)
+        said = {} if path is None else read_options(path, kind)
         said.update({name: value for name, value in found.items() if value is not None})
         return kind(**said)
     except (ValueError, OSError) as error:
         parser.error(str(error))
 
 
-def read(path: Path, kind: type[TrainingOptions]) -> dict[str, Any]:
-    """Return the options in a TOML file, each value in its option's type.
+def read_options(path: Path | str, kind: type[TrainingOptions]) -> dict[str, Any]:
+    """Return the options in a TOML file, each value in its option's type; `kind(**options)` makes the options.
 
     Raises:
-        ValueError: a key is not an option (the message lists the options), or a value has the wrong type.
+        ArgumentError: a key is not an option (the message lists the options), or a value has the wrong type.
+        ValueError: the file is no TOML.
+        OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with Path(path).open("rb") as file:
         said = tomllib.load(file)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for name, value in said.items():
         if name not in defaults:
-            raise ValueError(f"{path}: {name!r} is not an option; want one of {', '.join(sorted(defaults))}")
+            raise ArgumentError(f"{path}: {name!r} is not an option; want one of {', '.join(sorted(defaults))}")
         wanted = type(defaults[name])
         if wanted is float and type(value) is int:
             said[name] = float(value)
         elif type(value) is not wanted:
-            raise ValueError(f"{path}: {name}={value!r}: want a value of type {wanted.__name__}")
+            raise ArgumentError(f"{path}: {name}={value!r}: want a value of type {wanted.__name__}")
     return said
 
 
@@ -139,13 +163,19 @@ def write(options: TrainingOptions, folder: Path) -> None:
     Raises:
         ArgumentError: the folder is not a run's, and has files that a run would overwrite.
     """
-    there = [name for name in _WRITTEN if (folder / name).exists()]
-    if there and not _is_options(folder / FILE):
+    there = [name for name in (OPTIONS, METRICS, RESULT, PAGE) if (folder / name).exists()]
+    if there and not _is_options(folder / OPTIONS):
         raise ArgumentError(
-            f"{folder} has {', '.join(there)}, and no {FILE} of a run; nothing was written. Want an empty folder, or "
-            "the folder of a run"
+            f"{folder} has {', '.join(there)}, and no {OPTIONS} of a run; nothing was written. Want an empty folder, "
+            "or the folder of a run"
         )
-    (folder / FILE).write_text(tomli_w.dumps(dataclasses.asdict(options)), encoding="utf-8")
+    text = "".join(f"{name} = {_toml(value)}\n" for name, value in dataclasses.asdict(options).items())
+    (folder / OPTIONS).write_text(text, encoding="utf-8")
+
+
+def _toml(value: object) -> str:
+    """Return a value in TOML. Strings of JSON are strings of TOML, but for one control character."""
+    return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_options(path: Path) -> bool:

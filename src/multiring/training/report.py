@@ -21,15 +21,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from multiring._replacing import replace_file
 from multiring.errors import ArgumentError
+from multiring.training.run_folder import METRICS, OPTIONS, PAGE, PICTURES, RESULT
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-METRICS, RESULT, PAGE, PICTURES = "metrics.jsonl", "result.json", "report.html", "pictures"
-BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
 MOST_IN_A_TABLE = 5  # columns, so that a table fits a phone
 _HEAD = "<!doctype html><html lang=en><head><meta charset=utf-8>"  # marks a report
 LINES = ("-", "--", ":", "-.")
@@ -76,17 +76,25 @@ class RecordedRun:
     result: dict[str, Any]
     pictures: list[tuple[str, bytes]]  # caption, PNG
 
+    @property
+    def loss_unit(self) -> str:
+        """The unit of a sample's loss."""
+        unit: str = self.result.get("loss_unit", "nats")
+        return unit
+
 
 def read(folder: Path) -> RecordedRun:
     """Read a run's folder.
 
     Raises:
-        FileNotFoundError: the folder holds no run.
+        ArgumentError: the folder holds no run.
     """
+    if not (folder / METRICS).exists() or not (folder / OPTIONS).exists():
+        raise ArgumentError(f"{folder} has no {METRICS} and {OPTIONS}: want the folder of a run")
     lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
     result = folder / RESULT
     return RecordedRun(
-        options=tomllib.loads((folder / "options.toml").read_text(encoding="utf-8")),
+        options=tomllib.loads((folder / OPTIONS).read_text(encoding="utf-8")),
         steps=[line for line in lines if line["kind"] == "step"],
         evaluations=[line for line in lines if line["kind"] == "evaluation"],
         result=json.loads(result.read_text(encoding="utf-8")) if result.exists() else {},
@@ -105,9 +113,9 @@ def page(run: RecordedRun) -> str:
         f"<p class=soft>{_text(CURVES)}</p>",
         f"<div class=curves>{''.join(_curves(run))}</div>",
     ]
-    if "classes" in run.result:
+    if run.result.get("classes"):
         parts += ["<h2>By class</h2>", _table(["class", *run.result["classes"][0][1]], _class_rows(run))]
-    if "confusion" in run.result:
+    if run.result.get("confusion"):
         parts += ["<h2>Confusion</h2>", _confusion(run.result["confusion"])]
     if run.pictures:
         parts += ["<h2>Pictures</h2>", f"<div class=pictures>{''.join(map(_picture, run.pictures))}</div>"]
@@ -133,30 +141,11 @@ def page(run: RecordedRun) -> str:
 
 
 def write(folder: Path) -> Path:
-    """Write the report of a run into its folder; return its path."""
+    """Write the report of a run into its folder; return its path. `write_report` says more."""
     path = folder / PAGE
-    text = page(read(folder))
-    if path.exists() and not path.read_bytes().startswith(_HEAD.encode()):
-        raise ArgumentError(f"{path} exists, and is not the report of a run; it was not changed. Move it elsewhere")
-    path.write_text(text, encoding="utf-8")
+    data = page(read(folder)).encode()
+    replace_file(path, data, is_ours=lambda found: found.startswith(_HEAD.encode()), what="the report of a run")
     return path
-
-
-def write_baselines(folder: Path, named: dict[str, dict[str, float]]) -> None:
-    """Write scores without a network beside the data, in place of earlier scores.
-
-    Raises:
-        ArgumentError: the path has another file.
-    """
-    path = folder / BASELINES
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        is_ours = isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
-    except ValueError:
-        is_ours = False
-    if not is_ours:
-        raise ArgumentError(f"{path} exists, and has no scores; it was not changed. Move it elsewhere")
-    path.write_text(json.dumps(named, indent=1), encoding="utf-8")
 
 
 def _text(value: object) -> str:
@@ -189,13 +178,13 @@ def _evaluations(run: RecordedRun) -> list[str]:
     for first in range(0, len(names), MOST_IN_A_TABLE - 1):
         shown = names[first : first + MOST_IN_A_TABLE - 1]
         rows = [[str(each["step"]), *(_number(each.get(name)) for name in shown)] for each in run.evaluations]
-        tables.append(_table(["step", *map(_with_unit, shown)], rows))
+        tables.append(_table(["step", *(_with_unit(name, run.loss_unit) for name in shown)], rows))
     return tables
 
 
-def _with_unit(name: str) -> str:
+def _with_unit(name: str, loss_unit: str) -> str:
     """Return a record's name of a value, with its unit."""
-    return UNITS.get(name) or f"{name}, {'nats' if name.endswith(' loss') else '%'}"
+    return UNITS.get(name) or f"{name}, {loss_unit if name.endswith(' loss') else '%'}"
 
 
 def _said(value: object) -> str:
@@ -243,7 +232,7 @@ def _curves(run: RecordedRun) -> list[str]:
             sets.setdefault(name.partition(" ")[0], []).append(name)
     curves = [_Curve("training", [(line["step"], line["loss"]) for line in run.steps])]
     curves += [_curve(run, name, name.removesuffix(" loss")) for name in losses]
-    drawn = [_drawn(run, "loss", "nats a sample", curves)]
+    drawn = [_drawn(run, "loss", f"{run.loss_unit} a sample", curves)]
     for heading, keys in sorted(sets.items(), reverse=True):
         curves = [_curve(run, key, key.partition(" ")[2]) for key in keys]
         drawn.append(_drawn(run, f"scores of {heading}", "%", curves, _levels(run, keys[0])))

@@ -28,11 +28,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multiring.errors import DataError
+from multiring.training import (
+    TrainingOptions,
+    learning_rate_schedule,
+    parse_options,
+    read_options,
+    steps_per_epoch,
+)
 from multiring.training import options as options_file
-from multiring.training import report
-from multiring.training.loop import _forget_after
-from multiring.training.options import TrainingOptions, parse_options
-from multiring.training.recipe import learning_rate_schedule, steps_per_epoch
+from multiring.training import run_folder as report
+from multiring.training.run_folder import discard_metrics_after
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples" / "imagenet" / "recipes"
@@ -110,7 +115,7 @@ def test_generators_draw_the_same_each_time_and_other_splits_otherwise() -> None
     ],
 )
 def test_schedules_are_the_logged_ones(file: str, rate: float, warm: int, epochs: int) -> None:
-    said = ImageOptions(**options_file.read(RECIPES / f"{file}.toml", ImageOptions))
+    said = ImageOptions(**read_options(RECIPES / f"{file}.toml", ImageOptions))
     steps = steps_per_epoch(1_281_167, said.batch)
     schedule = learning_rate_schedule(said, steps)
     begin, end = warm * steps, epochs * steps
@@ -129,7 +134,7 @@ def test_options_come_from_a_file_and_flags_and_unknown_ones_are_refused(
     found = parse_options(TrainingOptions, ["--options", str(path), "--epochs", "4"])
     assert (found.epochs, found.rate, found.optimizer) == (4, 1.0, "lars")
     options_file.write(found, tmp_path)
-    assert TrainingOptions(**options_file.read(tmp_path / options_file.FILE, TrainingOptions)) == found
+    assert TrainingOptions(**read_options(tmp_path / report.OPTIONS, TrainingOptions)) == found
     for text, told in (
         ("epoch = 3", "'epoch' is not an option"),
         ('epochs = "x"', "epochs='x': want a value of type int"),
@@ -238,11 +243,11 @@ def test_a_loss_that_is_no_number_is_named_before_its_step_is_saved(images: Path
 
 def test_metrics_that_are_written_again_are_left_out(tmp_path: Path) -> None:
     metrics = tmp_path / report.METRICS
-    _forget_after(3, metrics)
+    discard_metrics_after(3, metrics)
     assert not metrics.exists()
     lines = [json.dumps({"kind": "step", "step": step}) + "\n" for step in range(1, 6)]
     metrics.write_text("".join(lines) + '{"kind": "st', encoding="utf-8")
-    _forget_after(3, metrics)
+    discard_metrics_after(3, metrics)
     assert metrics.read_text(encoding="utf-8") == "".join(lines[:3])
 
 

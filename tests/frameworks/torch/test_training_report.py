@@ -14,10 +14,11 @@ from scipy import optimize, stats
 from torch import Tensor, nn
 
 from multiring.data.orders import Order, SequentialOrder
-from multiring.training import report
+from multiring.training import report, run_folder
 from multiring.training.circumstances import circumstances
 from multiring.training.evaluation import LOSS_PARTS, evaluate
-from multiring.training.intervals import GROUPS, jackknife_intervals, wilson_interval
+from multiring.training.intervals import JACKKNIFE_GROUPS as GROUPS
+from multiring.training.intervals import jackknife_intervals, wilson_interval
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (1, 3), (17, 800), (400, 800), (799, 800), (7, 7)])
@@ -129,7 +130,7 @@ def test_a_page_says_how_the_run_was_made_and_what_its_scores_are_held_against(t
         {"kind": "evaluation", "step": step, "wall_s": 6.5 * step, "intervals": intervals, **losses, **scores}
         for step in steps
     ]
-    (tmp_path / report.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / run_folder.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (tmp_path / "options.toml").write_text('model = "resnet26"\n', encoding="utf-8")
     made = circumstances(2)
     result = {
@@ -139,7 +140,7 @@ def test_a_page_says_how_the_run_was_made_and_what_its_scores_are_held_against(t
         "chance": {"val top-1": 100 / classes},
         "baselines": {"pixels": {"val top-1": 7.25}},
     }
-    (tmp_path / report.RESULT).write_text(json.dumps(result), encoding="utf-8")
+    (tmp_path / run_folder.RESULT).write_text(json.dumps(result), encoding="utf-8")
     page = Page(report.write(tmp_path).read_text(encoding="utf-8"))
     text = " ".join(page.text)
     assert max(page.columns) <= report.MOST_IN_A_TABLE

@@ -1,0 +1,74 @@
+"""The files in the folder of a run, and the scores beside its data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from multiring._replacing import replace_file
+from multiring.errors import UnsupportedError
+
+OPTIONS, METRICS, RESULT, PAGE, PICTURES = "options.toml", "metrics.jsonl", "result.json", "report.html", "pictures"
+BASELINES = "baselines.json"  # beside the data: scores without a network, by method and name
+
+
+def discard_metrics_after(step: int, metrics: Path) -> None:
+    """Remove the metrics after `step`: a killed run wrote them after its last checkpoint, and will write them again."""
+    if not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    beside = metrics.with_suffix(".beside")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(metrics)
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write the results that the report shows beside the curves."""
+    (folder / RESULT).write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def write_report(folder: Path | str) -> Path:
+    """Write the report of a run as one self-contained HTML page into the run's folder, and return its path.
+
+    Raises:
+        ArgumentError: the folder holds no run, or it has a report.html that is not a run's report.
+        UnsupportedError: matplotlib is missing; the message says how to install it.
+    """
+    try:
+        from multiring.training import report  # noqa: PLC0415 -- a training needs no matplotlib
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise UnsupportedError(
+            "the report needs matplotlib, which is not installed: pip install 'multiring[training]'. Then write the "
+            f"report: python -m multiring.training {folder}"
+        ) from None
+    return report.write(Path(folder))
+
+
+def write_baselines(folder: Path | str, scores: dict[str, dict[str, float]]) -> None:
+    """Write scores of methods without a network beside the data, in place of earlier ones; the report shows them.
+
+    Args:
+        folder: the folder of the data, which is the run's option `data`.
+        scores: the scores in percent, by method and by "SET SCORE", as in {"majority": {"val top-1": 10.0}}.
+
+    Raises:
+        ArgumentError: the folder has another file with the name baselines.json.
+    """
+    text = json.dumps(scores, indent=1)
+    replace_file(Path(folder) / BASELINES, text.encode(), is_ours=_is_baselines, what="a file of scores")
+
+
+def read_baselines(folder: Path | str) -> dict[str, dict[str, float]]:
+    """Return the scores that `write_baselines` wrote beside the data; {} if there are none."""
+    path = Path(folder) / BASELINES
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _is_baselines(data: bytes) -> bool:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())
