@@ -20,6 +20,7 @@ MODULES = {
     "multiring.adapters.conformance": "Checks of an adapter",
     "multiring.adapters.elastic": "Parts of an adapter: elastic training",
     "multiring.convergence": "Large batches: noise scale and schedules",
+    "multiring.training": "A training loop for PyTorch",
     "multiring.errors": "Errors",
 }
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?!\w+\.md)[^)]*\)")

@@ -23,12 +23,12 @@ PROGRAMS = {
 }
 # Scripts of the pages that import torch. Their ranks are forked, because each import takes seconds; the other commands
 # run as shown. "differs.py" needs the launcher, which prints its traceback.
-FORKED = ("single.py", "train.py", "ddp.py", "fewer.py", "events.py", "script.py")
+FORKED = ("single.py", "train.py", "ddp.py", "fewer.py", "events.py", "script.py", "train_digits.py")
 COMMAND = re.compile(
     r"(?P<how>python|multiring run -n (?P<ranks>\d+)(?: -- python)?|torchrun --nproc-per-node (?P<pair>\d+)) "
     rf"(?P<script>{'|'.join(map(re.escape, FORKED))})(?P<words>.*)"
 )
-LOADED = Process(nursery="torch", beforehand=("multiring.torch", "torch.nn.parallel", "sklearn.datasets"))
+LOADED = Process(nursery="torch", beforehand=("multiring.training", "torch.nn.parallel", "sklearn.datasets"))
 
 
 @pytest.mark.timeout(300)

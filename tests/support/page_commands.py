@@ -49,7 +49,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("install.md", "uv pip install '.[torch]'"): Read(SHELL),
     **{
         ("install.md", f"pip install '.[{extra}]'"): Read(SHELL)
-        for extra in ("torch", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
+        for extra in ("torch", "training", "checkpoint", "mpi", "lab", "horovod", "bench", "data")
     },
     ("performance.md", "multiring bench --install mpich,openmpi"): Read("make peers runs it, before the tests"),
     ("performance.md", "multiring bench all_reduce --sizes 1MiB,8MiB,64MiB"): Read(BENCH),
@@ -77,7 +77,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "needs another environment; tests/frameworks/chainer/test_chainer.py says where it is"
     ),
     ("climate.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
-    ("climate.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
+    ("climate.md", "pip install '.[training,data]' scikit-learn"): Read(SHELL),
     ("climate.md", "python -m examples.climate.generate few-fields --train 100 --val 20"): Read(PROGRAMS),
     (
         "climate.md",
@@ -119,7 +119,7 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
     ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),
     ("imagenet.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
-    ("imagenet.md", "pip install '.[torch,data,checkpoint,bench]' scikit-learn tomli-w tomli"): Read(SHELL),
+    ("imagenet.md", "pip install '.[training,data]' scikit-learn"): Read(SHELL),
     ("imagenet.md", "python -m examples.imagenet.generate images"): Read(PROGRAMS),
     (
         "imagenet.md",

@@ -153,6 +153,10 @@ loss = 2.0
     ("loop.md", 'scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)  # bfloat16 needs none'): Snippet(
         before=SHARED + "dtype = torch.float16\n", after="assert scaler.get_scale() > 0"
     ),
+    ("training.md", "@dataclass(frozen=True, kw_only=True)"): Snippet(
+        before="from dataclasses import dataclass\nfrom multiring.training import TrainingOptions, parse_options\n",
+        after="assert (options.hidden, options.rate, options.epochs) == (64, 0.05, 5)",
+    ),
     ("run.md", "asked = []"): Snippet(
         before="""
 import signal

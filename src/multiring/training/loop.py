@@ -100,6 +100,7 @@ class TrainingRun:
         self._evaluate_steps = max(1, round(options.evaluate_every * steps))
         self._callbacks = [self._write, *callbacks] if self.rank == 0 else []
         self._asked_to_stop = False
+        self._rate = 0.0  # of the last step
         self._report: Any = None
         self._balance: Any = None
         self._in_flight: tuple[Any, Tensor] | None = None
@@ -115,16 +116,15 @@ class TrainingRun:
                 data set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
-        with nullcontext(True) if self.options.plain else mt.on_first_rank() as is_first:
+        if checkpoints is not None:
+            self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
+            if self.progress.step == 0:
+                mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        with nullcontext(True) if checkpoints is None else mt.on_first_rank() as is_first:
             if is_first:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 options_file.write(self.options, self.folder)
-        if checkpoints is not None:
-            self._restore(checkpoints.resume(self.model, self.recipe, self.loader))
-            if self.rank == 0:
                 discard_metrics_after(self.progress.step, self.folder / METRICS)
-            if self.progress.step == 0:
-                mt.broadcast_parameters(self.model.state_dict(), root_rank=0)
         if self.options.peak and not self.options.plain and self.options.precision != "float64":
             few = _collated([self.task.training.sample(number) for number in range(2)])
             dtype = self.options.precision
@@ -181,6 +181,7 @@ class TrainingRun:
                 loss = per_sample(self.task.losses(self.model, part), part).sum() / share.total
             recipe.precision.backward(loss)
             whole += float(loss.detach())
+        self._rate = recipe.optimizer.param_groups[0]["lr"]
         recipe.optimizer.step()
         return whole
 
@@ -188,7 +189,7 @@ class TrainingRun:
         """Start to sum the loss over ranks; return a reason to stop, found by the sum of the step before, or ""."""
         minutes = self.options.minutes
         is_over = bool(minutes) and self.progress.trained_s > minutes * 60
-        own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over)], dtype=torch.float64)
+        own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over), self._rate], dtype=torch.float64)
         if self.options.plain:
             return self._agreed(own, self.progress.step)
         before = None if self._in_flight is None else (mt.synchronize(self._in_flight[0]), self._in_flight[1])
@@ -204,9 +205,10 @@ class TrainingRun:
         return self._agreed(mt.synchronize(handle), self.progress.step, own)
 
     def _agreed(self, summed: Tensor, step: int, own: Tensor | None = None) -> str:
-        loss, asked, is_over = summed.tolist()
+        own = summed if own is None else own
+        loss, asked, is_over, _ = summed.tolist()
         if not math.isfinite(loss):
-            told = [own_loss := float((summed if own is None else own)[0])]
+            told = [own_loss := float(own[0])]
             if not self.options.plain:
                 told = mt.allgather_object(own_loss, name="not finite")
             bad = next(number for number, each in enumerate(told) if not math.isfinite(each))
@@ -215,10 +217,10 @@ class TrainingRun:
                 "unchanged. Resume from it with a lower learning rate, or with clipping"
             )
         if step % self.options.log_every == 0:
-            self._log(step, loss)
+            self._log(step, loss, float(own[3]))
         return "asked" if asked else "time" if is_over else ""
 
-    def _log(self, step: int, loss: float) -> None:
+    def _log(self, step: int, loss: float, rate: float) -> None:
         progress = self.progress
         seconds = max(progress.trained_s, 1e-9)
         self._record(
@@ -226,7 +228,7 @@ class TrainingRun:
             step=step,
             wall_s=self._wall_s(),
             loss=loss,
-            rate=self.recipe.optimizer.param_groups[0]["lr"],
+            rate=rate,
             samples_a_second=progress.samples / seconds,
             waited=progress.waited_s / seconds,
         )

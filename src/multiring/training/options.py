@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -77,7 +78,8 @@ class TrainingOptions:
         for name in ("momentum", "ema"):
             require_number(name, getattr(self, name), below=1)
         for name in ("rate", "evaluate_every"):
-            require_number(name, getattr(self, name), sys.float_info.min)
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: want a number above 0")
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("decay", self.decay, ("cosine", "poly"))
         require_choice("precision", self.precision, ("float32", "bf16", "float64"))

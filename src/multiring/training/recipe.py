@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import multiring.torch as mt
 from multiring.convergence import Cosine, LearningRateSchedule, Polynomial
@@ -12,6 +12,7 @@ from multiring.torch.step.after_step import MovingAverage
 from multiring.torch.step.lag import GradientLag
 from multiring.torch.step.noise import NoiseWatch
 from multiring.torch.step.precision import MixedPrecision
+from multiring.torch.step.stages import StepContext, stages_of
 from multiring.training.options import TrainingOptions
 
 NOISE_EVERY = 20  # steps between two measurements of the noise scale
@@ -34,6 +35,32 @@ class TrainingRecipe:
     lag: GradientLag
     average: MovingAverage | None
     noise: NoiseWatch | None
+
+
+class _KeptNoise:
+    """A stage that measures no noise scale, but keeps the measurements of a checkpoint for the next checkpoint.
+
+    A run may resume on a number of ranks that cannot measure, and later again on one that can.
+    """
+
+    name = "noise"
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+
+    def before(self, step: StepContext) -> None:
+        """Do nothing."""
+
+    def after(self, step: StepContext, *, applied: bool) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loaded state, or {}."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any], parameters: list[Tensor]) -> None:  # noqa: ARG002 -- as Stage
+        """Keep a state of `NoiseWatch`."""
+        self._state = state
 
 
 def steps_per_epoch(samples: int, batch: int) -> int:
@@ -112,5 +139,7 @@ def build_recipe(options: TrainingOptions, model: nn.Module, steps: int, passes:
     noise = None
     if options.noise and not options.plain and mt.size() > 1 and options.batch % mt.size() == 0:
         noise = mt.noise_scale(optimizer, samples=options.batch // mt.size(), every=NOISE_EVERY)
+    else:
+        stages_of(optimizer).add(_KeptNoise())
     mt.schedule_learning_rate(optimizer, learning_rate_schedule(options, steps))
     return TrainingRecipe(optimizer=optimizer, precision=precision, lag=lag, average=average, noise=noise)

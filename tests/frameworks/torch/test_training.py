@@ -1,0 +1,132 @@
+"""A task of a user's own under `multiring.training`: uneven batches, other numbers of ranks, wrong answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.ranks import Here, Process, RanksFailed, run_ranks
+from torch import Tensor, nn
+
+from multiring.data import ArrayDataset
+from multiring.errors import ArgumentError
+from multiring.training import Batch, TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
+
+TORCH = Process(nursery="torch", beforehand=("multiring.training",))
+# With 13 samples in batches of 4 the last batch has 1 sample: on 2 and 3 ranks, some rank has none.
+COMMON: dict[str, Any] = {
+    "batch": 4,
+    "precision": "float64",
+    "rate": 0.05,
+    "log_every": 1,
+    "peak": False,
+}
+
+
+class Line(TrainingTask):
+    """A linear regression with 13 samples."""
+
+    loss_unit = "m2"
+
+    def __init__(self) -> None:
+        inputs = np.random.default_rng(0).normal(size=(13, 3))
+        fields = {"x": inputs, "y": inputs @ [1.0, 2.0, 3.0] + 1}
+        self.training = ArrayDataset(fields)
+        self.evaluations = {"held": ArrayDataset(fields, shuffle=False)}
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        found: Tensor = model(torch.as_tensor(batch["x"]).to(model_dtype(model)))[:, 0]
+        return (found - torch.as_tensor(batch["y"])) ** 2
+
+
+class Averaged(Line):
+    """A task with the mean of the losses, as most programs for one process have it."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().losses(model, batch).mean()
+
+
+def train(_: Here, options: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    run = TrainingRun(Line(), TrainingOptions(**{**COMMON, **options}))
+    progress = run.train()
+    return progress.step, progress.losses
+
+
+def logged(folder: Path) -> list[tuple[float, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(line["loss"], line["rate"]) for line in lines if line["kind"] == "step"]
+
+
+def test_a_training_goes_on_on_other_ranks_as_one_process_trains(tmp_path: Path) -> None:
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    options: dict[str, Any] = {"run": str(moved), "epochs": 2, "warmup": 1.0}
+    alone = TrainingRun(Line(), TrainingOptions(**{**COMMON, **options, "run": str(whole), "plain": True})).train()
+    # Only 2 ranks measure the noise scale: 4 samples cannot be divided by 3, and a single rank has nothing to compare.
+    begun = [run_ranks(train, ranks, {**options, "minutes": 1e-9}, process=TORCH)[0][0] for ranks in (3, 2, 1)]
+    assert 0 < begun[0] < begun[1] < begun[2] < 8
+    found = run_ranks(train, 2, options, process=TORCH)
+    assert [step for step, _ in found] == [8, 8]
+    for line, wanted in zip(logged(moved), logged(whole), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-12)
+    assert found[0][1] == found[1][1] == pytest.approx(alone.losses, abs=1e-6)
+    # The rate of a step is the one that it used: the warm-up begins with 0 and ends after 4 steps.
+    assert [rate for _, rate in logged(whole)[:5]] == pytest.approx([0.0, 0.0125, 0.025, 0.0375, 0.05])
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(train, 2, {**options, "batch": 5}, process=TORCH)
+    assert "batch=5, but the checkpoint" in str(caught.value)
+    assert "2 ranks failed" in str(caught.value)
+
+
+def test_wrong_answers_of_a_task_are_named(tmp_path: Path) -> None:
+    options = TrainingOptions(run=str(tmp_path / "run"), plain=True, **COMMON)
+    with pytest.raises(ArgumentError, match=r"losses of shape \(\) for 4 samples: want one loss for each, \(4,\)"):
+        TrainingRun(Averaged(), options).train()
+
+    def measure(_: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        return torch.as_tensor(batch["y"]), torch.ones(2)
+
+    with pytest.raises(ArgumentError, match=r"counts of type torch.float32 and shape \(2,\): want int64"):
+        evaluate(nn.Identity(), Line().training, measure, batch=4)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--rate=0", "rate=0.0: want a number above 0"),
+        ("--rate=nan", "rate=nan: want a number above 0"),
+        ("--ema=1", "ema=1.0: want a number of 0 or more and below 1"),
+        ("--micro-batch=-1", "micro_batch=-1: want a number of 0 or more"),
+        ("--optimizer=adam", "optimizer='adam': want 'sgd' or 'lars'"),
+        ("--wire=fp8", "wire='fp8': want '' or 'bf16'"),
+        ("--epoch=3", "unrecognized arguments: --epoch=3"),
+    ],
+)
+def test_options_out_of_range_are_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(TrainingOptions, [words])
+    assert told in capsys.readouterr().err
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    for arrays in ({}, {"x": np.zeros(0)}, {"x": np.zeros(3), "y": np.zeros(2)}, {"x": np.float64(1)}):
+        with pytest.raises(ArgumentError, match="want one first dimension of 1 or more samples"):
+            ArrayDataset(arrays)
+    with pytest.raises(ArgumentError, match="array 'x' holds Python objects"):
+        ArrayDataset({"x": np.array([None, 1])})
+    assert ArrayDataset({"x": np.zeros(3)}).digest != ArrayDataset({"x": np.ones(3)}).digest
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
+    for missing, extra in (("torch", "torch"), ("matplotlib", "training")):
+        program = f"import sys; sys.modules[{missing!r}] = None; import multiring.training as t; t.write_report('.')"
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+        assert f"pip install 'multiring[{extra}]'" in done.stderr
