@@ -26,9 +26,6 @@ from torch.nn.functional import cross_entropy
 
 import multiring.torch as mt
 from multiring.training import (
-    JACKKNIFE_GROUPS,
-    PICTURES,
-    Batch,
     TrainingOptions,
     TrainingRun,
     TrainingTask,
@@ -36,6 +33,9 @@ from multiring.training import (
     model_dtype,
     parse_options,
 )
+from multiring.training.intervals import JACKKNIFE_GROUPS
+from multiring.training.run_folder import PICTURES
+from multiring.training.task import Batch
 
 SCORES = ("mean IoU", *CLASSES)
 MODELS = ("deeplabv3+", "tiramisu")

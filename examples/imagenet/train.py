@@ -20,7 +20,6 @@ from torch.nn.functional import cross_entropy
 
 from multiring.data import Dataset
 from multiring.training import (
-    Batch,
     TrainingOptions,
     TrainingRun,
     TrainingTask,
@@ -28,6 +27,7 @@ from multiring.training import (
     parse_options,
     wilson_interval,
 )
+from multiring.training.task import Batch
 
 TOP = 5
 MOST_CONFUSED = 100  # with more classes, guesses are not counted by class

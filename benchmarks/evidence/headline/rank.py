@@ -24,7 +24,8 @@ import examples.climate.train
 import examples.imagenet.train
 
 from multiring._frontend.checkpoint import saving
-from multiring.training import Batch, loop
+from multiring.training import loop
+from multiring.training.task import Batch
 
 PROGRAMS = {"imagenet": examples.imagenet.train.main, "climate": examples.climate.train.main}
 PATIENCE_S = 600.0

@@ -15,25 +15,13 @@ from multiring._frontend.requirements import require_framework
 
 require_framework("torch", "PyTorch")
 
-from multiring.training.evaluation import EvaluationResult
-from multiring.training.evaluation import combine_batch_norm_statistics
-from multiring.training.evaluation import evaluate
-from multiring.training.intervals import jackknife_intervals
-from multiring.training.intervals import wilson_interval
-from multiring.training.loop import TrainingProgress
-from multiring.training.loop import TrainingRun
-from multiring.training.options import TrainingOptions
-from multiring.training.options import parse_options
-from multiring.training.options import read_options
-from multiring.training.recipe import TrainingRecipe
-from multiring.training.recipe import build_recipe
-from multiring.training.recipe import learning_rate_schedule
-from multiring.training.recipe import steps_per_epoch
-from multiring.training.run_folder import read_baselines
-from multiring.training.run_folder import write_baselines
-from multiring.training.run_folder import write_report
-from multiring.training.task import TrainingTask
-from multiring.training.task import model_dtype
+from multiring.training.evaluation import EvaluationResult, combine_batch_norm_statistics, evaluate
+from multiring.training.intervals import jackknife_intervals, wilson_interval
+from multiring.training.loop import TrainingProgress, TrainingRun
+from multiring.training.options import TrainingOptions, parse_options, read_options
+from multiring.training.recipe import TrainingRecipe, build_recipe, learning_rate_schedule, steps_per_epoch
+from multiring.training.run_folder import read_baselines, write_baselines, write_report
+from multiring.training.task import TrainingTask, model_dtype
 
 __all__ = [
     "EvaluationResult",

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError
-from multiring.training import Batch, TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
+from multiring.training import TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
+from multiring.training.task import Batch
 
 TORCH = Process(nursery="torch", beforehand=("multiring.training",))
 # With 13 samples in batches of 4 the last batch has 1 sample: on 2 and 3 ranks, some rank has none.
