@@ -47,7 +47,7 @@ class OutcomeKind(IntEnum):
     BLOCKED = 3  # rank 0 waits in a collective
 
 
-class Question(NamedTuple):
+class ReportQuestion(NamedTuple):
     """A question of one rank about one act of rank 0."""
 
     asker: int  # a rank of the group
@@ -57,7 +57,7 @@ class Question(NamedTuple):
     repetition: int  # how many acts of this name the phase must have, this one included
 
 
-class Answer(NamedTuple):
+class ReportAnswer(NamedTuple):
     """The answer to a question."""
 
     asker: int
@@ -88,8 +88,10 @@ class FirstRankReports:
         self._changed = threading.Condition()
         self._serials = itertools.count()
         self._phases: dict[Phase, _PhaseReport] = {}
-        self._open: OrderedDict[tuple[int, int], Question] = OrderedDict()  # on rank 0: questions without an answer
-        self._answers: dict[int, Answer] = {}
+        self._open: OrderedDict[tuple[int, int], ReportQuestion] = (
+            OrderedDict()
+        )  # on rank 0: questions without an answer
+        self._answers: dict[int, ReportAnswer] = {}
         self._asked: set[int] = set()
         self._lost = ""
         self._is_over = False
@@ -150,7 +152,7 @@ class FirstRankReports:
         Raises:
             CollectiveError: a rank is gone, or nothing came from rank 0 for MULTIRING_STALL_TIMEOUT_S.
         """
-        question = Question(self._rank, next(self._serials), phase, act, count)
+        question = ReportQuestion(self._rank, next(self._serials), phase, act, count)
         with self._changed:
             self._asked.add(question.serial)
         try:
@@ -160,7 +162,7 @@ class FirstRankReports:
                 self._asked.discard(question.serial)
                 self._answers.pop(question.serial, None)
 
-    def _learn(self, question: Question) -> tuple[OutcomeKind, str]:
+    def _learn(self, question: ReportQuestion) -> tuple[OutcomeKind, str]:
         started_s = time.monotonic()
         again_s, ask_at_s, warn_at_s = _FIRST_AGAIN_S, started_s, started_s + self._services.stall_warn_s
         while True:
@@ -188,11 +190,11 @@ class FirstRankReports:
                 if question.serial not in self._answers and not self._lost and not self._is_over:
                     self._changed.wait(min(ask_at_s - now_s, _LAST_AGAIN_S))
 
-    def _has_passed(self, answer: Answer) -> bool:
+    def _has_passed(self, answer: ReportAnswer) -> bool:
         """Return whether rank 0 waits in a collective that this rank has not called yet."""
         return any(self._services.rank_status.has_started(key) is False for key in answer.keys)
 
-    def _silent(self, question: Question, quiet_s: float) -> str:
+    def _silent(self, question: ReportQuestion, quiet_s: float) -> str:
         where = self._services.rank_status.look([self._ranks[0]])
         return (
             f"{question.act}: rank 0 has not done this for {quiet_s:.0f} s, and has not ended its callbacks{where}; "
@@ -210,17 +212,19 @@ class FirstRankReports:
             self._send(self._parent(), _ASK, content)
         elif notice.tag == _ASK:
             asker, serial, phase, act, repetition = content
-            self._hear_question(Question(asker, serial, tuple(phase), act, repetition))
+            self._hear_question(ReportQuestion(asker, serial, tuple(phase), act, repetition))
         elif content[0] != self._rank:
             self._send(self._towards(content[0]), _ANSWER, content)
         else:
             asker, serial, kind, text, keys = content
             with self._changed:
                 if serial in self._asked:
-                    self._answers[serial] = Answer(asker, serial, OutcomeKind(kind), text, tuple(map(tuple, keys)))
+                    self._answers[serial] = ReportAnswer(
+                        asker, serial, OutcomeKind(kind), text, tuple(map(tuple, keys))
+                    )
                     self._changed.notify_all()
 
-    def _hear_question(self, question: Question) -> None:
+    def _hear_question(self, question: ReportQuestion) -> None:
         with self._changed:
             answer = self._answer_to(question)
             if answer is None:
@@ -229,7 +233,7 @@ class FirstRankReports:
                     self._open.popitem(last=False)
         if answer is None:
             keys = self._blocked_in()
-            answer = Answer(*question[:2], OutcomeKind.BLOCKED, "", keys) if keys else None
+            answer = ReportAnswer(*question[:2], OutcomeKind.BLOCKED, "", keys) if keys else None
         if answer is not None:
             self._send(self._towards(question.asker), _ANSWER, answer)
 
@@ -250,15 +254,15 @@ class FirstRankReports:
             self._is_over = True
             self._changed.notify_all()
 
-    def _answer_to(self, question: Question) -> Answer | None:
+    def _answer_to(self, question: ReportQuestion) -> ReportAnswer | None:
         found = self._phases.get(question.phase)
         if found is None:
             return None
         errors = found.acts.get(question.act, [])
         if len(errors) >= question.repetition:
             text = errors[question.repetition - 1]
-            return Answer(*question[:2], OutcomeKind.FAILED if text else OutcomeKind.DONE, text, ())
-        return Answer(*question[:2], OutcomeKind.NEVER, "", ()) if found.is_closed else None
+            return ReportAnswer(*question[:2], OutcomeKind.FAILED if text else OutcomeKind.DONE, text, ())
+        return ReportAnswer(*question[:2], OutcomeKind.NEVER, "", ()) if found.is_closed else None
 
     def _answer_open(self) -> None:
         for mark, question in list(self._open.items()):
