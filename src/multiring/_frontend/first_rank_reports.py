@@ -88,9 +88,8 @@ class FirstRankReports:
         self._changed = threading.Condition()
         self._serials = itertools.count()
         self._phases: dict[Phase, _PhaseReport] = {}
-        self._open: OrderedDict[tuple[int, int], ReportQuestion] = (
-            OrderedDict()
-        )  # on rank 0: questions without an answer
+        # On rank 0: questions without an answer.
+        self._open: OrderedDict[tuple[int, int], ReportQuestion] = OrderedDict()
         self._answers: dict[int, ReportAnswer] = {}
         self._asked: set[int] = set()
         self._lost = ""
