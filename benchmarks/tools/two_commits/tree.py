@@ -82,6 +82,7 @@ def built(commit: str, cache: Path) -> Tree:
     built_by = "\n".join((sys.version, sys.prefix, *_TARGETS, *(_said_by(each) for each in ("c++", "cmake", "ninja"))))
     stamp = tree.folder / _BUILT
     if stamp.exists() and stamp.read_text(encoding="utf-8") == built_by:
+        make_environment(tree)  # an earlier checkout may have made it in another way
         return tree
     print(f"building {commit[:12]} in {tree.folder}", file=sys.stderr, flush=True)
     if tree.folder.exists():
