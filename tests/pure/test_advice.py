@@ -26,6 +26,8 @@ OTHERS_OPTIONS = {
     *("--abbrev", "--always", "--dirty", "--error-unmatch", "--no-build-isolation"),  # git, pip
     *("--master", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--no-python"),  # torchrun
     *("--nproc-per-node", "--num", "--main", "--log"),  # some are other launchers' names for our options
+    "--evaluate-every",  # of programs with multiring.training
+    *("--ink", "--soft", "--rule", "--fill"),  # CSS variables of the training report
     "--lab",  # parsed by `multiring lab fault` itself
 }
 # Variables that the package sets for itself, never the user.
@@ -34,7 +36,7 @@ OTHERS_KEYWORDS = {
     *("weights_only", "fullgraph", "gradient_as_bucket_view", "num_workers", "prefetch_factor", "in_order"),  # torch
     *("sparse", "persistent", "use_reentrant", "create_graph", "init_method"),
     *("jit_compile", "synchronized", "allreduce_grad_dtype", "project"),  # Keras, Chainer, wandb
-    *("fill", "stroke", "points", "rx", "cx", "cy", "xmlns", "class"),  # SVG
+    *("fill", "stroke", "points", "rx", "cx", "cy", "xmlns", "class", "href", "alt", "role"),  # SVG and HTML
 }
 NO_COMMAND = frozenset({"multiring pack 1"})  # the first words of a file
 KEYS = frozenset({"multiring.part", "multiring.data"})  # keys in a Keras batch

@@ -34,6 +34,8 @@ ELEMENTS = {
     "src/multiring/chainer/communicator.py",
     "src/multiring/torch/reporting/share_of_peak.py",
     "src/multiring/torch/step/precision.py",
+    "src/multiring/training/options.py",
+    "src/multiring/training/recipe.py",
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multiring._schedule import WIRES
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
 from multiring.training.run_folder import METRICS, OPTIONS, PAGE, RESULT
@@ -58,7 +59,7 @@ class TrainingOptions:
     clip: float = 0.0  # the largest norm of a gradient; 0: no limit
     ema: float = 0.0  # decay of the moving average of weights, for evaluation; 0: no average
     precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
-    wire: str = ""  # the wire type of gradients between hosts: bf16, fp16, int8; empty: exact
+    wire: str = ""  # the wire type of gradients between hosts; empty: exact
     workers: int = 1  # threads per rank that read and decode
     seed: int = 0  # seed of the initial weights, and of the data's order and augmentation
     deterministic: bool = False  # the same bits in every run, at some cost of speed
@@ -83,7 +84,7 @@ class TrainingOptions:
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("decay", self.decay, ("cosine", "poly"))
         require_choice("precision", self.precision, ("float32", "bf16", "float64"))
-        require_choice("wire", self.wire, ("", "bf16", "fp16", "int8"))
+        require_choice("wire", self.wire, ("", *WIRES))
         if self.lag not in {0, 1}:
             raise ArgumentError(f"lag={self.lag}: want 0 or 1 steps")
 
