@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 _PREFIX = "multiring._"
-_NATIVE = "multiring._native"  # it always had the underscore
+_UNCHANGED = ("multiring._native", "multiring.__main__")  # their names always began with an underscore
 
 
 class _FormerModule(Loader):
@@ -43,7 +43,7 @@ class _FormerNames(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return a spec that loads the module of the former name, or None for other modules."""
         del path, target
-        if not fullname.startswith(_PREFIX) or fullname == _NATIVE or fullname.startswith(f"{_NATIVE}."):
+        if not fullname.startswith(_PREFIX) or fullname.startswith(_UNCHANGED):
             return None
         return ModuleSpec(fullname, _FormerModule(f"multiring.{fullname.removeprefix(_PREFIX)}"))
 
