@@ -213,7 +213,8 @@ def test_a_cell_that_fails_counts_where_only_the_new_commit_fails(sides: list[st
     cell = known()
     cell.failed = dict.fromkeys(sides, "got 1, want 2\nand more")
     assert cell.verdict == said
-    assert two_commits.exit_code([cell], 10) == code
+    assert two_commits.exit_code([cell, known(*[(1.0, 1.0)] * 10)], 10) == code
+    assert two_commits.exit_code([cell], 10) == 1
     assert f"- {cell.name} at {sides[0]}: got 1, want 2" in two_commits.summary([cell], 10)
     assert two_commits.table([cell])[-1].endswith(f"| 0 | {said} |")
 

@@ -19,7 +19,7 @@ All measurements are kept, and the same command continues an interrupted run. Wi
 is:
 
 - 0 if all cells hold;
-- 1 if a cell is slower, or fails or is wrong at NEW;
+- 1 if a cell is slower, or fails or is wrong at NEW only, or if no cell works at BASE;
 - 2 if the request is impossible;
 - 3 if cells lack alternations because the minutes are over. The same command with more minutes continues.
 """
@@ -526,6 +526,8 @@ def exit_code(known: Sequence[Known], turns: int) -> int:
     """Return the exit code of the command."""
     if any(each.verdict in {SLOWER, FAILS} for each in known):
         return 1
+    if known and all(each.verdict in {NEVER_DID, FAILED_BEFORE} for each in known):
+        return 1  # nothing was compared
     return 3 if any(each.is_unfinished(turns) for each in known) else 0
 
 

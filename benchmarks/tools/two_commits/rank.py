@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     import contract
     import multiring_worker
-    import two_commits_tasks as tasks
+    import tasks
 
 Calls = Callable[[int], object]
 Pairs = list[tuple[contract.Array, contract.Array]]

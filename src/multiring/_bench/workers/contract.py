@@ -202,9 +202,11 @@ def wire_tolerance(wire: str, ranks: int) -> float:
     the type's relative error times the largest element of the block. Every part of a sum is encoded once, and the sum
     once more.
     """
+    if not wire:
+        return 0.0
     from multiring._schedule import FORMATS, wire_of  # noqa: PLC0415 -- other workers have no multiring
 
-    form = FORMATS.get(wire_of(wire or None))
+    form = FORMATS.get(wire_of(wire))
     return 2 * (_LEVELS - 1) * ranks * form.error * _MARGIN if form is not None and form.is_scaled else 0.0
 
 
