@@ -221,6 +221,9 @@ class Job:
     def _born(self, member: JobProcess) -> None:
         """React to the start of a process."""
 
+    def _reaping(self, pid: int) -> None:
+        """React to the end of a process while the system still knows the process."""
+
     def _reaped(self, pid: int) -> None:
         """React to the end of a process. The system may reuse its ID from now on."""
 
@@ -355,11 +358,13 @@ class Job:
         """Return the processes that have ended since the last call."""
         ended = []
         for member in self._running():
-            pid, status = os.waitpid(member.pid, os.WNOHANG)
-            if pid:
-                member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
-                self._reaped(member.pid)
-                ended.append(member)
+            if os.waitid(os.P_PID, member.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            self._reaping(member.pid)
+            _, status = os.waitpid(member.pid, 0)
+            member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
+            self._reaped(member.pid)
+            ended.append(member)
         return ended
 
     def _judge(self) -> None:

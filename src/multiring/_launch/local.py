@@ -194,6 +194,10 @@ class _LocalJob(Job):
     def _born(self, member: JobProcess) -> None:
         self._watchdog.watch(member.pid)
 
+    def _reaping(self, pid: int) -> None:
+        del pid
+        self._reports.hear()  # the last report of the process; without the process, its session is unknown
+
     def _reaped(self, pid: int) -> None:
         self._watchdog.forget(pid)
 

@@ -5,6 +5,7 @@ The reports say which process is which rank, which ranks were lost, and that the
 A report is a datagram. The kernel adds the sender's process ID, as seen from the launcher's PID namespace.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ class RankReports:
         self.news: set[bytes] = set()
         self.rank_processes: dict[int, list[int]] = {}  # first process -> the processes of its session that are ranks
         self._first_of: dict[int, int] = {}  # rank -> first process
+        self._sessions: dict[int, int] = {}  # process that has reported -> first process
         self._lost: dict[int, set[int]] = {}  # first process -> ranks that it has lost
 
     @property
@@ -71,15 +73,27 @@ class RankReports:
             return
         kind, numbers = words[:1], words[1:].split()
         try:
-            first, ranks = os.getsid(pid), [int(each) for each in numbers]  # each rank leads a session
-        except (OSError, ValueError):
-            return  # the sender has ended
+            ranks = [int(each) for each in numbers]
+        except ValueError:
+            return
+        first = self._session_of(pid)
+        if first is None:
+            return
         if kind == b"J" and len(ranks) == 1:
             self._first_of[ranks[0]] = first
             known = self.rank_processes.setdefault(first, [])
             known += [pid] if pid not in known else []
         elif kind == b"L" and len(ranks) == 2:
             self._lost.setdefault(first, set()).add(ranks[1])
+
+    def _session_of(self, pid: int) -> int | None:
+        """Return the first process of a sender, which leads the session of the rank; None if it is unknown.
+
+        A sender that has ended is known by its earlier report. A living one may have the ID of another that has ended.
+        """
+        with contextlib.suppress(OSError):  # the sender has ended, and its parent has collected its exit code
+            self._sessions[pid] = os.getsid(pid)
+        return self._sessions.get(pid)
 
 
 def catches(pid: int, number: int) -> bool:
