@@ -23,6 +23,7 @@ from multiring._launch import (
     parse_hostfile,
     run_local,
     run_over_hosts,
+    visible_gpus,
 )
 from multiring._settings import inherited_environment
 from multiring.errors import ArgumentError
@@ -100,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     asked = _with_file(arguments)
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
     if asked.ranks is None and hosts is None:
-        arguments.refuse("how many ranks? say -n N, or --hosts H:N,... for several hosts")
+        gpus = visible_gpus(inherited_environment())
+        here = f" (this host has {gpus} GPUs, for up to {gpus} ranks)" if gpus else ""
+        arguments.refuse(f"how many ranks? say -n N{here}, or --hosts H:N,... for several hosts")
     for name, reason in horovod_without_effect().items() if asked.horovod else ():
         print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
     options = JobOptions(

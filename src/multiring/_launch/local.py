@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from multiring._launch.commands import check_can_run, environment_of_process, refuse_places
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
+from multiring._launch.gpus import visible_gpus
 from multiring._launch.horovod import horovod_environment, positions_on
 from multiring._launch.job import Job, JobOptions, JobProcess, Start, text_of
 from multiring._launch.leftovers import (
@@ -127,7 +128,9 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
         for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
     ]
     is_ours = ranks > 1 and thread_variables(environment, threads)  # the user has not chosen a number of threads
-    said = _shares_told(ranks, len(core_of), threads) if is_ours else ""
+    said = [_shares_told(ranks, len(core_of), threads)] if is_ours else []
+    gpus = visible_gpus(environment)
+    said += [_gpus_told(ranks, gpus)] if 0 < gpus < ranks else []
     return _LocalJob(job, starts, options, rendezvous, said)
 
 
@@ -135,6 +138,11 @@ def _shares_told(ranks: int, cpus: int, threads: int) -> str:
     share = f"{ranks} ranks share {cpus} CPUs" if ranks > cpus else f"each of the {ranks} ranks has CPUs of its own"
     many = "1 thread" if threads == 1 else f"{threads} threads"
     return f"{share}, and each computes with {many}; set OMP_NUM_THREADS for another number"
+
+
+def _gpus_told(ranks: int, gpus: int) -> str:
+    many = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    return f"{ranks} ranks share {many} of this host; -n {gpus} gives each rank a GPU of its own"
 
 
 def torch_environment(rank: int, ranks: int, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
@@ -166,11 +174,13 @@ def job_name(outer: str | None, token: str) -> str:
 class _LocalJob(Job):
     """A job of ranks on this host. A watchdog process ends leftover processes if this process is killed."""
 
-    def __init__(self, name: str, starts: Sequence[Start], options: JobOptions, rendezvous: str, said: str) -> None:
+    def __init__(
+        self, name: str, starts: Sequence[Start], options: JobOptions, rendezvous: str, said: Sequence[str]
+    ) -> None:
         super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
         self._rendezvous = rendezvous
-        self._said = said  # a message to print at the start of the job
+        self._said = said  # messages to print at the start of the job
         self._held_back: dict[int, set[int]] = {}  # first process of a rank -> the signals to send after the rank joins
         self._began_s = time.monotonic()
 
@@ -182,8 +192,8 @@ class _LocalJob(Job):
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._reports = RankReports(self._rendezvous)
         stack.callback(self._reports.close)
-        if self._said:
-            self._say(self._said)
+        for each in self._said:
+            self._say(each)
         self._spared = set(children_here())  # children that this process had before the job
         adopt_orphans(on=True)
         stack.callback(adopt_orphans, on=False)

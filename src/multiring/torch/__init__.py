@@ -30,7 +30,6 @@ from multiring._frontend.joining import barrier, join
 from multiring._frontend.lifecycle import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -74,6 +73,7 @@ from multiring.torch.ddp.arena import shared_zeros_like
 from multiring.torch.ddp.comm_hook import BucketSharing, allreduce_hook
 from multiring.torch.distributing import DistributedLoader, distribute
 from multiring.torch.feeding import DataLoader, IterableDataset
+from multiring.torch.gpu_selection import init, local_device
 from multiring.torch.gradients.optimizer import DistributedOptimizer, gradient_bytes
 from multiring.torch.gradients.parameters import broadcast_parameters
 from multiring.torch.gradients.state import broadcast_optimizer_state
@@ -164,6 +164,7 @@ __all__ = [
     "is_saved",
     "join",
     "load",
+    "local_device",
     "local_rank",
     "local_size",
     "log_by_rank",
