@@ -1,0 +1,352 @@
+"""Copies between device memory and pinned host memory, in the order of the device's streams.
+
+A collective of a device tensor runs on the host: the tensor is copied to pinned memory, the Group combines it there,
+and the result is copied back. Both copies run on side streams, beside the program's kernels:
+
+    caller's stream   ... kernels that write x | ............ | kernels that read x
+    side stream       ....................... x to host       |
+    host              .................................. collective
+    side stream       ........................................ result to device
+
+Events order the copies behind the kernels before them and the kernels after them behind the copies. No function here
+waits for the device on the caller's thread.
+
+Memory of the arena that CUDA knows is pinned. Each block is registered with CUDA once and used again. A block is not
+used again until its last tensor is deleted and its last copy has ended.
+"""
+
+import os
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring._runtime import Group
+from multiring.errors import ArgumentError, StateError, UnsupportedError
+from multiring.torch.interop import Shared, array_of, described
+
+SERVED = "cuda"
+"""The type of the devices that are served."""
+
+_PIECE_BYTES = 512  # the smallest block
+_SLAB_BYTES = 1 << 20  # small blocks are parts of larger ones, because CUDA registers whole pages
+_LARGE_BYTES = 64 << 10  # blocks of at least this size are registered on their own; the arena aligns them to pages
+_PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all devices of the process
+
+
+class PinnedBlock:
+    """Memory of the arena that is registered with CUDA."""
+
+    def __init__(self, memory: "np.ndarray[Any, np.dtype[np.uint8]]", registration: object) -> None:
+        """Create a block of `memory`, which `registration` keeps registered."""
+        self.memory = memory
+        self.address = int(memory.ctypes.data)
+        self._copies: deque[Any] = deque()
+        weakref.finalize(self, _end_copies, self._copies, registration).atexit = False
+
+    def note(self, event: Any) -> None:
+        """Remember the event of a copy that reads or writes the block."""
+        self._copies.append(event)
+
+    def is_quiet(self) -> bool:
+        """Return whether all copies of the block have ended. The call does not wait for them."""
+        while self._copies and self._copies[0].query():
+            self._copies.popleft()
+        return not self._copies
+
+
+def _end_copies(copies: "deque[Any]", _registration: object) -> None:
+    """Wait for the copies of a deleted block, so that its memory is not unregistered under them."""
+    while copies:
+        copies.popleft().synchronize()
+
+
+class _Registration:
+    """A registered part of the arena. It is unregistered when its last block is deleted."""
+
+    def __init__(self, memory: "np.ndarray[Any, np.dtype[np.uint8]]", rank: int) -> None:
+        address, size_bytes = int(memory.ctypes.data), memory.nbytes
+        code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
+        if code:
+            _clear_last_error()
+            raise ArgumentError(
+                f"rank {rank}: CUDA cannot pin {size_bytes} bytes of host memory (cudaHostRegister: error {code}): "
+                "want more free host memory, or a higher limit of locked memory (ulimit -l); the group is still usable"
+            )
+        self.memory = memory
+        weakref.finalize(self, _unregister, address, memory).atexit = False
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch does not annotate it
+
+
+def _unregister(address: int, _memory: object) -> None:
+    _cudart().cudaHostUnregister(address)
+
+
+def _clear_last_error() -> None:
+    """Clear the CUDA error of a failed call. Otherwise torch's next kernel would report it as its own."""
+    try:
+        torch.zeros(1, device=SERVED)
+    except RuntimeError:
+        return
+
+
+class PinnedMemory:
+    """The pinned blocks of one group, in sizes that are used again."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._lock = threading.RLock()
+        self._free: defaultdict[int, deque[PinnedBlock]] = defaultdict(deque)  # by size
+        self._returned: deque[PinnedBlock] = deque()  # appended by finalizers, which must not take the lock
+        self.registrations = 0  # how many parts of the arena were registered so far
+
+    def take(self, group: Group, count: int, dtype: torch.dtype) -> Shared:
+        """Return memory for `count` elements of `dtype`, with undefined contents; see `DeviceStaging.pinned`."""
+        if not count:
+            tensor = torch.empty(0, dtype=dtype)
+            return Shared(array_of(tensor), tensor)
+        size = _rounded(count * dtype.itemsize)
+        with self._lock:
+            self._sort_returned()
+            block = self._quiet(size) or self._new(group, size)
+        # The storage of the tensor keeps `lease` itself alive. Every view of the tensor, and every array of one, keeps
+        # the storage. The block is therefore returned when nobody can reach its memory any more.
+        lease = block.memory[: count * dtype.itemsize]
+        weakref.finalize(lease, _give_back, block, self._returned).atexit = False
+        _in_use[block.address] = block
+        tensor = torch.frombuffer(lease, dtype=dtype)
+        return Shared(array_of(tensor), tensor)
+
+    def _sort_returned(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._free[block.memory.nbytes].append(block)
+
+    def _quiet(self, size: int) -> PinnedBlock | None:
+        """Return a free block of this size whose copies have ended, or None."""
+        free = self._free[size]
+        for _ in range(len(free)):
+            block = free.popleft()
+            if block.is_quiet():
+                return block
+            free.append(block)
+        return None
+
+    def _new(self, group: Group, size: int) -> PinnedBlock:
+        registration = self._registered(group, _SLAB_BYTES if size < _LARGE_BYTES else size)
+        self.registrations += 1
+        blocks = [
+            PinnedBlock(registration.memory[start : start + size], registration)
+            for start in range(0, registration.memory.nbytes, size)
+        ]
+        self._free[size].extend(blocks[1:])
+        return blocks[0]
+
+    def _registered(self, group: Group, size: int) -> _Registration:
+        try:
+            return _Registration(group.allocate(size, np.uint8), self._rank)
+        except ArgumentError:
+            if not any(self._free.values()):
+                raise
+        self._free.clear()  # releases the free blocks of all sizes
+        return _Registration(group.allocate(size, np.uint8), self._rank)
+
+
+_in_use: dict[int, PinnedBlock] = {}  # the blocks that somebody can reach, by address
+
+
+def _give_back(block: PinnedBlock, returned: "deque[PinnedBlock]") -> None:
+    _in_use.pop(block.address, None)
+    returned.append(block)
+
+
+def _block_of(tensor: Tensor) -> PinnedBlock:
+    """Return the block in which `tensor` lies.
+
+    Raises:
+        ArgumentError: the tensor is not in memory that `DeviceStaging.pinned` returned.
+    """
+    block = _in_use.get(tensor.untyped_storage().data_ptr())
+    if block is None:
+        raise ArgumentError(
+            f"a host tensor of {described(tensor)}: want memory of DeviceStaging.pinned, which CUDA copies without "
+            "stopping the host"
+        )
+    return block
+
+
+def _rounded(size_bytes: int) -> int:
+    """Return the size of the block for `size_bytes`: a power of two, or at most an eighth more than needed."""
+    power = max(_PIECE_BYTES, 1 << (size_bytes - 1).bit_length())
+    if power <= _LARGE_BYTES:
+        return power
+    step = power >> 4
+    return -(-size_bytes // step) * step
+
+
+class _Known:
+    """The stagings of this process's devices, and the pinned memory of its groups."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pid = os.getpid()
+        self.stagings: dict[torch.device, DeviceStaging] = {}
+        self.memory: weakref.WeakKeyDictionary[Group, PinnedMemory] = weakref.WeakKeyDictionary()
+
+    def memory_of(self, group: Group) -> PinnedMemory:
+        with self.lock:
+            found = self.memory.get(group)
+            if found is None:
+                found = self.memory[group] = PinnedMemory(group.calls.services.world_rank)
+            return found
+
+
+class DeviceStaging:
+    """Copies between one device of this process and pinned host memory. `staging_of` returns the one of a device.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.module = torch.get_device_module(device)
+        with self.module.device(device):
+            self._to_host = self.module.Stream(device)
+            self._to_device = self.module.Stream(device)
+
+    def pinned(self, group: Group, count: int, dtype: torch.dtype) -> Shared:
+        """Return pinned memory of the arena for `count` elements of `dtype`; the contents are undefined.
+
+        The memory returns to the pool when the last tensor or array that uses it is deleted. It is used again when its
+        last copy has ended.
+
+        Raises:
+            ArgumentError: the rank's segment is full, or CUDA cannot pin the memory.
+        """
+        return _known.memory_of(group).take(group, count, dtype)
+
+    def to_host(self, source: Tensor, target: Tensor) -> Any:
+        """Start to copy `source`, a tensor of the device, to the pinned tensor `target`, and return the copy's event.
+
+        The copy is ordered behind everything that the caller's current stream of the device has been given so far. The
+        program may delete `source` at once. `target` has the values when the event has ended.
+
+        Raises:
+            UnsupportedError: the caller's current stream is capturing a graph.
+        """
+        self.require_no_capture()
+        block = _block_of(target) if target.numel() else None
+        with self.module.device(self.device):
+            self._to_host.wait_event(self._recorded(self.module.current_stream()))
+            with self.module.stream(self._to_host):
+                target.copy_(source, non_blocking=True)
+            source.record_stream(self._to_host)
+            event = self._recorded(self._to_host)
+        if block is not None:
+            block.note(event)
+        return event
+
+    def to_device(self, source: Tensor, target: Tensor, after: Any = None) -> Any:
+        """Start to copy the pinned tensor `source` to `target`, a tensor of the device, and return the copy's event.
+
+        Without `after`, the copy is ordered behind everything that the caller's current stream of the device has been
+        given so far, and whatever that stream gets next is ordered behind the copy. With `after`, an event, the copy is
+        ordered behind that event, and no stream waits for the copy: each stream that uses `target` must wait for the
+        returned event. The program may delete `target` at once.
+
+        Raises:
+            UnsupportedError: the caller's current stream is capturing a graph.
+        """
+        self.require_no_capture()
+        block = _block_of(source) if source.numel() else None
+        with self.module.device(self.device):
+            current = self.module.current_stream()
+            self._to_device.wait_event(self._recorded(current) if after is None else after)
+            with self.module.stream(self._to_device):
+                target.copy_(source, non_blocking=True)
+            target.record_stream(self._to_device)
+            event = self._recorded(self._to_device)
+            if after is None:
+                current.wait_event(event)
+        if block is not None:
+            block.note(event)
+        return event
+
+    def require_no_capture(self) -> None:
+        """Raise UnsupportedError if the caller's current stream is capturing a graph."""
+        with self.module.device(self.device):
+            is_capturing = self.module.is_current_stream_capturing()
+        if is_capturing:
+            raise UnsupportedError(
+                f"the current stream of {self.device} is capturing a graph: a graph cannot hold an operation of "
+                "several ranks; call it before or after torch.cuda.graph"
+            )
+
+    def _recorded(self, stream: Any) -> Any:
+        # A thread that waits for a blocking event sleeps; for others it would spin and take a core from the collective.
+        event = self.module.Event(blocking=True)
+        event.record(stream)
+        return event
+
+
+_known = _Known()
+
+
+def staging_of(device: torch.device) -> DeviceStaging:
+    """Return the staging of a device of this process; a device without an index is the current one.
+
+    Raises:
+        StateError: this process is a fork of a process that has used the device.
+        UnsupportedError: multiring does not serve devices of this type.
+    """
+    refuse_other_devices(device, "the device")
+    if _known.stagings and _known.pid != os.getpid():
+        raise StateError(
+            f"process {os.getpid()} was forked from process {_known.pid}, which uses {device}: CUDA does not work "
+            'after a fork; start processes with torch.multiprocessing.get_context("spawn")'
+        )
+    if device.index is None:
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
+    with _known.lock:
+        found = _known.stagings.get(device)
+        if found is None:
+            _known.pid = os.getpid()
+            found = _known.stagings[device] = DeviceStaging(device)
+        return found
+
+
+def refuse_other_devices(device: torch.device, name: str) -> None:
+    """Raise UnsupportedError if multiring does not serve devices of this type.
+
+    Args:
+        device: any device that is not the host.
+        name: what is on the device, for the error.
+    """
+    if device.type != SERVED:
+        raise UnsupportedError(f"{name} is on {device}; multiring serves host memory and CUDA devices: use .cpu()")
+    if torch.version.hip is not None:
+        raise UnsupportedError(
+            f"{name} is on {device} of torch for ROCm {torch.version.hip}; multiring serves host memory and CUDA "
+            "devices: use .cpu()"
+        )
+
+
+@contextmanager
+def naming_exhaustion(rank: int, size_bytes: int, device: torch.device, what: str) -> Iterator[None]:
+    """Name rank, bytes and remedy if the device has no memory left for what the block allocates."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(
+            f"rank {rank}: {device} has no memory for {size_bytes} bytes of {what}: free tensors or use a smaller "
+            f"batch; the group is still usable. {error}"
+        ) from error
