@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.signatures import DATA_TYPE, OPERATION, REDUCTION, ROOT, SCALES, SHAPE, WHOLE_SHAPE
 from multiring._runtime.group.handles import told_apart
+from multiring._runtime.named.signature_text import DEVICE, unsaid
 from multiring.errors import (
     CollectiveError,
     DisagreementError,
@@ -163,6 +164,7 @@ _PHRASES = {
     REDUCTION: "Mismatched reduction operations",
     SCALES: "Mismatched prescale and/or postscale factors",
     ROOT: "Mismatched {} root ranks",
+    DEVICE: "Mismatched CPU/GPU device selection",
 }
 
 
@@ -172,8 +174,8 @@ def _phrase_of(error: MultiringError) -> str:
     by_rank = {rank: dict(signature) for rank, signature in error.signatures.items()}
     if not all(by_rank.values()):
         return "Mismatched operations"
-    for term in next(iter(by_rank.values())):
-        said = {rank: signature.get(term, "nothing") for rank, signature in by_rank.items()}
+    for term in dict.fromkeys(term for signature in by_rank.values() for term in signature):
+        said = {rank: signature.get(term, unsaid(term)) for rank, signature in by_rank.items()}
         if len(set(said.values())) > 1:
             operation = next(iter(by_rank.values())).get(OPERATION, "").rpartition(" ")[2].upper()
             phrase = _PHRASES.get(term, f"Mismatched {term}").format(operation)

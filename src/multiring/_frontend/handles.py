@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from multiring._frontend.errors import internal
 from multiring._frontend.process_sets import Members
 from multiring._frontend.signatures import PART
+from multiring._frontend.submission_line import Submission
 from multiring._runtime.named.handle import NamedHandle, Start
+from multiring._runtime.named.signature_text import DEVICE
 from multiring.errors import ArgumentError, MultiringError, Signature
 
 
@@ -23,7 +25,32 @@ class Unnamed(NamedTuple):
     ending: str
 
 
-Name = str | Unnamed | None
+class Placed(NamedTuple):
+    """The name of an operation whose tensors are on devices.
+
+    name: the operation's name; the caller has reserved it.
+    devices: the types of the tensors' devices, on which the ranks must agree.
+    """
+
+    name: str | Unnamed
+    devices: str
+
+
+Named = str | Unnamed | Placed
+Name = Named | None
+
+
+class Submitted(Protocol):
+    """An operation, or several, for which the caller has not waited yet."""
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once. If so, the names can be used again."""
+
+    def wait(self) -> Any:
+        """Wait for the operation, and return its result; see `Pending`."""
+
+    def forget(self) -> None:
+        """Make the names usable again. The caller will not wait for the operation."""
 
 
 class Pending:
@@ -32,7 +59,7 @@ class Pending:
     __slots__ = ("_finish", "_handle", "_members", "_name", "_what")
 
     def __init__(
-        self, members: Members, name: str, what: str, handle: NamedHandle, finish: Callable[[Any], Any]
+        self, members: Members, name: str, what: str, handle: NamedHandle | Submission, finish: Callable[[Any], Any]
     ) -> None:
         self._members = members
         self._name = name
@@ -71,7 +98,9 @@ class Pending:
     def repeat(self) -> "Repeat | None":
         """Return an object that starts the operation again; None if that is not possible."""
         handle = self._handle
-        return None if handle.repeatable is None else Repeat(self._members, self._what, handle)
+        if isinstance(handle, Submission) or handle.repeatable is None:
+            return None
+        return Repeat(self._members, self._what, handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +120,7 @@ class Repeat:
         This thread must wait for the operation next.
         """
         members, name = self._members, self._handle.name
-        if name in members.in_flight:
+        if name in members.in_flight or members.line.is_ahead():
             return None
         members.in_flight.add(name)
         try:
@@ -116,7 +145,7 @@ class Several:
 
     __slots__ = ("_finish", "_parts")
 
-    def __init__(self, parts: Sequence["Pending | Several"], finish: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, parts: Sequence[Submitted], finish: Callable[[list[Any]], Any]) -> None:
         self._parts = parts
         self._finish = finish
 
@@ -153,7 +182,7 @@ class _Handles:
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
-        self.pending: dict[int, Pending | Several] = {}
+        self.pending: dict[int, Submitted] = {}
 
 
 _handles = _Handles()
@@ -180,7 +209,9 @@ def submit(
     Raises:
         ArgumentError: an operation of this name was submitted and has not been synchronized.
     """
-    operation = signature[0][1]
+    operation, is_reserved = signature[0][1], False
+    if isinstance(name, Placed):
+        signature, name, is_reserved = (*signature, (DEVICE, name.devices)), name.name, True
     # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
     if name is None:
         name = Unnamed(members.next_number(), "")
@@ -189,12 +220,12 @@ def submit(
         what = f"{operation}.{full_name}"
     else:
         what = full_name = f"{operation}.{name}"
-    if full_name in members.in_flight:
-        raise ArgumentError(
-            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
-            f"currently being processed: {what}. Synchronize its handle first, or pass another name"
-        )
+    if not is_reserved:
+        refuse_in_flight(members, full_name, what)
     members.in_flight.add(full_name)
+    if members.line.is_ahead():
+        waiting = members.line.put(lambda: members.named.submit(full_name, signature, start))
+        return Pending(members, full_name, what, waiting, finish)
     try:
         handle = members.named.submit(full_name, signature, start, at_once)
     except BaseException as error:
@@ -205,7 +236,22 @@ def submit(
     return Pending(members, full_name, what, handle, finish)
 
 
-def handle_of(pending: Pending | Several) -> int:
+def refuse_in_flight(members: Members, full_name: str, what: str) -> None:
+    """Raise ArgumentError if an operation of this name was submitted and has not been synchronized.
+
+    Args:
+        members: the ranks of the set.
+        full_name: the name by which the set knows the operation.
+        what: the operation and its name, for the error.
+    """
+    if full_name in members.in_flight:
+        raise ArgumentError(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+            f"currently being processed: {what}. Synchronize its handle first, or pass another name"
+        )
+
+
+def handle_of(pending: Submitted) -> int:
     """Return a new handle for a submitted operation."""
     number = next(_handles.numbers)
     _handles.pending[number] = pending
@@ -236,7 +282,7 @@ def poll(handle: int) -> bool:
     return pending.done()
 
 
-def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnamed, Signature]]:
+def parts_of(members: Members, name: Name, count: int) -> list[tuple[Named, Signature]]:
     """Return a name and a signature term for each of the `count` operations of a group.
 
     Raises:
@@ -248,11 +294,13 @@ def parts_of(members: Members, name: Name, count: int) -> list[tuple[str | Unnam
     return [(each, ((PART, f"{part} of {count}"),)) for part, each in enumerate(names, 1)]
 
 
-def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[str | Unnamed]:
+def names_of(members: Members, name: Name, endings: Sequence[str]) -> Sequence[Named]:
     """Return a name for each operation of one call.
 
     Each name is the call's name or number, followed by one of `endings`.
     """
+    if isinstance(name, Placed):
+        return [Placed(each, name.devices) for each in names_of(members, name.name, endings)]  # type: ignore[arg-type] # of a name, names
     if isinstance(name, Unnamed):
         return [Unnamed(name.number, name.ending + ending) for ending in endings]
     if name is not None:

@@ -33,6 +33,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 -- Horovod's parameter; multi
     if members.reducers:
         # Dead optimizers may survive in reference cycles. Their reducers must be gone on every rank.
         gc.collect()
+    members.line.drain()
     try:
         joined = members.named.join()
         reducers = [in_background(each.contribute_neutrally, "join") for each in members.reducers]

@@ -11,6 +11,7 @@ from multiring._frontend.errors import internal_errors, not_initialized
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring._frontend.neutral_contributions import neutral_contribution
+from multiring._frontend.submission_line import SubmissionLine
 from multiring._runtime import Group
 from multiring._runtime.bootstrap.rank_process import RankPosition
 from multiring._runtime.job.job import current, is_rank, place, was_left
@@ -92,6 +93,7 @@ class Members:
         self.named = NamedOperations(group, neutral_contribution)
         self.rank = group.rank
         self.size = group.size
+        self.line = SubmissionLine()  # the operations that wait for a copy from a device before they are posted
         self.in_flight: set[str] = set()
         self.reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()
         self.is_over = False  # the set was closed by `shutdown` or removed; rebuild dependent objects
@@ -112,6 +114,7 @@ class Members:
     def close(self) -> None:
         """Close the named operations of these ranks."""
         self.is_over = True
+        self.line.close()
         self.named.close()
 
     def next_number(self) -> str:

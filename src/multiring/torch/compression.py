@@ -52,10 +52,11 @@ class _WireCompressor(Compressor):
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
         """Encode `tensor`, and return it decoded to float32, because sums of encoded numbers would overflow."""
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        if tensor.dtype != torch.float32 or not (tensor.is_cpu or tensor.is_cuda):
             return tensor, None
-        decoded = quantize_dequantize(tensor.detach().contiguous().numpy(), cls.wire)
-        return torch.from_numpy(decoded).view(tensor.shape), None
+        # A tensor of a device is encoded on the host. The caller's thread waits for the device.
+        decoded = quantize_dequantize(tensor.detach().cpu().contiguous().numpy(), cls.wire)
+        return torch.from_numpy(decoded).view(tensor.shape).to(tensor.device), None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 -- part of the interface

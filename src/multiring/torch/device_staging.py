@@ -19,7 +19,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, StateError, UnsupportedError
-from multiring.torch.interop import Shared, array_of, described
+from multiring.torch.interop import Shared, array_of, described, refuse_other_devices
 
 SERVED = "cuda"
 """The type of the devices that are served."""
@@ -169,6 +169,11 @@ def _give_back(block: PinnedBlock, returned: "deque[PinnedBlock]") -> None:
     returned.append(block)
 
 
+def is_pinned_here(tensor: Tensor) -> bool:
+    """Return whether `tensor` lies in memory of `DeviceStaging.pinned`, so that it can be copied to a device."""
+    return not tensor.numel() or tensor.untyped_storage().data_ptr() in _in_use
+
+
 def _block_of(tensor: Tensor) -> PinnedBlock:
     """Return the block in which `tensor` lies.
 
@@ -243,15 +248,21 @@ class DeviceStaging:
         Raises:
             UnsupportedError: the caller's current stream is capturing a graph.
         """
+        return self.all_to_host([source], [target])
+
+    def all_to_host(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
+        """Start to copy several tensors; see `to_host`. The event is that of the last copy."""
         self.require_no_capture()
-        block = _block_of(target) if target.numel() else None
+        blocks = {_block_of(target) for target in targets if target.numel()}
         with self.module.device(self.device):
             self._to_host.wait_event(self._recorded(self.module.current_stream()))
             with self.module.stream(self._to_host):
-                target.copy_(source, non_blocking=True)
-            source.record_stream(self._to_host)
+                for source, target in zip(sources, targets, strict=True):
+                    target.copy_(source, non_blocking=True)
+            for source in sources:
+                source.record_stream(self._to_host)
             event = self._recorded(self._to_host)
-        if block is not None:
+        for block in blocks:
             block.note(event)
         return event
 
@@ -266,18 +277,25 @@ class DeviceStaging:
         Raises:
             UnsupportedError: the caller's current stream is capturing a graph.
         """
+        return self.all_to_device([source], [target], after)
+
+    def all_to_device(self, sources: Sequence[Tensor], targets: Sequence[Tensor], after: Any = None) -> Any:
+        """Start to copy several tensors; see `to_device`. The event is that of the last copy."""
         self.require_no_capture()
-        block = _block_of(source) if source.numel() else None
+        blocks = {_block_of(source) for source in sources if source.numel()}
         with self.module.device(self.device):
             current = self.module.current_stream()
             self._to_device.wait_event(self._recorded(current) if after is None else after)
             with self.module.stream(self._to_device):
-                target.copy_(source, non_blocking=True)
-            target.record_stream(self._to_device)
+                for source, target in zip(sources, targets, strict=True):
+                    with torch.inference_mode(target.is_inference()):
+                        target.copy_(source, non_blocking=True)
+            for target in targets:
+                target.record_stream(self._to_device)
             event = self._recorded(self._to_device)
             if after is None:
                 current.wait_event(event)
-        if block is not None:
+        for block in blocks:
             block.note(event)
         return event
 
@@ -317,27 +335,10 @@ def staging_of(device: torch.device) -> DeviceStaging:
     if device.index is None:
         device = torch.device(device.type, torch.get_device_module(device).current_device())
     with _known.lock:
-        found = _known.stagings.get(device)
-        if found is None:
+        if device not in _known.stagings:
             _known.pid = os.getpid()
-            found = _known.stagings[device] = DeviceStaging(device)
-        return found
-
-
-def refuse_other_devices(device: torch.device, name: str) -> None:
-    """Raise UnsupportedError if multiring does not serve devices of this type.
-
-    Args:
-        device: any device that is not the host.
-        name: what is on the device, for the error.
-    """
-    if device.type != SERVED:
-        raise UnsupportedError(f"{name} is on {device}; multiring serves host memory and CUDA devices: use .cpu()")
-    if torch.version.hip is not None:
-        raise UnsupportedError(
-            f"{name} is on {device} of torch for ROCm {torch.version.hip}; multiring serves host memory and CUDA "
-            "devices: use .cpu()"
-        )
+            _known.stagings[device] = DeviceStaging(device)
+        return _known.stagings[device]
 
 
 @contextmanager

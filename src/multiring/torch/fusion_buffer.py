@@ -33,6 +33,13 @@ class BufferLayout:
     total: int
     has_gaps: bool
 
+    def zero_gaps(self, memory: Tensor) -> None:
+        """Write zeros between the tensors' places, because the gaps are reduced too."""
+        if self.has_gaps:
+            ends = [offset + shape.numel() for offset, shape in zip(self.offsets, self.shapes, strict=True)]
+            for end, offset in zip(ends, self.offsets[1:], strict=False):
+                memory[end:offset].zero_()
+
     def views(self, memory: Tensor) -> list[Tensor]:
         """Return a tensor in the flat `memory` for each place."""
         start = int(memory.storage_offset())

@@ -17,6 +17,7 @@ from multiring.errors import ArgumentError, UnsupportedError
 # Up to this size, ranks of one host exchange data through small shared buffers from any memory: the arena would not be
 # faster.
 _SMALL_BYTES = 16 << 10
+_ROCM: str | None = getattr(torch.version, "hip", None)  # torch for ROCm calls its devices "cuda", too
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,57 @@ def refuse_elsewhere(tensor: Tensor, name: str) -> None:
     if tensor.device.type != "cpu":
         remedy = "it has no values yet: use to_empty(device='cpu'), and load some" if tensor.is_meta else "use .cpu()"
         raise UnsupportedError(f"{name} is on {tensor.device}; multiring moves host memory only so far: {remedy}")
+    refuse_layout(tensor, name)
+
+
+def refuse_layout(tensor: Tensor, name: str) -> None:
+    """Raise UnsupportedError unless `tensor` is dense; `name` is its name in the error."""
     if tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         raise UnsupportedError(f"{name} is {kind}; want a dense tensor")
 
 
+def refuse_unserved(tensor: Tensor, name: str) -> None:
+    """Raise UnsupportedError unless `tensor` is a dense tensor in host memory or on a CUDA device.
+
+    Args:
+        tensor: any tensor.
+        name: the tensor's name in the error.
+    """
+    if tensor.device.type == "cuda" and tensor.layout == torch.strided and _ROCM is None:
+        return
+    if tensor.is_cpu or tensor.is_meta:
+        refuse_elsewhere(tensor, name)
+        return
+    refuse_other_devices(tensor.device, name)
+    refuse_layout(tensor, name)
+
+
+def refuse_other_devices(device: torch.device, name: str) -> None:
+    """Raise UnsupportedError unless `device` is a CUDA device.
+
+    Args:
+        device: any device that is not the host.
+        name: what is on the device, for the error.
+    """
+    if device.type == "cuda" and _ROCM is None:
+        return
+    build = "" if device.type != "cuda" else f" of torch for ROCm {_ROCM}"
+    raise UnsupportedError(
+        f"{name} is on {device}{build}; multiring serves host memory and CUDA devices only: use .cpu()"
+    )
+
+
 def require_plain(tensor: Any) -> None:
-    """Check that `tensor` is a dense tensor in host memory.
+    """Check that `tensor` is a dense tensor in host memory or on a CUDA device.
 
     Raises:
         ArgumentError: `tensor` is not a tensor.
-        UnsupportedError: `tensor` is not dense, or not in host memory.
+        UnsupportedError: `tensor` is not dense, or on another device.
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentError(f"tensor is a {type(tensor).__name__}; want a torch.Tensor")
-    refuse_elsewhere(tensor, "tensor")
+    refuse_unserved(tensor, "tensor")
 
 
 def is_sparse(tensor: Any) -> bool:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from multiring.errors import UnsupportedError
-from multiring.torch import device_staging
-from multiring.torch.device_staging import refuse_other_devices, staging_of
+from multiring.torch import device_staging, interop
+from multiring.torch.device_staging import staging_of
+from multiring.torch.interop import refuse_other_devices
 
 PAGE = 4096
 
@@ -29,6 +30,6 @@ def test_other_devices_are_refused_by_name(kind: str) -> None:
 
 
 def test_torch_for_rocm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(interop, "_ROCM", "6.4")
     with pytest.raises(UnsupportedError, match=r"x is on cuda:0 of torch for ROCm 6\.4; multiring serves"):
         refuse_other_devices(torch.device("cuda", 0), "x")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from multiring._agreement import Deadlock
 from multiring._runtime.group.handles import told_apart
+from multiring._runtime.named.signature_text import unsaid
 from multiring.errors import DisagreementError, Signature, StallError
 
 
@@ -20,7 +21,7 @@ def disagreement(name: str, signatures: Mapping[int, Signature], ranks: Sequence
     keys = list(dict.fromkeys(key for each in signatures.values() for key, _ in each))
     differing = [key for key in keys if len({each.get(key) for each in by_rank.values()}) > 1]
     first = differing[0] if differing else "terms"
-    said = {ranks[rank]: each.get(first, "none") for rank, each in by_rank.items()}
+    said = {ranks[rank]: each.get(first, unsaid(first)) for rank, each in by_rank.items()}
     text = f"operation {name!r}: the ranks do not agree on the {first}: {told_apart(said)}; inputs are intact"
     return DisagreementError(text, signatures)
 

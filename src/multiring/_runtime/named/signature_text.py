@@ -15,6 +15,8 @@ from multiring.errors import Signature
 # Separates the description of an operation from its label, in the title on which the ranks agree.
 LABELLED = " labelled "
 
+DEVICE = "device"  # the term for the devices of an operation's tensors; a signature without it is of host tensors
+
 Meaning = tuple[str, Signature]  # name and signature of an operation
 
 
@@ -53,6 +55,11 @@ def signatures_of_one(titles: Mapping[int, str]) -> dict[int, Signature] | None:
     if len(found) < len(meanings) or len({name for name, _ in found.values()}) != 1:
         return None
     return {rank: signature for rank, (_, signature) in found.items()}
+
+
+def unsaid(term: str) -> str:
+    """Return what a signature without this term means."""
+    return "cpu" if term == DEVICE else "none"
 
 
 def shown(title: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Pending, Several, handle_of, parts_of
+from multiring._frontend.handles import Several, Submitted, handle_of, parts_of
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Average
 from multiring.torch.collectives.allreduce import allreduce
@@ -88,7 +88,7 @@ def _submit_group(
     return Several(started, finish)
 
 
-def _first(pending: Pending) -> Several:
+def _first(pending: Submitted) -> Several:
     return Several([pending], lambda found: found[0][0])
 
 

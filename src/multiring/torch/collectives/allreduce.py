@@ -9,16 +9,17 @@ from torch import Tensor
 
 from multiring._frontend.adasum_reduction import start_adasum
 from multiring._frontend.dtype_conversion import DtypeConversion
-from multiring._frontend.handles import Name, Pending, Several, handle_of, submit
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.handles import Name, Pending, Submitted, handle_of, submit
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
-from multiring._frontend.signatures import allreduce_signature
+from multiring._frontend.signatures import ALLREDUCE, allreduce_signature
 from multiring._gradients.options import require_compressor
 from multiring._runtime import Group, Handle
 from multiring._runtime.named.named import Start
 from multiring.errors import UnsupportedError
-from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
+from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.collectives.sparse import submit_sparse
+from multiring.torch.collectives.staged import Staged, Staging, to_device
 from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.interop import (
     array_of,
@@ -127,15 +128,52 @@ def allreduce_async_(
 
 def submit_allreduce(
     tensor: Tensor, name: Name, how: Combination, process_set: ProcessSet, *, in_place: bool, waits: bool = False
-) -> Pending | Several:
+) -> Submitted:
     """Start an allreduce of `tensor`; its result is `tensor` itself if `in_place`, else a new tensor.
 
     With `waits`, this thread must wait for the operation next.
     """
-    members = members_of(process_set)
+    return submit_alone(members_of(process_set), tensor, name, how, in_place=in_place, waits=waits)
+
+
+def submit_alone(
+    members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool, waits: bool = False
+) -> Submitted:
+    """Start an allreduce of `tensor` over these ranks; see `submit_allreduce`."""
     if is_sparse(tensor):
         return submit_sparse(members, tensor, name, how, in_place=in_place)
     require_plain(tensor)
+    if not tensor.is_cpu:
+        return _submit_staged(members, tensor, name, how, in_place=in_place)
+    return _submit_on_host(members, tensor, name, how, in_place=in_place, waits=waits)
+
+
+def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Staged:
+    """Start an allreduce of a tensor on a device."""
+    require_combinable(tensor.dtype, how, members.size)
+    staging = Staging(members, ALLREDUCE, name, [tensor])
+    with staging.preparing([tensor]):
+        host = staging.copied(tensor)
+
+    def start(placed: Name) -> Pending:
+        return _submit_on_host(members, host, placed, how, in_place=True, waits=False)
+
+    def finish(found: Tensor) -> Tensor:
+        result = to_device(members, found, tensor.device, tensor.detach() if in_place else None)
+        return tensor if in_place else result
+
+    return staging.submit(start, finish)
+
+
+def require_combinable(dtype: torch.dtype, how: Combination, ranks: int) -> None:
+    """Raise ArgumentError if tensors of `dtype` cannot be combined in this way. Nothing has been started then."""
+    conversion_of(dtype, how.op, how.postscale, ranks)
+    scaled(torch.empty(0, dtype=dtype, device="cpu"), how.prescale)
+
+
+def _submit_on_host(
+    members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool, waits: bool
+) -> Pending:
     dtype = tensor.dtype
     conversion = conversion_of(dtype, how.op, how.postscale, members.size)
     signature = allreduce_signature(

@@ -10,6 +10,7 @@ from multiring._frontend.array_rows import row_counts
 from multiring._frontend.handles import Several, handle_of
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
 from multiring.errors import ArgumentError
+from multiring.torch.collectives.staged import to_device
 from multiring.torch.collectives.varying_rows import submit_exchange
 from multiring.torch.interop import dtype_name, require_plain, wants_gradient
 
@@ -72,7 +73,8 @@ def _submit(
 
     def finish(found: list[tuple[Tensor, Sequence[int]]]) -> tuple[Tensor, Tensor]:
         received, rows = found[0]
-        return received, torch.tensor(rows, dtype=torch.int32, device=device)
+        counts = torch.tensor(rows, dtype=torch.int32, device="cpu")
+        return received, counts if device.type == "cpu" else to_device(members, counts, device)
 
     return Several([pending], finish)
 

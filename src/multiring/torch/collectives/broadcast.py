@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Pending, handle_of, submit
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_rank_in
+from multiring._frontend.handles import Name, Pending, Submitted, handle_of, submit
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of, world_rank_in
 from multiring._frontend.reduce_ops import Average
 from multiring._frontend.signatures import BROADCAST, ROOT, plain_signature
 from multiring._runtime import Group, Handle
 from multiring._runtime.arrays import Buffer
 from multiring.torch.collectives.allreduce import allreduce
+from multiring.torch.collectives.staged import Staged, Staging, host_memory, to_device
 from multiring.torch.interop import dtype_name, is_one_piece, new_memory, note_change, require_plain, wants_gradient
 
 
@@ -72,9 +73,37 @@ def broadcast_async_(
     return handle_of(_submit(tensor, root_rank, name, process_set, in_place=True))
 
 
-def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool) -> Pending:
+def _submit(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool) -> Submitted:
     require_plain(tensor)
     members = members_of(process_set)
+    world_rank_in(members, root_rank)
+    if not tensor.is_cpu:
+        return _submit_staged(members, tensor, root_rank, name, in_place=in_place)
+    return _submit_on_host(members, tensor, root_rank, name, in_place=in_place)
+
+
+def _submit_staged(members: Members, tensor: Tensor, root_rank: int, name: Name, *, in_place: bool) -> Staged:
+    is_root = members.rank == world_rank_in(members, root_rank)
+    staging = Staging(members, BROADCAST, name, [tensor])
+    with staging.preparing([tensor]):
+        if is_root:
+            host = staging.copied(tensor)
+        else:
+            host = host_memory(members.group, tensor.shape, tensor.dtype, tensor.device)
+
+    def start(placed: Name) -> Pending:
+        return _submit_on_host(members, host, root_rank, placed, in_place=True)
+
+    def finish(found: Tensor) -> Tensor:
+        if in_place and is_root:
+            return tensor
+        result = to_device(members, found, tensor.device, tensor.detach() if in_place else None)
+        return tensor if in_place else result
+
+    return staging.submit(start, finish)
+
+
+def _submit_on_host(members: Members, tensor: Tensor, root_rank: int, name: Name, *, in_place: bool) -> Pending:
     root = world_rank_in(members, root_rank)
     signature = plain_signature(BROADCAST, dtype_name(tensor.dtype), tensor.shape, ((ROOT, str(int(root_rank))),))
     source = tensor.detach()

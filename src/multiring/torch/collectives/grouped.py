@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring._frontend.handles import Name, Pending, Several, Submitted, handle_of, parts_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import Adasum, Combination, combination, name_of
 from multiring._frontend.signatures import (
@@ -24,8 +24,16 @@ from multiring._frontend.signatures import (
     scales_text,
 )
 from multiring.errors import ArgumentError, Signature
-from multiring.torch.collectives.allreduce import require_linear, starting, submit_allreduce, without_compressor
+from multiring.torch.collectives.allreduce import (
+    require_combinable,
+    require_linear,
+    starting,
+    submit_alone,
+    without_compressor,
+)
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
+from multiring.torch.collectives.staged import Staged, Staging, is_on_device
+from multiring.torch.collectives.staged_group import GroupCopies
 from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.fusion_buffer import BufferLayout, Packing, TensorSpan, layout_of, new_buffer
 from multiring.torch.interop import (
@@ -149,11 +157,44 @@ def _submit(
     in_place: bool,
     waits: bool = False,
     span: TensorSpan | None = None,
-) -> Pending | Several:
+) -> Submitted:
     """Start to combine `tensors`; `span` is their span if the caller has already found it."""
     members = members_of(process_set)
     if not tensors:
         raise ArgumentError("a group of no tensors: want at least one")
+    if any(map(is_on_device, tensors)) and not any(map(is_sparse, tensors)):
+        return _submit_staged(_Group(members, tuple(tensors), how, name), in_place=in_place)
+    return _submit_on_host(members, tensors, name, how, in_place=in_place, waits=waits, span=span)
+
+
+def _submit_staged(group: _Group, *, in_place: bool) -> Staged:
+    """Start to combine tensors of which at least one is on a device; the host's combination includes the others."""
+    members, tensors, how, name = group.members, group.tensors, group.how, group.name
+    for tensor in tensors:
+        require_plain(tensor)
+        require_combinable(tensor.dtype, how, members.size)
+    is_one_type = len({tensor.dtype for tensor in tensors}) == 1
+    staging = Staging(members, GROUPED_ALLREDUCE, name, tensors, "" if is_one_type else "_1of2")
+    with staging.preparing(tensors):
+        copies = GroupCopies(members, staging, tensors, in_place=in_place)
+
+    def start(placed: Name) -> Submitted:
+        copies.fill_gaps()
+        return _submit_on_host(members, copies.hosts, placed, how, in_place=True)
+
+    return staging.submit(start, copies.put_back)
+
+
+def _submit_on_host(
+    members: Members,
+    tensors: Sequence[Tensor],
+    name: Name,
+    how: Combination,
+    *,
+    in_place: bool,
+    waits: bool = False,
+    span: TensorSpan | None = None,
+) -> Submitted:
     group = _Group(members, tensors if isinstance(tensors, list | tuple) else tuple(tensors), how, name, waits=waits)
     span = _span_of(group, span) if in_place else None
     if span is not None:
@@ -164,7 +205,7 @@ def _submit(
         parts = parts_of(members, name, len(tensors))
         return Several(
             [
-                submit_allreduce(tensor, part, how, process_set, in_place=in_place)
+                submit_alone(members, tensor, part, how, in_place=in_place)
                 for tensor, (part, _) in zip(tensors, parts, strict=True)
             ],
             tuple,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from multiring._frontend.errors import RefusedInternalError
-from multiring._frontend.handles import Name, Pending, Several, handle_of, parts_of, submit
+from multiring._frontend.handles import Name, Several, Submitted, handle_of, parts_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Average, Combination, Sum, combination, name_of
 from multiring._frontend.signatures import REDUCESCATTER, REDUCTION, SCALES, plain_signature
@@ -15,7 +15,9 @@ from multiring._gradients.options import require_compressor
 from multiring._runtime import Group, Handle
 from multiring.errors import Signature
 from multiring.torch.collectives.allgather import allgather
+from multiring.torch.collectives.allreduce import require_combinable
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
+from multiring.torch.collectives.staged import Staged, Staging, to_device
 from multiring.torch.collectives.varying_rows import submit_refusal
 from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.interop import (
@@ -138,12 +140,14 @@ def _submit_group(tensors: Sequence[Tensor], name: str | None, how: Combination,
     return Several(started, tuple)
 
 
-def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Signature = ()) -> Pending:
+def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more: Signature = ()) -> Submitted:
     require_plain(tensor)
     if how.op not in LINEAR:
         raise RefusedInternalError(f"reducescatter by {name_of(how.op)}: want Average or Sum; allreduce has the others")
     if not tensor.dim():
         return submit_refusal(members, tensor, name, REDUCESCATTER)
+    if not tensor.is_cpu:
+        return _submit_staged(members, tensor, name, how, more)
     dtype = tensor.dtype
     conversion = conversion_of(dtype, how.op, how.postscale, members.size)
     more = ((REDUCTION, name_of(how.op)), (SCALES, str((how.prescale, how.postscale))), *more)
@@ -156,6 +160,18 @@ def _submit(members: Members, tensor: Tensor, name: Name, how: Combination, more
         return converted_back(tensor_of(found, dtype_of(conversion.dtype)), conversion, dtype)
 
     return submit(members, name, plain_signature(REDUCESCATTER, dtype_name(dtype), tensor.shape, more), start, finish)
+
+
+def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combination, more: Signature) -> Staged:
+    require_combinable(tensor.dtype, how, members.size)
+    staging = Staging(members, REDUCESCATTER, name, [tensor])
+    with staging.preparing([tensor]):
+        host = staging.copied(tensor)
+
+    def finish(found: Tensor) -> Tensor:
+        return to_device(members, found, tensor.device)
+
+    return staging.submit(lambda placed: _submit(members, host, placed, how, more), finish)
 
 
 def _spread(gradient: Tensor, how: Combination, process_set: ProcessSet) -> Tensor:

@@ -5,21 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multiring._frontend.handles import Name, Several, names_of
+from multiring._frontend.handles import Name, Several, Submitted, names_of
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Average, Combination, combination, name_of
 from multiring._frontend.signatures import REDUCTION, SCALES, SPARSE_ALLREDUCE, WHOLE_SHAPE, scales_text
 from multiring.errors import ArgumentError
 from multiring.torch.collectives.dtype_conversion import scaled
+from multiring.torch.collectives.staged import Staged, Staging, to_device
 from multiring.torch.collectives.varying_rows import submit_rows
-from multiring.torch.interop import is_sparse, shown
+from multiring.torch.interop import is_sparse, refuse_other_devices, shown
 from multiring.torch.sparse_sums import average_of_entries, sum_of_entries
 
 
 class SparseHandle:
     """The handle of a sparse allreduce; calling it waits for the operation and returns the result."""
 
-    def __init__(self, pending: Several) -> None:
+    def __init__(self, pending: Submitted) -> None:
         self._pending = pending
 
     def __call__(self) -> Tensor:
@@ -53,10 +54,43 @@ def sparse_allreduce_async(
     return SparseHandle(submit_sparse(members_of(process_set), tensor, name, how, in_place=False))
 
 
-def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
+def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Submitted:
     """Start an allreduce of sparse tensors; its result is `tensor` itself if `in_place`, else a new tensor."""
     if how.op not in LINEAR:
         raise ArgumentError(f"{name_of(how.op)} of a sparse tensor: want Average or Sum, or tensor.to_dense()")
+    if not tensor.is_cpu:
+        return _submit_staged(members, tensor, name, how, in_place=in_place)
+    return _submit_on_host(members, tensor, name, how, in_place=in_place)
+
+
+def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Staged:
+    """Start an allreduce of a sparse tensor on a device. Its entries are added up on the host."""
+    refuse_other_devices(tensor.device, "tensor")
+    own = tensor.detach()
+    entries = own._indices(), own._values()  # noqa: SLF001 -- as they are: coalescing waits for the device
+    staging = Staging(members, SPARSE_ALLREDUCE, name, entries, ".indices")
+    with staging.preparing(entries):
+        indices, values = map(staging.copied, entries)
+
+    def start(placed: Name) -> Several:
+        host = torch.sparse_coo_tensor(indices, values, own.shape, check_invariants=False)
+        return _submit_on_host(members, host, placed, how, in_place=False)
+
+    def finish(found: Tensor) -> Tensor:
+        places, sums = (to_device(members, each, tensor.device) for each in (found.indices(), found.values()))
+        result = torch.sparse_coo_tensor(places, sums, found.shape, is_coalesced=True, check_invariants=False)
+        return _put(tensor, result) if in_place else result
+
+    return staging.submit(start, finish)
+
+
+def _put(tensor: Tensor, result: Tensor) -> Tensor:
+    with torch.no_grad():  # copy into `tensor` itself too: tensor.detach() would not share the new entries
+        tensor.copy_(result)
+    return tensor
+
+
+def _submit_on_host(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
     own = tensor.detach().coalesce()
     shape, dtype = own.shape, own.dtype
     values = scaled(own.values(), how.prescale)
@@ -82,10 +116,6 @@ def submit_sparse(members: Members, tensor: Tensor, name: Name, how: Combination
             total = sum_of_entries(indices, gathered_values, shape)
             places, sums = total.indices(), scaled(total.values(), how.postscale)
         result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
-        if not in_place:
-            return result
-        with torch.no_grad():  # copy into `tensor` itself too: tensor.detach() would not share the new entries
-            tensor.copy_(result)
-        return tensor
+        return _put(tensor, result) if in_place else result
 
     return Several(gathered, finish)

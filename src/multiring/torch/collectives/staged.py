@@ -1,0 +1,197 @@
+"""Collectives of tensors on devices: copy to pinned host memory, run the host's collective, copy the result back.
+
+The caller's thread queues the copy to the host and goes on. The process set's submission line waits for the copy and
+starts the host's collective on the copy. `wait` waits for the collective, which is the network's time, queues the copy
+back and orders the caller's stream behind it. docs/gpu.md describes it for users.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse_in_flight
+from multiring._frontend.process_sets import Members
+from multiring._frontend.signatures import OPERATION
+from multiring._frontend.submission_line import Submission
+from multiring._runtime import Group, Handle
+from multiring.errors import ArgumentError
+from multiring.torch.device_staging import is_pinned_here, naming_exhaustion, staging_of
+from multiring.torch.interop import at_place, in_one_piece
+
+
+def is_on_device(tensor: Any) -> bool:
+    """Return whether `tensor`, which may be any object, is a tensor on a device."""
+    return isinstance(tensor, Tensor) and not tensor.is_cpu
+
+
+class Staged:
+    """A submitted operation of device tensors."""
+
+    __slots__ = ("_finish", "_key", "_members", "_submission")
+
+    def __init__(self, members: Members, key: str, submission: Submission, finish: Callable[[Any], Any]) -> None:
+        self._members = members
+        self._key = key
+        self._submission = submission
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        if not self._submission.done():
+            return False
+        self._members.in_flight.discard(self._key)
+        return True
+
+    def wait(self) -> Any:
+        """Wait for the host's collective, queue the copy back, and return the result on the device."""
+        try:
+            found = self._submission.wait()
+        finally:
+            self._members.in_flight.discard(self._key)
+        return self._finish(found)
+
+    def forget(self) -> None:
+        """Make the name usable again. The caller will not wait for the operation."""
+        self._members.in_flight.discard(self._key)
+        self._submission.forget()
+
+
+class Staging:
+    """The copies to the host of one operation's tensors.
+
+    Args:
+        members: the ranks of the set.
+        operation: the operation's kind.
+        name: the name that the program gave, or None.
+        tensors: the operation's tensors, of which at least one is on a device.
+        ending: what the operation's first host collective adds to a name that the program gave.
+
+    Raises:
+        ArgumentError: an operation of this name was submitted and has not been synchronized.
+        UnsupportedError: multiring does not serve the device, or the current stream is capturing a graph.
+    """
+
+    def __init__(
+        self, members: Members, operation: str, name: Name, tensors: Sequence[Tensor], ending: str = ""
+    ) -> None:
+        self._members = members
+        self._operation = operation
+        self._ending = ending
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                staging_of(tensor.device).require_no_capture()
+        kinds = [tensor.device.type for tensor in tensors]
+        devices = kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
+        if isinstance(name, Placed):
+            name = name.name
+        self._plain: str | Unnamed = Unnamed(members.next_number(), "") if name is None else name
+        self.name = Placed(self._plain, devices)
+        self._key = ""
+        if not isinstance(self._plain, Unnamed):
+            self._key = f"{operation}.{self._plain}{ending}"
+            refuse_in_flight(members, self._key, self._key)
+            members.in_flight.add(self._key)
+        self._events: list[Any] = []
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Start to copy a device tensor, and return the row-major pinned copy. A host tensor is returned unchanged."""
+        if tensor.is_cpu:
+            return tensor
+        own = in_one_piece(tensor)
+        host = host_memory(self._members.group, own.shape, own.dtype, own.device)
+        self._events.append(staging_of(own.device).to_host(own, host))
+        return host
+
+    def copied_to(self, targets: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Start to copy several device tensors to pinned memory of their shapes and types."""
+        by_device: dict[torch.device, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            by_device.setdefault(tensor.device, []).append(place)
+        for device, places in by_device.items():
+            sources = [in_one_piece(tensors[place]) for place in places]
+            self._events.append(staging_of(device).all_to_host(sources, [targets[place] for place in places]))
+
+    def submit(self, start: Callable[[Name], Submitted], finish: Callable[[Any], Any]) -> Staged:
+        """Put the operation on the line.
+
+        Args:
+            start: starts the host's collectives under the given name, once the copies have ended.
+            finish: turns their result into the result on the device.
+        """
+        events, name = self._events, self.name
+
+        def steps() -> Submitted:
+            while events:
+                events.pop(0).synchronize()
+            return start(name)
+
+        return Staged(self._members, self._key, self._members.line.put(steps), finish)
+
+    @contextmanager
+    def preparing(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Prepare the operation. If memory is exhausted, report it to all ranks; they raise an error, too."""
+        members, rank = self._members, self._members.group.calls.services.world_rank
+        device = next(tensor.device for tensor in tensors if not tensor.is_cpu)
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        try:
+            with naming_exhaustion(rank, size_bytes, device, "a copy in row-major order"):
+                yield
+        except BaseException as error:
+            members.in_flight.discard(self._key)
+            if isinstance(error, torch.OutOfMemoryError | ArgumentError):
+                self._report(error)
+            raise
+
+    def _report(self, error: BaseException) -> None:
+        """Submit an operation of the same name that differs from the other ranks' operation."""
+        what = f"{self._operation} that failed with {type(error).__name__}: {str(error).splitlines()[0]}"
+        plain = self._plain
+        if not isinstance(plain, Unnamed):
+            plain = f"{plain}{self._ending}"
+        # The name is matched by its full form, which begins with the operation's kind.
+        full = plain if isinstance(plain, Unnamed) else f"{self._operation}.{plain}"
+        _submit_failure(self._members, full, what)
+
+
+def _submit_failure(members: Members, name: str | Unnamed, what: str) -> None:
+    full_name = f"noname.{name.number}{name.ending}" if isinstance(name, Unnamed) else name
+
+    def start(group: Group, label: str) -> Handle:
+        return group.barrier_async(label=label)
+
+    signature = ((OPERATION, what),)
+    if members.line.is_ahead():
+        members.line.put(lambda: members.named.submit(full_name, signature, start))
+    else:
+        members.named.submit(full_name, signature, start)
+
+
+def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a row-major tensor in pinned memory, with undefined contents, for copies from and to `device`."""
+    with torch.inference_mode(mode=False):
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if not size_bytes:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return at_place(staging_of(device).pinned(group, size_bytes, torch.uint8).tensor, dtype, 0, shape)
+
+
+def to_device(members: Members, found: Tensor, device: torch.device, into: Tensor | None = None) -> Tensor:
+    """Copy a host tensor to `device`, in the order of the caller's current stream, and return the copy.
+
+    The copy is `into`, or a new tensor.
+    """
+    staging, rank = staging_of(device), members.group.calls.services.world_rank
+    if not is_pinned_here(found):
+        source = host_memory(members.group, found.shape, found.dtype, device)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            source.copy_(found)
+        found = source
+    if into is None:
+        with naming_exhaustion(rank, found.numel() * found.element_size(), device, "the result"):
+            into = torch.empty(found.shape, dtype=found.dtype, device=device)
+    staging.to_device(found, into)
+    return into
