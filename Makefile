@@ -28,6 +28,13 @@ test: peers  ## Run the tests
 # The number of concurrent tests. It may exceed the number of cores, because most tests wait for ranks.
 WORKERS ?= 3
 
+# With torch's CUDA build, which the first run fetches into the user's cache (526 MB).
+.PHONY: test-cuda
+test-cuda: export PYTHONDONTWRITEBYTECODE =
+test-cuda: build  ## Run the tests on stand-ins of CUDA and NCCL, with torch's CUDA build (downloads it once)
+	.ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(CUDA_ARGS)
+CUDA_ARGS ?= tests/cuda
+
 # Only tests/pure, because it is fast and needs no other MPI. The measurement includes the processes that tests start.
 .PHONY: coverage
 coverage: build  ## Measure the code coverage of tests/pure: build/coverage/report.txt

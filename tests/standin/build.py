@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ LIBRARIES = {
     "libcuda.so.1": ("cuda.cc",),
     "libnccl.so.2": ("board.cc", "communicator.cc", "reduction.cc", "nccl.cc"),
 }
-_FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread")
+FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HERE}")
 _NAMES = {
     ctypes.c_int: "int",
     ctypes.c_uint: "unsigned",
@@ -44,44 +45,77 @@ _NAMES = {
 
 @cache
 def built() -> Path:
-    """Return the folder of the compiled stand-ins; compile them if no earlier run has."""
-    text = declarations()
-    sources = sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")])
-    state = hashlib.sha256("\0".join([text, *(each.read_text("utf-8") for each in sources)]).encode())
-    top = HERE.parents[1] / "build" / "standin"
+    """Return the folder of the compiled stand-ins; compile them if no earlier run has.
+
+    In the environment of `make test-cuda`, it is the folder of those that serve torch too.
+    """
+    if "STANDIN_LIBRARIES" in os.environ:
+        return Path(os.environ["STANDIN_LIBRARIES"])
+    return made_once(HERE.parents[1] / "build" / "standin", state_of([declarations()], "*.cc", "*.h"), _compile)
+
+
+def state_of(texts: list[str], *patterns: str) -> str:
+    """Return a name for the state of texts and of this folder's files."""
+    sources = sorted({each for pattern in patterns for each in HERE.glob(pattern)})
+    texts = [*texts, *(each.read_text("utf-8") for each in sources)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def made_once(top: Path, name: str, make: Callable[[Path], None], kept: int = 1) -> Path:
+    """Return the folder `name` of `top`, which `make` fills if it is not there.
+
+    Only the `kept` latest folders stay.
+    """
     top.mkdir(parents=True, exist_ok=True)
-    folder = top / state.hexdigest()[:16]
+    folder = top / name
     with (top / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            for old in top.glob("*/"):
+            others = sorted(top.glob("[!.]*/"), key=lambda each: each.stat().st_mtime, reverse=True)
+            for old in others[kept - 1 :]:
                 shutil.rmtree(old)
-            _compile(text, folder)
+            with tempfile.TemporaryDirectory(dir=top, prefix=".new-") as new:
+                work = Path(new) / "made"
+                work.mkdir()
+                make(work)
+                work.rename(folder)
+        folder.touch()
     return folder
 
 
-def _compile(text: str, folder: Path) -> None:
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as new:
-        work = Path(new) / "libraries"
-        work.mkdir()
-        (Path(new) / "declarations.h").write_text(text, encoding="utf-8")
+def _compile(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        write_sources(Path(scratch))
 
         def build(library: str) -> None:
-            # All sources of a library are compiled as one file, which takes half the time.
-            whole = Path(new) / f"{library}.cc"
-            whole.write_text("".join(f'#include "{each}"\n' for each in LIBRARIES[library]), encoding="utf-8")
-            below = [] if library == BASE else [str(work / BASE), "-Wl,-rpath,$ORIGIN"]
-            linking = ["-shared", f"-Wl,-soname,{library}", "-Wl,--no-undefined", "-o", str(work / library)]
-            _run([*compiler, *_FLAGS, f"-I{new}", f"-I{HERE}", str(whole), *below, *linking])
+            run_compiler(*FLAGS, f"-I{scratch}", f"{scratch}/{library}.cc", *linking(folder, library))
 
         build(BASE)
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(build, [each for each in LIBRARIES if each != BASE]))
-        work.rename(folder)
 
 
-def _run(command: list[str]) -> None:
+def write_sources(scratch: Path) -> None:
+    """Write the declarations, and one file for each library, because that compiles in half the time."""
+    (scratch / "declarations.h").write_text(declarations(), encoding="utf-8")
+    for library, sources in LIBRARIES.items():
+        text = "".join(f'#include "{each}"\n' for each in sources)
+        (scratch / f"{library}.cc").write_text(text, encoding="utf-8")
+
+
+def linking(folder: Path, library: str) -> list[str]:
+    """Return the options that link a library in `folder`."""
+    below = [] if library == BASE else [str(folder / BASE), "-Wl,-rpath,$ORIGIN"]
+    return [*below, "-shared", f"-Wl,-soname,{library}", "-Wl,--no-undefined", "-o", str(folder / library)]
+
+
+def run_compiler(*options: str) -> None:
+    """Run the C++ compiler.
+
+    Raises:
+        AssertionError: it fails. The text has its messages.
+    """
+    command = [*shlex.split(os.environ.get("CXX", "c++")), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"{shlex.join(command)}\n{done.stderr}")

@@ -6,16 +6,11 @@
 
 namespace {
 
-std::atomic<bool> is_initialized{false};
-thread_local int context = 0;  // the device's number plus 1; 0: none
-
-// Calls `function` in the thread's context.
+// Calls `function` in the thread's context. A context is the device's number plus 1; null: none.
 template <typename Function>
 int call(Function function) {
-  if (!is_initialized) return standin::kNotInitialized;
-  if (context == 0) return standin::kInvalidContext;
-  standin::select_device(context - 1);
-  return function();
+  if (!standin::is_driver_initialized()) return standin::kNotInitialized;
+  return standin::has_context() ? function() : static_cast<int>(standin::kInvalidContext);
 }
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
@@ -26,7 +21,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 int cuInit(unsigned) {
-  is_initialized = true;
+  standin::initialize_driver();
   return standin::device_count() == 0 ? standin::kNoDevice : standin::kOk;
 }
 int cuDriverGetVersion(int* version) {
@@ -35,22 +30,23 @@ int cuDriverGetVersion(int* version) {
 }
 int cuDeviceGetCount(int* count) {
   *count = standin::device_count();
-  return is_initialized ? standin::kOk : standin::kNotInitialized;
+  return standin::is_driver_initialized() ? standin::kOk : standin::kNotInitialized;
 }
 int cuDevicePrimaryCtxRetain(void** made, int device) {
-  if (!is_initialized) return standin::kNotInitialized;
+  if (!standin::is_driver_initialized()) return standin::kNotInitialized;
   if (device < 0 || device >= standin::device_count()) return standin::kInvalidDevice;
   *made = pointer(static_cast<uint64_t>(device) + 1);
   return standin::state_code();
 }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void* made) {
-  if (!is_initialized) return standin::kNotInitialized;
-  context = static_cast<int>(reinterpret_cast<uintptr_t>(made));
-  return context == 0 ? standin::kOk : standin::select_device(context - 1);
+  if (!standin::is_driver_initialized()) return standin::kNotInitialized;
+  if (made != nullptr) return standin::select_device(static_cast<int>(reinterpret_cast<uintptr_t>(made)) - 1);
+  standin::drop_context();
+  return standin::kOk;
 }
 int cuCtxGetCurrent(void** made) {
-  *made = pointer(static_cast<uint64_t>(context));
+  *made = pointer(standin::has_context() ? static_cast<uint64_t>(standin::current_device()) + 1 : 0);
   return 0;
 }
 int cuGetErrorString(int code, const char** text) {

@@ -16,9 +16,11 @@ int noted(int code) {
   return code;
 }
 
-// Calls `function` unless the device was reset after an error that stays.
+// Calls `function` with a context of the thread, unless the device was reset after an error that stays.
 template <typename Function>
 int call(Function function) {
+  standin::initialize_driver();
+  if (!standin::has_context()) standin::select_device(standin::current_device());
   return noted(is_reset ? static_cast<int>(standin::kDevicesUnavailable) : function());
 }
 
@@ -31,7 +33,10 @@ int cudaGetDeviceCount(int* count) {
   *count = standin::device_count();
   return *count == 0 ? noted(standin::kNoDevice) : 0;
 }
-int cudaSetDevice(int device) { return noted(standin::select_device(device)); }
+int cudaSetDevice(int device) {
+  standin::initialize_driver();
+  return noted(standin::select_device(device));
+}
 int cudaGetDevice(int* device) {
   *device = standin::current_device();
   return 0;

@@ -309,22 +309,24 @@ int ncclCommCount(void* handle, int* count) {
   *count = communicator->ranks();
   return 0;
 }
+int ncclCommUserRank(void* handle, int* rank) {
+  const CommunicatorPointer communicator = found(handle);
+  if (communicator == nullptr) return standin::kInvalidArgument;
+  *rank = communicator->rank();
+  return 0;
+}
 int ncclCommRegister(void*, void* memory, size_t, void** made) {
   *made = memory;
   return 0;
 }
+int ncclCommDeregister(void*, void*) { return 0; }
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, void* handle) {
   const CommunicatorPointer communicator = found(handle);
   if (communicator == nullptr) return standin::kInvalidArgument;
   if (residence != 1) return refuse(standin::kInvalidArgument, "the stand-in takes factors from host memory only");
-  double factor = 1;
-  standin::combine(type, standin::kSum, 1, {scalar}, &factor, 1);
-  if (type == 7) {
-    float narrow = 0;
-    std::memcpy(&narrow, scalar, sizeof narrow);
-    factor = narrow;
-  }
-  if (type != 7 && type != 8) return refuse(standin::kInvalidArgument, "the stand-in takes float32 and float64 factors");
+  if (type != 6 && type != 7 && type != 8 && type != 9)
+    return refuse(standin::kInvalidArgument, "the stand-in takes factors that are floating-point numbers");
+  const double factor = standin::number_of(type, scalar);
   *op = communicator->next_op++;
   communicator->factors[*op] = factor;
   return 0;
@@ -372,6 +374,19 @@ int ncclBroadcast(void* from, void* to, size_t count, int type, int root, void* 
   const Memory memory{is_root ? from : to, to, is_root};  // only the root's operand is read
   return collective(call, memory, 1, handle, stream, [=](auto&, auto& slots, char* result) {
     std::memcpy(result, slots[root], count * standin::width_of(type));
+  });
+}
+int ncclBcast(void* memory, size_t count, int type, int root, void* handle, void* stream) {
+  return ncclBroadcast(memory, memory, count, type, root, handle, stream);
+}
+int ncclAlltoAll(void* from, void* to, size_t count, int type, void* handle, void* stream) {
+  const Collective call{"AlltoAll", count, type};
+  const CommunicatorPointer own = found(handle);
+  const size_t parts = own == nullptr ? 1 : own->ranks();
+  return collective(call, {from, to}, parts, handle, stream, [=](auto& communicator, auto& slots, char* result) {
+    const size_t bytes = count * standin::width_of(type);
+    for (size_t each = 0; each < slots.size(); ++each)
+      std::memcpy(result + each * bytes, slots[each] + communicator->rank() * bytes, bytes);
   });
 }
 int ncclSend(void* memory, size_t count, int type, int peer, void* handle, void* stream) {

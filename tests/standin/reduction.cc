@@ -95,6 +95,19 @@ size_t width_of(int type) {
   return kWidths[type];
 }
 
+double number_of(int type, const void* stored) {
+  float single = 0;
+  double value = 0;
+  Half half{};
+  Brain brain{};
+  switch (type) {
+    case 6: std::memcpy(&half, stored, sizeof half); return static_cast<float>(half);
+    case 7: std::memcpy(&single, stored, sizeof single); return single;
+    case 9: std::memcpy(&brain, stored, sizeof brain); return static_cast<float>(brain);
+    default: std::memcpy(&value, stored, sizeof value); return value;
+  }
+}
+
 void combine(int type, int op, double factor, const std::vector<const void*>& operands, void* result, size_t count) {
   switch (type) {
     case 0: return combine_as<int8_t, int8_t>(op, factor, operands, result, count);

@@ -11,6 +11,7 @@ constexpr int kSum = 0;
 constexpr int kOps = 5;  // sum product max min average
 
 size_t width_of(int type);
+double number_of(int type, const void* stored);  // of the types that are floating-point numbers
 
 // Combines the same `count` elements of all ranks, in the order of the ranks. Each operand is multiplied by `factor`.
 // 16-bit floats are summed as float and rounded once; averages of integers are truncated, as NCCL's are.

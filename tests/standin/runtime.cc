@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -75,6 +76,8 @@ Machine& machine() {
 }
 
 thread_local int current = 0;
+thread_local bool has_own_context = false;
+std::atomic<bool> is_initialized{false};
 thread_local bool is_in_host_function = false;
 std::atomic<long> host_waits{0};
 
@@ -117,13 +120,34 @@ int state_code() {
 }
 
 int device_count() { return machine().count(); }
+int attribute_of(int attribute, int device, int* found) {
+  if (device < 0 || device >= machine().count()) return kInvalidDevice;
+  switch (attribute) {
+    case 1: *found = kThreadsPerBlock; break;
+    case 10: *found = kWarp; break;
+    case 16: *found = kProcessors; break;
+    case 33: *found = device + 1; break;  // the number of the bus
+    case 41:                              // one space of addresses
+    case 91:                              // registered memory has the same address on the device
+    case 99: *found = 1; break;           // host memory can be registered
+    case 75: *found = kMajor; break;
+    default: *found = 0;
+  }
+  return kOk;
+}
 int current_device() { return current; }
 
 int select_device(int device) {
   if (device < 0 || device >= machine().count()) return kInvalidDevice;
   current = device;
+  has_own_context = true;
   return kOk;
 }
+
+bool has_context() { return has_own_context; }
+void drop_context() { has_own_context = false; }
+bool is_driver_initialized() { return is_initialized; }
+void initialize_driver() { is_initialized = true; }
 
 int allocate(void** made, size_t bytes) {
   if (const int code = state_code()) return code;
@@ -141,6 +165,16 @@ int release(void* address) {
   if (device < 0) return kInvalidValue;
   machine().wait();
   return machine().device(device).memory.release(address) ? state_code() : static_cast<int>(kInvalidValue);
+}
+
+int release_on_stream(void* address, void* handle) {
+  if (const int code = state_code()) return code;
+  const int device = machine().device_of(address);
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  if (device < 0 || !machine().device(device).memory.holds(address, 1)) return kInvalidValue;
+  push(stream, [address, device] { machine().device(device).memory.release(address); }, true);
+  return kOk;
 }
 
 int memory_left(size_t* free_bytes, size_t* all_bytes) {
@@ -235,6 +269,14 @@ int destroy_stream(void* handle) {
   for (int number = 0; number < machine().count(); ++number)
     if (machine().device(number).streams.drop(static_cast<Stream*>(handle))) return kOk;
   return kInvalidHandle;
+}
+
+int priority_of(void* handle, int* priority) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  *priority = stream->priority();
+  return kOk;
 }
 
 int query_stream(void* handle) {
@@ -338,6 +380,11 @@ MarkPointer enqueue(void* handle, Work work) {
   return stream == nullptr ? nullptr : push(stream, std::move(work), true);
 }
 
+MarkPointer mark_of(void* handle) {
+  const StreamPointer stream = stream_of(handle);
+  return stream == nullptr ? nullptr : push(stream, nullptr, false);
+}
+
 int device_of_stream(void* handle) {
   const StreamPointer stream = stream_of(handle);
   return stream == nullptr ? -1 : stream->device();
@@ -395,6 +442,21 @@ int standin_fail_on_stream(void* stream, int code) {
   return standin::enqueue(stream, [code] { standin::machine().sticky = code; }) == nullptr ? standin::kInvalidHandle : 0;
 }
 
+// Puts work of another library on the stream, such as the arithmetic of a kernel.
+int standin_enqueue(void* stream, void (*work)(void*), void* argument) {
+  return standin::enqueue(stream, [=] { work(argument); }) == nullptr ? standin::kInvalidHandle : 0;
+}
+
+// Waits until the stream has come to this point. It is no synchronization of the program: `standin_host_waits` does not
+// count it.
+int standin_settle(void* stream) {
+  if (const int code = standin::state_code()) return code;
+  const standin::MarkPointer mark = standin::mark_of(stream);
+  if (mark == nullptr) return standin::kInvalidHandle;
+  mark->wait();
+  return standin::state_code();
+}
+
 // A piece of work that takes `us` microseconds.
 int standin_occupy(void* stream, long us) {
   const auto work = [us] {
@@ -403,6 +465,12 @@ int standin_occupy(void* stream, long us) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
   };
   return standin::enqueue(stream, work) == nullptr ? standin::kInvalidHandle : 0;
+}
+
+// Says that a function has no stand-in, and returns `code`.
+int standin_missing(const char* name, int code) {
+  std::fprintf(stderr, "stand-in: %s is not implemented\n", name);
+  return code;
 }
 
 long standin_host_waits() { return standin::host_waits; }

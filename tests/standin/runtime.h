@@ -8,16 +8,29 @@
 
 namespace standin {
 
+constexpr int kMajor = 9;  // an H100's
+constexpr int kProcessors = 132;
+constexpr int kWarp = 32;
+constexpr int kThreadsPerBlock = 1024;
+
 // Returns the error with which every call of this thread fails now: after a fork, in a host function, or after an error
 // that stays.
 int state_code();
 
 int device_count();
+int attribute_of(int attribute, int device, int* found);  // the runtime and the driver number them alike
 int current_device();
-int select_device(int device);
+int select_device(int device);  // makes the device's context that of the thread
+
+// The driver's functions need cuInit, and a context of the thread. The runtime's calls see to both.
+bool is_driver_initialized();
+void initialize_driver();
+bool has_context();
+void drop_context();
 
 int allocate(void** made, size_t bytes);
 int release(void* address);
+int release_on_stream(void* address, void* stream);  // when the stream comes to it
 int memory_left(size_t* free_bytes, size_t* all_bytes);
 int allocate_pinned(void** made, size_t bytes);
 int release_pinned(void* address);
@@ -38,6 +51,7 @@ int fill(void* to, int value, size_t bytes, void* stream, bool waits);
 
 int make_stream(void** made, unsigned flags, int priority);
 int destroy_stream(void* stream);
+int priority_of(void* stream, int* priority);
 int query_stream(void* stream);
 int wait_for_stream(void* stream);
 int have_stream_wait(void* stream, void* event);
@@ -54,6 +68,7 @@ int elapsed_ms(float* ms, void* first, void* last);
 // For libnccl's stand-in: puts work on a stream; returns null if the stream is not valid. The work does not run after an
 // error that stays.
 MarkPointer enqueue(void* stream, Work work);
+MarkPointer mark_of(void* stream);  // of the stream's work so far; null if the stream is not valid
 int device_of_stream(void* stream);  // -1 if it is not valid
 
 const char* name_of(int code);

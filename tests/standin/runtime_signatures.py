@@ -57,7 +57,11 @@ NCCL_MORE: dict[str, list[Any]] = {
     "ncclCommSplit": [c_void_p, c_int, c_int, _HANDLE, c_void_p],
     "ncclCommFinalize": [c_void_p],
     "ncclCommRegister": [c_void_p, c_void_p, c_size_t, _HANDLE],
+    "ncclCommDeregister": [c_void_p, c_void_p],
     "ncclCommCount": [c_void_p, POINTER(c_int)],
+    "ncclCommUserRank": [c_void_p, POINTER(c_int)],
+    "ncclBcast": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclAlltoAll": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p],
     "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
     "ncclRedOpDestroy": [c_int, c_void_p],
 }

@@ -1,0 +1,46 @@
+"""Give the operators of torch's CUDA build arithmetic on the stand-ins, under `.ci/with-cuda`."""
+
+import ctypes
+import os
+import warnings
+from functools import cache
+
+import torch
+
+# Operators that need no kernel: torch's own do with the runtime's calls.
+_OWN = {
+    "_local_scalar_dense",
+    "_reshape_alias",
+    "as_strided",
+    "copy_",
+    "empty.memory_format",
+    "empty_strided",
+    "is_set_to",
+    "record_stream",
+    "resize_",
+    "set_",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
+    "unfold",
+    "view",
+    "view_as_complex",
+    "view_as_real",
+}
+# Operators that choose a library of NVIDIA by the device.
+_MORE = {"convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward"}
+
+
+@cache
+def install() -> None:
+    """Install the arithmetic, once in a process. Child processes that are forked before they use CUDA keep it."""
+    library = ctypes.CDLL(os.environ["STANDIN_OPERATORS"])
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    found = {each.removeprefix("aten::") for each in registered if each.startswith("aten::")}
+    names = sorted(each.encode() for each in (found - _OWN) | _MORE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each replaced operator
+        library.standin_install((ctypes.c_char_p * len(names))(*names), len(names))
+    torch.backends.cudnn.enabled = False
+    for turn_off in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
+        getattr(torch.backends.cuda, turn_off)(False)

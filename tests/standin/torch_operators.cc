@@ -1,0 +1,208 @@
+// Arithmetic for torch's CUDA build: each operator that has a CUDA kernel is computed on the host.
+//
+// An operator waits until the current stream has come to it, as a kernel does, and reads its operands where streams find
+// them. Its results are written late, on the current stream. Operators that need no kernel stay torch's own: empty
+// tensors, views, copies between equal layouts, item().
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+extern "C" {
+void* standin_reached(void* address);
+int standin_enqueue(void* stream, void (*work)(void*), void* argument);
+int standin_settle(void* stream);
+}
+
+namespace {
+
+using Values = std::vector<c10::IValue>;
+
+void wait_for_operands(c10::Device device) {
+  const int code = standin_settle(c10::cuda::getCurrentCUDAStream(device.index()).stream());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(code));
+}
+
+// Returns a tensor of the host that has the same memory. It does not keep the memory, as a kernel does not.
+at::Tensor in_place(const at::Tensor& tensor) {
+  const auto options = tensor.options().device(at::kCPU).pinned_memory(false);
+  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  at::Tensor found =
+      at::from_blob(standin_reached(tensor.data_ptr()), tensor.sizes(), tensor.strides(), options.requires_grad(false));
+  if (tensor.is_conj()) found = found.conj();
+  return tensor.is_neg() ? found._neg_view() : found;
+}
+
+at::Tensor with_own_memory(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
+}
+
+// Lets the current stream write `values`, of the host, into a tensor of the device.
+void write_late(const at::Tensor& target, at::Tensor values) {
+  if (target.numel() == 0) return;
+  struct Write {
+    at::Tensor target;
+    at::Tensor values;
+  };
+  const auto run = [](void* held) {
+    const std::unique_ptr<Write> write(static_cast<Write*>(held));
+    const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    write->target.copy_(write->values);
+  };
+  auto write = std::make_unique<Write>(Write{in_place(target), std::move(values)});
+  const int code =
+      standin_enqueue(c10::cuda::getCurrentCUDAStream(target.device().index()).stream(), run, write.release());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(code));
+}
+
+// Replaces each tensor of a value.
+template <typename Change>
+void change_tensors(c10::IValue& value, Change change) {
+  if (value.isTensor()) {
+    value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> changed;
+    for (const at::Tensor& each : value.toTensorVector()) changed.push_back(change(each));
+    value = changed;
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> changed;
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
+      changed.push_back(each.has_value() ? std::optional(change(*each)) : std::nullopt);
+    value = changed;
+  }
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Returns the device of an operator: that of its tensors, or the one on which it makes a tensor.
+c10::Device device_of(const c10::OperatorHandle& op, Values arguments) {
+  std::optional<c10::Device> device;
+  for (c10::IValue& each : arguments) {
+    if (each.isDevice() && each.toDevice().is_cuda() && !device) device = each.toDevice();
+    change_tensors(each, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_cuda() && !device) device = tensor.device();
+      return tensor;
+    });
+  }
+  TORCH_CHECK(device.has_value(), op.operator_name(), ": no argument is on a stand-in device");
+  if (!device->has_index()) device = c10::Device(at::kCUDA, c10::cuda::getCurrentCUDAStream().device_index());
+  return *device;
+}
+
+struct Written {
+  at::Tensor target;
+  at::Tensor values;
+};
+
+// Moves the arguments to the host. What the operator writes is a copy, whose values the stream writes later.
+std::vector<Written> move_arguments(const c10::FunctionSchema& schema, c10::IValue* arguments) {
+  std::vector<Written> written;
+  for (size_t place = 0; place < schema.arguments().size(); ++place) {
+    c10::IValue& argument = arguments[place];
+    const bool writes = is_written(schema.arguments()[place]);
+    if (argument.isDevice()) {
+      argument = c10::Device(at::kCPU);
+    } else if (argument.isGenerator()) {
+      argument = c10::IValue();  // the host's own
+    }
+    change_tensors(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+      at::Tensor moved = in_place(tensor);
+      if (!writes) return moved;
+      moved = with_own_memory(moved);
+      written.push_back({tensor, moved});
+      return moved;
+    });
+  }
+  return written;
+}
+
+// Replaces each result: by the argument that it is, or by a new tensor of the device.
+void move_results(const c10::FunctionSchema& schema, const Values& arguments, c10::IValue* results, c10::Device device) {
+  for (size_t place = 0; place < schema.returns().size(); ++place) {
+    const auto* alias = schema.returns()[place].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      for (size_t each = 0; each < arguments.size(); ++each)
+        if (is_written(schema.arguments()[each]) &&
+            schema.arguments()[each].alias_info()->beforeSets() == alias->beforeSets())
+          results[place] = arguments[each];
+      continue;
+    }
+    change_tensors(results[place], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.is_cpu()) return tensor;
+      const at::Tensor values = tensor.resolve_conj().resolve_neg();
+      at::Tensor made = at::empty_strided(values.sizes(), values.strides(), values.options().device(device));
+      write_late(made, with_own_memory(values));
+      return made;
+    });
+  }
+}
+
+void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const Values arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+  const c10::Device device = device_of(op, arguments);
+  const c10::DeviceGuard guard(device);
+  wait_for_operands(device);
+  const std::vector<Written> written = move_arguments(schema, stack->data() + first);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  for (const auto& [target, values] : written) {
+    if (target.sizes() != values.sizes()) target.resize_(values.sizes());
+    write_late(target, values);
+  }
+  move_results(schema, arguments, stack->data() + first, device);
+}
+
+bool have_equal_layouts(const at::Tensor& left, const at::Tensor& right) {
+  const bool is_plain = !left.is_conj() && !left.is_neg() && !right.is_conj() && !right.is_neg();
+  const bool is_dense = left.is_non_overlapping_and_dense() && left.strides() == right.strides();
+  return is_plain && left.dtype() == right.dtype() && left.sizes() == right.sizes() &&
+         (is_dense || (left.is_contiguous() && right.is_contiguous()));
+}
+
+// torch's own copy is one copy of the runtime. A copy that changes the type or the layout is a kernel.
+at::Tensor& copy(at::Tensor& target, const at::Tensor& source, bool is_non_blocking) {
+  if (target.numel() == 0) return target;
+  if (have_equal_layouts(target, source)) return at::native::copy_(target, source, is_non_blocking);
+  const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  for (const at::Tensor* each : {&source, static_cast<const at::Tensor*>(&target)})
+    if (each->is_cuda()) wait_for_operands(each->device());
+  const at::Tensor values = source.is_cuda() ? in_place(source) : source;
+  if (!target.is_cuda()) return target.copy_(values);
+  const c10::DeviceGuard guard(target.device());
+  write_late(target, with_own_memory(values.to(target.scalar_type()).expand(target.sizes()).contiguous()));
+  return target;
+}
+
+// torch would warn that each operator has a kernel already.
+class Quiet : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+// Gives the operators named `names` their arithmetic.
+extern "C" __attribute__((visibility("default"))) void standin_install(const char* const* names, int count) {
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  for (int each = 0; each < count; ++each)
+    library->impl(names[each], torch::CppFunction::makeFromBoxedFunction<&compute_on_the_host>());
+  library->impl("copy_", torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(copy)));
+}

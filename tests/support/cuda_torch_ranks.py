@@ -1,0 +1,52 @@
+"""Ranks with torch's CUDA build on stand-in devices, as hosts x devices; see tests/cuda."""
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.standin.torch_devices import install
+from tests.support.ranks import Here, Process, run_ranks
+
+SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts and devices of each
+
+
+def run_cuda(
+    function: Callable[..., Any], *arguments: Any, hosts: int = 1, devices: int = 2, **settings: Any
+) -> list[Any]:
+    """Return the results of `function(here, *arguments)` on hosts x devices ranks.
+
+    Each rank is a process, with torch's CUDA build. Its current device is that of its number on its host, and its
+    process sees all devices of the host.
+
+    Args:
+        function: a top-level function of a test file.
+        arguments: arguments of the function.
+        hosts: 1, 2 or 4. With several hosts, a host has at most 2 devices.
+        devices: devices of a host, and ranks of a host.
+        settings: `standin` (a dict of the stand-ins' settings, such as {"seed": 3, "delay_us": 2000}), and options of
+            `run_ranks`.
+    """
+    assert (hosts, devices) in SHAPES, (hosts, devices)
+    engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
+    standin = {"devices": devices, **settings.pop("standin", {})}
+    here = (function.__module__, function.__qualname__)
+    process = settings.pop("process", Process(nursery="torch", beforehand=(__name__, function.__module__)))
+    return run_ranks(on_device, hosts * devices, *here, standin, arguments, engine=engine, process=process, **settings)
+
+
+def on_device(here: Here, module: str, name: str, standin: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a function of a test file on one rank."""
+    devices = standin["devices"]
+    settings = {"host": here.rank // devices, **standin}
+    os.environ |= {f"STANDIN_{each.upper()}": str(value) for each, value in settings.items()}
+    torch.set_num_threads(1)
+    torch.cuda.set_device(here.rank % devices)
+    function: Any = importlib.import_module(module)
+    for each in name.split("."):
+        function = getattr(function, each)
+    return function(here, *arguments)
+
+
+install()  # once in the process from which ranks are forked
