@@ -153,6 +153,7 @@ def _real_numbers(value: Any) -> NDArray[np.float64] | None:
     """Return a real number, array or tensor as an array of float64; return None for any other value."""
     try:
         plain = value.detach() if hasattr(value, "detach") else value  # a torch tensor may require gradients
+        plain = plain.cpu() if hasattr(plain, "cpu") else plain  # or be on a device
         # torch does not hand bfloat16 to NumPy.
         plain = plain.double() if str(getattr(plain, "dtype", "")) == "torch.bfloat16" else plain
         array = np.asarray(plain)

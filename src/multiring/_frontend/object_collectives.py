@@ -6,8 +6,9 @@ process of the job on this host, or a rank that has proved that it has the job's
 
 import importlib
 import importlib.util
+import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -110,8 +111,22 @@ def _allgather(members: Members, data: Array, name: str) -> tuple[Array, Sequenc
     return found
 
 
+_reducers: list[Callable[[Any], Any]] = []
+
+
+def add_reducer(reduce: Callable[[Any], Any]) -> None:
+    """Make objects of a framework travel in another form.
+
+    Args:
+        reduce: returns an object's form as `__reduce__` does, or NotImplemented for objects that it does not know.
+    """
+    _reducers.append(reduce)
+
+
 def _pickled(obj: Any) -> Array:
-    return np.frombuffer(bytearray(_pickler().dumps(obj)), np.uint8)
+    stream = io.BytesIO()
+    _pickler()(stream).dump(obj)
+    return np.frombuffer(bytearray(stream.getbuffer()), np.uint8)
 
 
 def _unpickled(data: Array) -> Any:
@@ -120,4 +135,16 @@ def _unpickled(data: Array) -> Any:
 
 @cache
 def _pickler() -> Any:
-    return importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle")
+    """Return the class of the best pickler here, extended by the frameworks' reducers."""
+    base: Any = importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle").Pickler
+
+    class Pickler(base):  # type: ignore[misc] # found at run time
+        def reducer_override(self, obj: Any) -> Any:
+            for reduce in _reducers:
+                found = reduce(obj)
+                if found is not NotImplemented:
+                    return found
+            inherited = getattr(super(), "reducer_override", None)
+            return NotImplemented if inherited is None else inherited(obj)
+
+    return Pickler

@@ -71,6 +71,7 @@ from multiring.torch.collectives.sparse import sparse_allreduce_async
 from multiring.torch.compression import Compression
 from multiring.torch.ddp.arena import shared_zeros_like
 from multiring.torch.ddp.comm_hook import BucketSharing, allreduce_hook
+from multiring.torch.device_pickling import reduce_storage as reduce_storage
 from multiring.torch.distributing import DistributedLoader, distribute
 from multiring.torch.feeding import DataLoader, IterableDataset
 from multiring.torch.gpu_selection import init, local_device

@@ -333,7 +333,8 @@ def staging_of(device: torch.device) -> DeviceStaging:
             'after a fork; start processes with torch.multiprocessing.get_context("spawn")'
         )
     if device.index is None:
-        device = torch.device(device.type, torch.get_device_module(device).current_device())
+        index = torch.get_device_module(device).current_device()  # type: ignore[unreachable] # may be None in truth
+        device = torch.device(device.type, index)
     with _known.lock:
         if device not in _known.stagings:
             _known.pid = os.getpid()

@@ -288,6 +288,11 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
+def placed(tensor: Tensor) -> str:
+    """Return a text with the type, shape and kind of device of `tensor`, on which ranks must agree."""
+    return described(tensor) if tensor.is_cpu else f"{described(tensor)} on {tensor.device.type}"
+
+
 def described(tensor: Tensor, strides: Sequence[int] | None = None) -> str:
     """Return a text with the type and shape of `tensor`, and with `strides` if given."""
     order = "" if strides is None else f" with strides {tuple(strides)}"

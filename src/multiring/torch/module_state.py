@@ -50,11 +50,15 @@ def broadcast_rest(module: nn.Module, root_rank: int, process_set: ProcessSet = 
     members = members_of(process_set)
     with internal_errors("broadcast_parameters"), reporting_errors(members.group, "broadcast_parameters"):
         state = ModuleState.of(module)
+    # Buffers travel in host memory: a device's number may not exist on another rank.
+    sent = {name: (each.cpu(), each.device.type) for name, each in state.unsaved.items()}
     unsaved, extra = broadcast_object(
-        (state.unsaved, state.extra), root_rank, name="broadcast_parameters.rest", process_set=process_set
+        (sent, state.extra), root_rank, name="broadcast_parameters.rest", process_set=process_set
     )
-    if unsaved is not state.unsaved:
-        set_rest(module, unsaved, extra)
+    if unsaved is not sent:
+        device = next((each.device for each in module.parameters() if not each.is_cpu), None)
+        placed = {name: each if kind == "cpu" else each.to(device or kind) for name, (each, kind) in unsaved.items()}
+        set_rest(module, placed, extra)
 
 
 def set_rest(module: nn.Module, unsaved: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from multiring.errors import ArgumentError
 from multiring.torch.checkpoint.tensors import (
     TensorArrays,
     can_be_filled,
+    has_plain_values,
     is_plain_memory,
     is_uninitialized,
     placed_as,
@@ -56,7 +57,7 @@ def state_of_module(module: nn.Module) -> SavedState:
     buffers = {name: each for name, each in module.named_buffers(remove_duplicate=False) if not is_dtensor(each)}
     keys = _keys_of(module, state)
     # The module's author left these buffers out of its state_dict, but a bit-identical continuation needs them.
-    beside = {name: each for name, each in buffers.items() if name not in keys and is_plain_memory(each)}
+    beside = {name: each for name, each in buffers.items() if name not in keys and has_plain_values(each)}
     own = {keys[name]: state[keys[name]] for name in buffers if name in keys} | beside
     return SavedState(state, own or None, {BUFFERS: beside} if beside else None)
 
@@ -226,7 +227,22 @@ def laid_out(optimizer: torch.optim.Optimizer, state: Any) -> Any:
         by_parameter[number] = kept
         if like is not None and isinstance(kept, Mapping):
             by_parameter[number] = {key: _laid_as(each, like) for key, each in kept.items()}
-    return {**state, "state": by_parameter}
+    found = {**state, "state": by_parameter}
+    groups = state.get("param_groups")
+    if isinstance(groups, list) and len(groups) == len(optimizer.param_groups):
+        pairs = zip(groups, optimizer.param_groups, strict=True)
+        found["param_groups"] = [_options_placed(saved, own) for saved, own in pairs]
+    return found
+
+
+def _options_placed(saved: Any, own: Mapping[str, Any]) -> Any:
+    """Return a group's saved options, with tensors on the devices of the optimizer's own options."""
+    if not isinstance(saved, Mapping):
+        return saved
+    return {
+        key: each.to(own[key].device) if isinstance(each, Tensor) and isinstance(own.get(key), Tensor) else each
+        for key, each in saved.items()
+    }
 
 
 def _laid_as(value: Any, like: Tensor) -> Any:
@@ -234,7 +250,7 @@ def _laid_as(value: Any, like: Tensor) -> Any:
         return value
     if is_dtensor(like):
         return placed_as(value, like)
-    if not is_plain_memory(like) or value.stride() == like.stride():
+    if not has_plain_values(like) or value.stride() == like.stride():
         return value
     laid = torch.empty_like(like, dtype=value.dtype, requires_grad=False)
     return laid.copy_(value.detach()) if laid.stride() == like.stride() else value

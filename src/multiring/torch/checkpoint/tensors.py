@@ -86,6 +86,12 @@ def is_plain_memory(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
 
 
+def has_plain_values(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense, and in host memory or on a CUDA device, so that it can be saved."""
+    is_reached = tensor.device.type in {"cpu", "cuda"}
+    return type(tensor) in _PLAIN and tensor.layout == torch.strided and is_reached
+
+
 def can_be_filled(tensor: Tensor) -> bool:
     """Return whether a tensor's elements can be overwritten one by one.
 

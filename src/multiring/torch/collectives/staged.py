@@ -20,7 +20,7 @@ from multiring._frontend.submission_line import Submission
 from multiring._runtime import Group, Handle
 from multiring.errors import ArgumentError
 from multiring.torch.device_staging import is_pinned_here, naming_exhaustion, staging_of
-from multiring.torch.interop import at_place, in_one_piece
+from multiring.torch.interop import array_of, at_place, in_one_piece
 
 
 def is_on_device(tensor: Any) -> bool:
@@ -177,6 +177,28 @@ def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, device: 
         if not size_bytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         return at_place(staging_of(device).pinned(group, size_bytes, torch.uint8).tensor, dtype, 0, shape)
+
+
+def on_line(members: Members, source: Tensor, start: Callable[[Any], Handle]) -> tuple[Tensor, Any]:
+    """Copy a device tensor to the host, run a collective of a group on the copy, and wait for it.
+
+    Args:
+        members: the ranks of the set, on whose line the collective starts.
+        source: the tensor, of a type that NumPy has.
+        start: starts the collective on the copy, which is an array.
+
+    Returns:
+        The pinned copy, which the collective may have overwritten, and the collective's result.
+    """
+    staging = staging_of(source.device)
+    host = host_memory(members.group, source.shape, source.dtype, source.device)
+    event = staging.to_host(in_one_piece(source), host)
+
+    def steps() -> Handle:
+        event.synchronize()
+        return start(array_of(host))
+
+    return host, members.line.put(steps).wait()
 
 
 def to_device(members: Members, found: Tensor, device: torch.device, into: Tensor | None = None) -> Tensor:

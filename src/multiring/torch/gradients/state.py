@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from multiring._runtime import Group
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch.gradients.parameters import broadcast_tensors
 from multiring.torch.gradients.setup import require_optimizer
-from multiring.torch.interop import dense_strides, described, dtype_name, refuse_elsewhere
+from multiring.torch.interop import dense_strides, dtype_name, placed, refuse_unserved
 from multiring.torch.parallelizing.held import held_by, refuse_parts
 
 
@@ -62,15 +63,22 @@ def _broadcast(members: Members, optimizer: torch.optim.Optimizer, root_rank: in
             text = json.dumps(_packed(_state_of_all(optimizer), "state_dict()", tensors))
     lines = [f"root_rank={root_rank}, optimizer {type(optimizer).__name__}"]
     for index, param_group in enumerate(optimizer.param_groups):
-        lines += [f"group {index}, parameter of {described(parameter)}" for parameter in param_group["params"]]
+        lines += [f"group {index}, parameter of {placed(parameter)}" for parameter in param_group["params"]]
     require_alike(group, "broadcast_optimizer_state", lines)
     text = _broadcast_text(group, text, root)
     if group.rank == root:
         broadcast_tensors(group, tensors, root)
         return
-    state = _unpacked(json.loads(text), tensors)
+    with _device_of(optimizer):
+        state = _unpacked(json.loads(text), tensors)
     broadcast_tensors(group, tensors, root)
     optimizer.load_state_dict(state)
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Return a context in which new tensors of the kind "cuda" are on the device of the optimizer's parameters."""
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.is_cuda]
+    return torch.cuda.device(every[0].device) if every else nullcontext()
 
 
 def _state_of_all(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -99,9 +107,9 @@ def _packed(value: Any, where: str, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        refuse_elsewhere(value, where)
+        refuse_unserved(value, where)
         tensors.append(value)
-        return ["tensor", dtype_name(value.dtype), value.shape, dense_strides(value)]
+        return ["tensor", dtype_name(value.dtype), value.shape, dense_strides(value), value.device.type]
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return [kind, [_packed(each, f"{where}[{i}]", tensors) for i, each in enumerate(value)]]
@@ -124,8 +132,8 @@ def _unpacked(packed: Any, tensors: list[Tensor]) -> Any:
 
 
 def _tensor(content: list[Any], tensors: list[Tensor]) -> Tensor:
-    dtype, shape, strides = content
-    tensors.append(torch.empty_strided(shape, strides, dtype=getattr(torch, dtype)))
+    dtype, shape, strides, device = content
+    tensors.append(torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device))
     return tensors[-1]
 
 

@@ -21,11 +21,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multiring._frontend.errors import internal_errors
-from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of
+from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._runtime import Group
 from multiring.errors import ArgumentError
 from multiring.torch.autograd import outside_graphs
-from multiring.torch.interop import refuse_elsewhere
+from multiring.torch.collectives.staged import on_line, to_device
+from multiring.torch.interop import refuse_unserved
 from multiring.torch.parallelizing.held import refuse_held
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -49,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
 
     Raises:
         ArgumentError: from forward: the input's shape is wrong, or a channel has only one value on all ranks together.
-        UnsupportedError: from forward: the input is not in host memory.
+        UnsupportedError: from forward: the input is on a device that multiring does not serve.
         CollectiveError: from forward and backward: the ranks run different layers, or a rank is lost. Every rank
             raises it.
     """
@@ -79,21 +80,22 @@ class SyncBatchNorm(_BatchNorm):
                 f"SyncBatchNorm: input of shape {tuple(input.shape)}: expected at least 2D input, (N, C, ...) with "
                 f"C = {self.num_features}"
             )
-        refuse_elsewhere(input, "SyncBatchNorm's input")
+        refuse_unserved(input, "SyncBatchNorm's input")
 
     @outside_graphs
     def _of_all_ranks(self, values: Tensor, *, tracks: bool) -> Tensor:
-        group = members_of(self.process_set).group
+        members = members_of(self.process_set)
+        group = members.group
         if tracks and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if group.size == 1:
             mean, variance = (self.running_mean, self.running_var) if tracks else (None, None)
             return self._plain(values, mean, variance, training=True)
         line = group.twin_for("SyncBatchNorm")
-        statistics = _Statistics.of_all_ranks(line, values.detach())
+        statistics = _Statistics.of_all_ranks(members, line, values.detach())
         if tracks:
             self._track(statistics)
-        output: Tensor = _Normalise.apply(values, self.weight, self.bias, statistics, self.eps, line)  # type: ignore[no-untyped-call] # torch does not annotate it
+        output: Tensor = _Normalise.apply(values, self.weight, self.bias, statistics, self.eps, members, line)  # type: ignore[no-untyped-call] # torch does not annotate it
         return output
 
     def _share(self) -> float:
@@ -106,7 +108,7 @@ class SyncBatchNorm(_BatchNorm):
         if not statistics.count or self.running_mean is None or self.running_var is None:
             return
         share = self._share()
-        unbiased = torch.from_numpy(statistics.squares / (statistics.count - 1))
+        unbiased = statistics.squares / (statistics.count - 1)
         with torch.no_grad():
             for running, found in ((self.running_mean, statistics.mean), (self.running_var, unbiased)):
                 running.copy_(running.double().lerp_(found, share))
@@ -151,20 +153,20 @@ def _converted(layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
 
 
 class _Statistics:
-    """Statistics of all ranks' samples: float64, shape (C,), bit-identical on all ranks."""
+    """Statistics of all ranks' samples: float64, shape (C,), bit-identical on all ranks, on the samples' device."""
 
-    def __init__(self, rows: NDArray[np.float64]) -> None:
+    def __init__(self, members: Members, rows: NDArray[np.float64], device: torch.device) -> None:
         """Combine `rows`, one per rank: n, then m of each channel, then s of each channel."""
         channels = rows.shape[1] // 2
         counts, means, squares = rows[:, :1], rows[:, 1 : channels + 1], rows[:, channels + 1 :]
         self.count = int(counts.sum())
         mean = (counts * means).sum(0) / max(1, self.count)
-        self.mean = torch.from_numpy(mean)
-        self.squares = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
-        self.variance = torch.from_numpy(self.squares / max(1, self.count))
+        summed = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
+        found = torch.from_numpy(np.stack([mean, summed, summed / max(1, self.count)]))
+        self.mean, self.squares, self.variance = found if device.type == "cpu" else to_device(members, found, device)
 
     @classmethod
-    def of_all_ranks(cls, group: Group, values: Tensor) -> "_Statistics":
+    def of_all_ranks(cls, members: Members, group: Group, values: Tensor) -> "_Statistics":
         """Return the statistics of all ranks' `values`, of shape (N, C, ...).
 
         Raises:
@@ -172,7 +174,8 @@ class _Statistics:
         """
         own = _row_of(values)
         with internal_errors("SyncBatchNorm"):
-            found = cls(np.asarray(group.all_gather(own[None], label="SyncBatchNorm forward")))
+            rows = _gathered(members, group, own)
+            found = cls(members, np.asarray(rows), values.device)
         if found.count == 1:
             raise ArgumentError(
                 "SyncBatchNorm: Expected more than 1 value per channel when training, of all ranks together; got input "
@@ -181,10 +184,19 @@ class _Statistics:
         return found
 
 
-def _row_of(values: Tensor) -> NDArray[np.float64]:
+def _gathered(members: Members, group: Group, own: Tensor) -> NDArray[np.float64]:
+    """Return all ranks' rows of statistics."""
+    label = "SyncBatchNorm forward"
+    if own.is_cpu:
+        return np.asarray(group.all_gather(own.numpy()[None], label=label))
+    _, rows = on_line(members, own, lambda array: group.all_gather_async(array[None], label=label))
+    return np.asarray(rows)
+
+
+def _row_of(values: Tensor) -> Tensor:
     """Return this rank's row of statistics: n, then m of each channel, then s of each channel."""
     channels = values.shape[1]
-    row = np.zeros(1 + 2 * channels)
+    row = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=values.device)
     count = values.numel() // max(1, channels)
     if count and channels:
         wide, dims = values.to(_worked_in(values)), _samples(values)
@@ -194,8 +206,8 @@ def _row_of(values: Tensor) -> NDArray[np.float64]:
         left = deviations.sum(dims).double() / count
         squares = deviations.square_().sum(dims).double() - count * left**2
         row[0] = count
-        row[1 : channels + 1] = (estimate.double() + left).numpy()
-        row[channels + 1 :] = squares.clamp_(min=0.0).numpy()
+        row[1 : channels + 1] = estimate.double() + left
+        row[channels + 1 :] = squares.clamp_(min=0.0)
     return row
 
 
@@ -210,10 +222,11 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor | None,
         statistics: _Statistics,
         eps: float,
+        members: Members,
         group: Group,
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
-        ctx.statistics, ctx.eps, ctx.group = statistics, eps, group
+        ctx.statistics, ctx.eps, ctx.members, ctx.group = statistics, eps, members, group
         if not input.numel():
             return torch.empty_like(input)
         wide = _worked_in(input)
@@ -245,7 +258,7 @@ class _Normalise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.stack([of_bias, of_weight])
             with internal_errors("SyncBatchNorm"):
-                ctx.group.all_reduce(sums.numpy(), label="SyncBatchNorm backward")
+                sums = _summed(ctx.members, ctx.group, sums)
             means = sums.div_(max(1, statistics.count))
             scale = inverse if weight is None else inverse * weight.double()
             slope, shift, factor = (
@@ -253,7 +266,17 @@ class _Normalise(torch.autograd.Function):
             )
             of_input = deviations.mul_(slope).add_(shift).addcmul_(gradient, factor).to(values.dtype)
         found = [None if weight is None else each.to(weight.dtype) for each in (of_weight, of_bias)]
-        return of_input, *found, None, None, None
+        return of_input, *found, None, None, None, None
+
+
+def _summed(members: Members, group: Group, sums: Tensor) -> Tensor:
+    """Return the sum of all ranks' `sums`."""
+    label = "SyncBatchNorm backward"
+    if sums.is_cpu:
+        group.all_reduce(sums.numpy(), label=label)
+        return sums
+    host, _ = on_line(members, sums, lambda array: group.all_reduce_async(array, label=label))
+    return to_device(members, host, sums.device)
 
 
 def _worked_in(values: Tensor) -> torch.dtype:
