@@ -26,7 +26,7 @@ def register() -> None:
     if dist.is_available():
         from torch.distributed.rendezvous import register_rendezvous_handler  # noqa: PLC0415 -- as above
 
-        dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu", "cuda"])
         with suppress(RuntimeError):  # already registered
             register_rendezvous_handler("multiring", _rendezvous)  # type: ignore[no-untyped-call] # torch's own
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from tests.standin.torch_devices import install
-from tests.support.ranks import Here, Process, run_ranks
+from tests.support.nursery import Report
+from tests.support.ranks import Here, Process, report_of, run_ranks
 
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts and devices of each
 
@@ -28,12 +29,32 @@ def run_cuda(
         settings: `standin` (a dict of the stand-ins' settings, such as {"seed": 3, "delay_us": 2000}), and options of
             `run_ranks`.
     """
+    found: list[Any] = _on_devices(run_ranks, function, arguments, hosts, devices, settings)
+    return found
+
+
+def report_of_cuda(
+    function: Callable[..., Any], *arguments: Any, hosts: int = 1, devices: int = 2, **settings: Any
+) -> Report:
+    """Run `function(here, *arguments)` as `run_cuda` does, and report the end of each rank, failed or not."""
+    found: Report = _on_devices(report_of, function, arguments, hosts, devices, settings)
+    return found
+
+
+def _on_devices(
+    run: Callable[..., Any],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    hosts: int,
+    devices: int,
+    settings: dict[str, Any],
+) -> Any:
     assert (hosts, devices) in SHAPES, (hosts, devices)
     engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
     standin = {"devices": devices, **settings.pop("standin", {})}
     here = (function.__module__, function.__qualname__)
     process = settings.pop("process", Process(nursery="torch", beforehand=(__name__, function.__module__)))
-    return run_ranks(on_device, hosts * devices, *here, standin, arguments, engine=engine, process=process, **settings)
+    return run(on_device, hosts * devices, *here, standin, arguments, engine=engine, process=process, **settings)
 
 
 def on_device(here: Here, module: str, name: str, standin: dict[str, Any], arguments: tuple[Any, ...]) -> Any:

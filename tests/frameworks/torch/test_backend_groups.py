@@ -111,7 +111,7 @@ def say_who_they_are(whole: Any, here: Here) -> None:
     assert whole.group_desc == "default_pg"
     assert repr(whole) == f"<multiring process group '0': rank {here.rank} of 4>"
     assert dist.distributed_c10d._device_capability(whole) == ["cpu"]
-    assert dist.distributed_c10d._get_pg_config(whole)["backend_config"] == "cpu:multiring"
+    assert dist.distributed_c10d._get_pg_config(whole)["backend_config"] == "cpu:multiring,cuda:multiring"
     whole.get_group_store().set("said", "so")
     assert not whole.supports_time_estimate
     whole.set_timeout(timedelta(seconds=49))
@@ -184,8 +184,8 @@ def split(whole: Any, here: Here) -> None:
     assert (whole.split_group([0, 1]) is None) == (here.rank > 1)
     with pytest.raises(ValueError, match="no rank twice"):
         whole.split_group([here.rank, here.rank])
-    with pytest.raises(RuntimeError, match="device type cuda"):
-        whole.split_group(half, device_types=[torch.device("cuda")])
+    with pytest.raises(RuntimeError, match="device type xpu"):
+        whole.split_group(half, device_types=[torch.device("xpu")])
 
 
 def train(here: Here) -> None:

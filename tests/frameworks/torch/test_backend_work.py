@@ -169,7 +169,7 @@ def be_refused(here: Here) -> None:
         (lambda: group.broadcast(two, 7), ValueError, "invalid root rank 7; want 0 to 1"),
         (lambda: group.allreduce([3]), TypeError, "got a int; want a torch.Tensor"),
         (lambda: group.all_gather_single_coalesced([], []), ValueError, "got 0 outputs"),
-        (lambda: group._get_backend(torch.device("cuda")), RuntimeError, "device type cuda"),
+        (lambda: group._get_backend(torch.device("xpu")), RuntimeError, "device type xpu"),
         (lambda: dist.new_group(pg_options=3), ValueError, "takes no options"),
     ]
     for call, kind, text in wrong[: len(wrong) - here.rank]:

@@ -17,8 +17,8 @@ class ElsewhereError(RefusedError):
     def __init__(self, what: str, device: torch.device) -> None:
         """Create the error of operation `what` for a tensor on `device`."""
         super().__init__(
-            f"{what}: a tensor is on {device}. No backend type associated with device type {device.type}: multiring "
-            f'moves host memory only; use .cpu(), or name a backend for it, as in "cpu:multiring,cuda:nccl"'
+            f"{what}: a tensor is on {device}. No backend type associated with device type {device.type}: use .cpu(), "
+            'or name a backend for it, as in "cpu:multiring,cuda:multiring"'
         )
         self.device = device
 

@@ -1,8 +1,9 @@
-"""Tensors of other devices: `init_process_group("cpu:multiring,cuda:nccl")`.
+"""Tensors of other devices: `init_process_group("cpu:multiring,cuda:nccl")`, and multiring for CUDA devices too.
 
 If a Python function creates a backend, torch uses its result as the whole process group and creates no backends for
 other devices. This group therefore creates them itself, at the first tensor of such a device, and forwards the calls to
-them.
+them. Where multiring is the backend of CUDA devices, as in `init_process_group("multiring")`, the group's own methods
+run on copies of the tensors in host memory (staged.py).
 """
 
 import functools
@@ -20,7 +21,10 @@ from multiring.errors import MultiringError, StateError
 from multiring.torch.c10d.buffers import ElsewhereError
 from multiring.torch.c10d.errors import RefusedError
 from multiring.torch.c10d.group_state import GroupState
+from multiring.torch.c10d.staged import StagedTensors, is_on_device
+from multiring.torch.device_staging import SERVED
 
+_OURS = "multiring"
 _HOST = torch.device("cpu")
 _BETWEEN_TWO = {"send", "recv", "recv_anysource"}
 _torch: Any = dist  # typed Any, because torch's stubs are incomplete
@@ -46,12 +50,17 @@ class OtherDevices:
     def __init__(self, torch_group: Any) -> None:
         """Create the backends of `torch_group`, which owns this object, when they are needed."""
         self._group = weakref.proxy(torch_group)
+        self._staged: StagedTensors | None = None  # None before the first tensor of a device that multiring serves
         self._made: dict[str, Any] = {}  # the backends created so far, by type of device
 
     @property
     def types(self) -> list[torch.device]:
         """The devices for which the group has backends, the host first."""
-        return [_HOST, *(torch.device(kind) for kind in self.wanted())]
+        found = self.wanted()
+        # torch may use the devices of this list for its own small tensors.
+        if found.get(SERVED) == _OURS and not torch.cuda.is_available():
+            del found[SERVED]
+        return [_HOST, *map(torch.device, found)]
 
     def wanted(self) -> dict[str, str]:
         """Return the names of the backends that the program asked for, by type of device, without the host's."""
@@ -62,6 +71,23 @@ class OtherDevices:
         pairs = (pair.split(":") for pair in config.split(","))
         return {kind: backend for kind, backend in pairs if kind != _HOST.type}
 
+    @property
+    def served(self) -> bool:
+        """Whether multiring is the backend of CUDA devices."""
+        return self.wanted().get(SERVED) == _OURS
+
+    @property
+    def staged(self) -> StagedTensors:
+        """The operations on tensors of CUDA devices; the first use creates their threads."""
+        if self._staged is None:
+            self._staged = StagedTensors(self._group, self._group.group)
+        return self._staged
+
+    def keep_order(self) -> None:
+        """Wait until the operations on tensors of devices are issued, so that an operation on the host comes later."""
+        if self._staged is not None:
+            self._staged.wait_until_issued()
+
     def backend_of(self, device: torch.device) -> Any:
         """Return the backend for `device`, which is not the host.
 
@@ -71,13 +97,18 @@ class OtherDevices:
         kind = device.type
         wanted = self.wanted().get(kind)
         if wanted is None:
-            raise RuntimeError(f"No backend type associated with device type {kind}: multiring moves host memory only")
+            shown = ", ".join(each.type for each in self.types)
+            raise RuntimeError(f"No backend type associated with device type {kind}: want one of {shown}")
+        if wanted == _OURS:
+            return self._group.itself()
         if kind not in self._made:
             self._made[kind] = _backend(self._group.itself(), kind, wanted)
         return self._made[kind]
 
     def end(self, how: str) -> None:
         """Abort or shut down all backends, as the group ends."""
+        if self._staged is not None:
+            self._staged.close()
         for each in self._made.values():
             if how == "was aborted":
                 each.abort()
@@ -140,6 +171,12 @@ def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if is_on_device(arguments) and self.devices.served:
+            self.require_state(name)
+            refuse = functools.partial(_decline, self, name, arguments)
+            work = self.devices.staged.call(name, functools.partial(method, self), refuse, arguments, options)
+            return self.take_in(work)
+        self.devices.keep_order()
         try:
             return method(self, *arguments, **options)
         except ElsewhereError as refusal:  # raised before the operation starts

@@ -18,7 +18,7 @@ from multiring._runtime.failures.monitored_barrier import MonitoredBarrier
 from multiring.errors import MultiringError
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
-from multiring.torch.c10d.work import Done, OperationWork, SeveralHandles
+from multiring.torch.c10d.work import Done, FutureWork, OperationWork, Settable, SeveralHandles
 
 # The number of Work objects of single numbers that are kept alive. A program may start so many such operations between
 # a forward, which passes a Work to C++ code, and its backward.
@@ -69,7 +69,7 @@ class GroupState:
         # DistributedDataParallel's join, for example, waits for an operation of one number. Keep such Works alive here.
         self._lent: deque[OperationWork] = deque(maxlen=_LENT)
         self._owed: deque[OperationWork] = deque()  # operations whose results must be copied to the outputs afterwards
-        self._batch: list[OperationWork] | None = None  # the operations of the running coalescing, if there is one
+        self._coalescing = threading.local()  # `batch`: the operations of this thread's running coalescing
         self._completer: _Completer | None = None
         self._completer_lock = threading.Lock()
         self._parts: dict[type, Any] = {}  # parts that only some groups need, by their class
@@ -170,13 +170,26 @@ class GroupState:
 
     # ---- coalescing ----
 
+    @property
+    def _batch(self) -> list[Any] | None:
+        found: list[Any] | None = getattr(self._coalescing, "batch", None)
+        return found
+
+    def take_in(self, work: Any) -> Any:
+        """Return a Work that another object has made, for the caller; in a coalescing, add it to the batch."""
+        if self._batch is not None:
+            self._batch.append(work)
+        elif len(work.outputs) == 1 and work.outputs[0].numel() == 1:
+            self._lent.append(work)
+        return work
+
     def _start_coalescing(self, _device: object) -> None:
         """Collect the following calls into one Work, which `_end_coalescing` returns."""
-        self._batch = []
+        self._coalescing.batch = []
 
     def _end_coalescing(self, _device: object) -> Any:
         """Return the Work of all calls since `_start_coalescing`."""
-        batch, self._batch = self._batch or [], None
+        batch, self._coalescing.batch = self._batch or [], None
         return Coalesced(batch) if batch else Done(())
 
     # ---- completion and end ----
@@ -191,7 +204,7 @@ class GroupState:
             if not work.is_completed():
                 self._owed.append(work)
 
-    def complete(self, work: OperationWork, future: "Future[Any]") -> None:
+    def complete(self, work: FutureWork, future: Settable) -> None:
         """Make another thread set `future` to None once `work` has ended."""
         if not work.in_order:
             threading.Thread(target=_complete_one, args=(work, future), name="multiring future", daemon=True).start()
@@ -277,12 +290,12 @@ class _Completer:
     _SPARE = 2  # the number of threads outside of callbacks that are kept
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[OperationWork, Future[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[FutureWork, Settable] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # the number of threads outside of callbacks
         self._start_thread()
 
-    def watch(self, work: OperationWork, future: "Future[Any]") -> None:
+    def watch(self, work: FutureWork, future: Settable) -> None:
         self._queue.put((work, future))
 
     def stop(self) -> None:
@@ -310,7 +323,7 @@ class _Completer:
         self._queue.put(None)  # stop the other threads
 
 
-def _complete_one(work: OperationWork, future: "Future[Any]") -> None:
+def _complete_one(work: FutureWork, future: Settable) -> None:
     with suppress(Exception):  # the future raises the error
         work.wait()
     future.set_result(None)

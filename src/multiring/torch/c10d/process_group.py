@@ -92,7 +92,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
     send = handing_on(point_to_point.send)
     recv = handing_on(point_to_point.recv)
     recv_anysource = handing_on(point_to_point.recv_anysource)
-    barrier = gathers.barrier
+    barrier = handing_on(gathers.barrier)
     monitored_barrier = monitored_barrier_of
 
     # ---- identity ----

@@ -20,6 +20,23 @@ from multiring.torch.c10d.errors import torch_error
 _NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"
 
 
+class Settable(Protocol):
+    """A future, or what sets one."""
+
+    def set_result(self, value: None) -> None:
+        """Set the future, and run its callbacks."""
+
+
+class FutureWork(Protocol):
+    """The part of a Work that sets its future."""
+
+    in_order: bool
+    """Whether all ranks start this kind of operation in the same order, as collectives."""
+
+    def wait(self) -> bool:
+        """Wait for the result."""
+
+
 class WorkOwner(Protocol):
     """The methods of a process group that its Work objects use."""
 
@@ -27,7 +44,7 @@ class WorkOwner(Protocol):
     def calls(self) -> Calls:
         """The common state of the group's operations."""
 
-    def complete(self, work: "OperationWork", future: "Future[Any]") -> None:
+    def complete(self, work: "FutureWork", future: "Settable") -> None:
         """Make another thread set `future` to None once `work` has ended."""
 
     def settle_owed(self) -> None:
