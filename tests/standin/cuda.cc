@@ -32,6 +32,9 @@ int cuDeviceGetCount(int* count) {
   *count = standin::device_count();
   return standin::is_driver_initialized() ? standin::kOk : standin::kNotInitialized;
 }
+int cuDeviceGetAttribute(int* found, int attribute, int device) {
+  return standin::attribute_of(attribute, device, found);
+}
 int cuDevicePrimaryCtxRetain(void** made, int device) {
   if (!standin::is_driver_initialized()) return standin::kNotInitialized;
   if (device < 0 || device >= standin::device_count()) return standin::kInvalidDevice;
@@ -62,6 +65,12 @@ int cuMemFree_v2(uint64_t address) {
 }
 int cuMemGetInfo_v2(size_t* left, size_t* all) {
   return call([=] { return standin::memory_left(left, all); });
+}
+int cuMemHostAlloc(void** made, size_t bytes, unsigned) {
+  return call([=] { return standin::allocate_pinned(made, bytes); });
+}
+int cuMemFreeHost(void* address) {
+  return call([=] { return standin::release_pinned(address); });
 }
 int cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
   return call([=] { return standin::register_host(address, bytes, flags); });
@@ -106,6 +115,12 @@ int cuStreamSynchronize(void* stream) {
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   return call([=] { return standin::have_stream_wait(stream, event); });
+}
+int cuStreamWaitValue32_v2(void* stream, uint64_t address, unsigned value, unsigned condition) {
+  return call([=] { return standin::wait_for_value(stream, pointer(address), value, condition); });
+}
+int cuStreamWriteValue32_v2(void* stream, uint64_t address, unsigned value, unsigned) {
+  return call([=] { return standin::write_value(stream, pointer(address), value); });
 }
 int cuEventCreate(void** made, unsigned flags) {
   return call([=] { return standin::make_event(made, flags); });

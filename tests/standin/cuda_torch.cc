@@ -12,9 +12,6 @@ CUresult cuDeviceGet(CUdevice* device, int number) {
   *device = number;
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetAttribute(int* found, CUdevice_attribute attribute, CUdevice device) {
-  return static_cast<CUresult>(standin::attribute_of(attribute, device, found));
-}
 CUresult cuDeviceGetName(char* text, int size, CUdevice) {
   std::snprintf(text, size, "stand-in");
   return CUDA_SUCCESS;

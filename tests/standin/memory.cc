@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@ namespace standin {
 namespace {
 
 constexpr size_t kAlignment = 512;
+constexpr size_t kFilled = 64 << 20;  // bytes of a block that are filled
 
 size_t rounded(size_t bytes) { return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -49,14 +51,22 @@ int rights_of(uintptr_t address, size_t bytes) {
 }  // namespace
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
-  const int file = ::memfd_create("standin", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+  file_ = ::memfd_create("standin", MFD_CLOEXEC);
+  if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
     std::perror("stand-in: making device memory");
     std::abort();
   }
-  seen_ = mapped(file, bytes, PROT_NONE);
-  reached_ = mapped(file, bytes, PROT_READ | PROT_WRITE);
-  ::close(file);
+  seen_ = mapped(file_, bytes, PROT_NONE);
+  reached_ = mapped(file_, bytes, PROT_READ | PROT_WRITE);
+}
+
+// Takes the values out of a block, and the pages of a large one.
+void DeviceMemory::spoil(size_t offset, size_t bytes) {
+  const size_t filled = std::min(bytes, kFilled);
+  std::memset(reached_ + offset, 0xff, filled);
+  if (filled == bytes) return;
+  ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset + filled),
+              static_cast<off_t>(bytes - filled));
 }
 
 void* DeviceMemory::allocate(size_t bytes) {
@@ -70,7 +80,7 @@ void* DeviceMemory::allocate(size_t bytes) {
   if (want > bytes_ || start > bytes_ - want) return nullptr;
   blocks_[start] = want;
   used_ += want;
-  std::memset(reached_ + start, 0xff, want);
+  spoil(start, want);
   return seen_ + start;
 }
 
@@ -78,7 +88,7 @@ bool DeviceMemory::release(void* address) {
   const std::lock_guard lock(mutex_);
   const auto found = sees(address) ? blocks_.find(static_cast<char*>(address) - seen_) : blocks_.end();
   if (found == blocks_.end()) return false;
-  std::memset(reached_ + found->first, 0xff, found->second);
+  spoil(found->first, found->second);
   used_ -= found->second;
   blocks_.erase(found);
   return true;

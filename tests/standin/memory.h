@@ -14,7 +14,8 @@ class DeviceMemory {
  public:
   explicit DeviceMemory(size_t bytes);
 
-  void* allocate(size_t bytes);  // null if there is no room; the new memory is filled with 0xff, which is NaN
+  // Returns null if there is no room. The new memory is filled with 0xff, which is NaN (of a large block, the start).
+  void* allocate(size_t bytes);
   bool release(void* address);   // false if no block starts there
   bool sees(const void* address) const;
   bool holds(const void* address, size_t bytes) const;  // whether all bytes lie in one allocated block
@@ -23,7 +24,10 @@ class DeviceMemory {
   size_t used() const;
 
  private:
+  void spoil(size_t offset, size_t bytes);
+
   size_t bytes_;
+  int file_;
   char* seen_;
   char* reached_;
   mutable std::mutex mutex_;

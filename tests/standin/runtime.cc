@@ -44,6 +44,13 @@ class Machine {
   std::atomic<int> sticky{0};
   std::atomic<int> fails_after{-1};  // calls until `failure` is returned; -1: never
   std::atomic<int> failure{0};
+  std::atomic<int> allocations_left{-1};  // until one that finds no room; -1: none will
+  std::atomic<int> allocations_failing{0};
+  bool has_room() {
+    if (allocations_left < 0 || allocations_left-- > 0) return true;
+    if (--allocations_failing > 0) allocations_left = 0;
+    return false;
+  }
   PinnedRanges pinned;
 
   std::shared_ptr<Event> event_of(void* handle) {
@@ -80,6 +87,12 @@ thread_local bool has_own_context = false;
 std::atomic<bool> is_initialized{false};
 thread_local bool is_in_host_function = false;
 std::atomic<long> host_waits{0};
+thread_local long own_host_waits = 0;
+
+void count_host_wait() {
+  ++host_waits;
+  ++own_host_waits;
+}
 
 // Returns the stream of a handle: 0, 1 and 2 are the legacy stream of the current device. Null if it is not valid.
 StreamPointer stream_of(void* handle) {
@@ -100,9 +113,15 @@ MarkPointer push(const StreamPointer& stream, Work work, bool is_work) {
 }
 
 int wait(const MarkPointer& mark) {
-  ++host_waits;
+  count_host_wait();
   if (mark != nullptr) mark->wait();
   return state_code();
+}
+
+// A call that frees memory waits for all work of all devices.
+void wait_for_all() {
+  count_host_wait();
+  machine().wait();
 }
 
 }  // namespace
@@ -129,7 +148,8 @@ int attribute_of(int attribute, int device, int* found) {
     case 33: *found = device + 1; break;  // the number of the bus
     case 41:                              // one space of addresses
     case 91:                              // registered memory has the same address on the device
-    case 99: *found = 1; break;           // host memory can be registered
+    case 99:                              // host memory can be registered
+    case 122: *found = 1; break;          // a stream can wait for a value of 64 bits in memory
     case 75: *found = kMajor; break;
     default: *found = 0;
   }
@@ -152,8 +172,9 @@ void initialize_driver() { is_initialized = true; }
 int allocate(void** made, size_t bytes) {
   if (const int code = state_code()) return code;
   if (made == nullptr) return kInvalidValue;
-  void* found = bytes == 0 ? nullptr : machine().device(current).memory.allocate(bytes);
-  if (found == nullptr) return bytes == 0 ? kInvalidValue : kOutOfMemory;
+  if (bytes == 0) return kInvalidValue;
+  void* found = machine().has_room() ? machine().device(current).memory.allocate(bytes) : nullptr;
+  if (found == nullptr) return kOutOfMemory;
   *made = found;
   return kOk;
 }
@@ -163,7 +184,7 @@ int release(void* address) {
   if (address == nullptr) return kOk;
   const int device = machine().device_of(address);
   if (device < 0) return kInvalidValue;
-  machine().wait();
+  wait_for_all();
   return machine().device(device).memory.release(address) ? state_code() : static_cast<int>(kInvalidValue);
 }
 
@@ -187,13 +208,13 @@ int memory_left(size_t* free_bytes, size_t* all_bytes) {
 
 int allocate_pinned(void** made, size_t bytes) {
   if (const int code = state_code()) return code;
-  *made = machine().pinned.allocate(bytes);
+  *made = machine().has_room() ? machine().pinned.allocate(bytes) : nullptr;
   return *made == nullptr ? kOutOfMemory : kOk;
 }
 
 int release_pinned(void* address) {
   if (const int code = state_code()) return code;
-  machine().wait();
+  wait_for_all();
   return machine().pinned.release(address);
 }
 
@@ -204,7 +225,7 @@ int register_host(void* address, size_t bytes, unsigned flags) {
 
 int unregister_host(void* address) {
   if (const int code = state_code()) return code;
-  machine().wait();
+  wait_for_all();
   return machine().pinned.remove(address);
 }
 
@@ -316,9 +337,41 @@ int call_on_stream(void* handle, void (*function)(void*), void* argument) {
   return kOk;
 }
 
+int wait_for_value(void* handle, void* address, unsigned value, unsigned condition) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  if (place_of(address).kind == MemoryKind::pageable || condition > 3) return kInvalidValue;
+  const auto* word = static_cast<const volatile uint32_t*>(reached(address));
+  const auto is_met = [word, value, condition] {
+    const uint32_t found = *word;
+    switch (condition) {
+      case 0: return static_cast<int32_t>(found - value) >= 0;
+      case 1: return found == value;
+      case 2: return (found & value) != 0;
+      default: return (~(found | value)) != 0;
+    }
+  };
+  const auto work = [is_met] {
+    while (!is_met() && machine().sticky == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  };
+  push(stream, work, true);
+  return kOk;
+}
+
+int write_value(void* handle, void* address, unsigned value) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  if (place_of(address).kind == MemoryKind::pageable) return kInvalidValue;
+  auto* word = static_cast<volatile uint32_t*>(reached(address));
+  push(stream, [word, value] { *word = value; }, true);
+  return kOk;
+}
+
 int wait_for_device() {
   if (const int code = state_code()) return code;
-  ++host_waits;
+  count_host_wait();
   machine().device(current).streams.wait();
   return state_code();
 }
@@ -473,7 +526,15 @@ int standin_missing(const char* name, int code) {
   return code;
 }
 
+// How often calls of this process, or of this thread, have stopped the host for work of a device.
 long standin_host_waits() { return standin::host_waits; }
+long standin_thread_waits() { return standin::own_host_waits; }
+
+// After the next `allocations` allocations of device memory or pinned memory, `times` ones find no room.
+void standin_fail_allocations(int allocations, int times) {
+  standin::machine().allocations_failing = times;
+  standin::machine().allocations_left = allocations;
+}
 
 // For a test that stands for a kernel or a debugger: the host's address of device memory.
 void* standin_reached(void* address) { return standin::reached(address); }

@@ -56,6 +56,8 @@ int query_stream(void* stream);
 int wait_for_stream(void* stream);
 int have_stream_wait(void* stream, void* event);
 int call_on_stream(void* stream, void (*function)(void*), void* argument);
+int wait_for_value(void* stream, void* address, unsigned value, unsigned condition);  // of 32 bits
+int write_value(void* stream, void* address, unsigned value);
 int wait_for_device();
 
 int make_event(void** made, unsigned flags);

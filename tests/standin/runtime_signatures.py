@@ -1,6 +1,6 @@
 """The functions of the CUDA runtime that the tests call. multiring itself calls the driver only."""
 
-from ctypes import POINTER, c_float, c_int, c_long, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_float, c_int, c_long, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 _HANDLE = POINTER(c_void_p)
@@ -43,10 +43,23 @@ RUNTIME_SIGNATURES: dict[str, list[Any]] = {
     "cudaIpcGetEventHandle": [c_void_p, c_void_p],
 }
 RUNTIME_TEXTS: dict[str, list[Any]] = {"cudaGetErrorName": [c_int], "cudaGetErrorString": [c_int]}
+# Functions of the driver that multiring does not call, for the tests of the stand-in.
+DRIVER_MORE: dict[str, list[Any]] = {
+    "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cuMemHostAlloc": [_HANDLE, c_size_t, c_uint],
+    "cuMemFreeHost": [c_void_p],
+    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
+    "cuMemHostUnregister": [c_void_p],
+    "cuStreamWaitValue32_v2": [c_void_p, c_uint64, c_uint, c_uint],
+    "cuStreamWriteValue32_v2": [c_void_p, c_uint64, c_uint, c_uint],
+}
 # The tests' controls of the stand-ins.
 CONTROLS: dict[str, list[Any]] = {
     "standin_fail": [c_int, c_int],
     "standin_fail_on_stream": [c_void_p, c_int],
+    "standin_fail_allocations": [c_int, c_int],
+    "standin_host_waits": [],
+    "standin_thread_waits": [],
     "standin_occupy": [c_void_p, c_long],
     "standin_memory_used": [c_int, POINTER(c_size_t)],
 }

@@ -4,6 +4,7 @@ import ctypes
 import os
 import warnings
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -31,6 +32,27 @@ _OWN = {
 _MORE = {"convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward"}
 
 
+CYCLES_PER_US = 1700  # of torch.cuda._sleep, on an H100
+
+
+def host_waits() -> int:
+    """Return how often this thread has waited for work of a device."""
+    return int(ctypes.CDLL(None).standin_thread_waits())
+
+
+def fail_allocations(after: int, times: int = 2) -> None:
+    """Let allocations of device memory or pinned memory fail, after some that do not.
+
+    torch frees the blocks that it keeps and tries again, so it fails if two in a row do.
+    """
+    ctypes.CDLL(None).standin_fail_allocations(after, times)
+
+
+def fail_call(code: int, after: int = 0) -> None:
+    """Let one call of the runtime or the driver fail, after some that do not. Codes like 700 stay."""
+    ctypes.CDLL(None).standin_fail(code, after)
+
+
 @cache
 def install() -> None:
     """Install the arithmetic, once in a process. Child processes that are forked before they use CUDA keep it."""
@@ -44,3 +66,11 @@ def install() -> None:
     torch.backends.cudnn.enabled = False
     for turn_off in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
         getattr(torch.backends.cuda, turn_off)(False)
+    controls = ctypes.CDLL(None)
+    controls.standin_occupy.argtypes = [ctypes.c_void_p, ctypes.c_long]
+
+    def sleep(cycles: int) -> None:
+        controls.standin_occupy(torch.cuda.current_stream().cuda_stream, cycles // CYCLES_PER_US)
+
+    cuda: Any = torch.cuda
+    cuda._sleep = sleep  # a kernel that no operator launches

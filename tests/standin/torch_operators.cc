@@ -9,6 +9,7 @@
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -17,12 +18,15 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
 extern "C" {
 void* standin_reached(void* address);
 int standin_enqueue(void* stream, void (*work)(void*), void* argument);
 int standin_settle(void* stream);
+int standin_fail_on_stream(void* stream, int code);
 }
 
 namespace {
@@ -151,6 +155,43 @@ void move_results(const c10::FunctionSchema& schema, const Values& arguments, c1
   }
 }
 
+// Whether the operator stops the host on a device: its result is no tensor, or a tensor whose size depends on values.
+bool stops_the_host(const c10::FunctionSchema& schema, const Values& arguments) {
+  static const std::unordered_set<std::string> kSizedByValues = {
+      "aten::nonzero",      "aten::masked_select", "aten::_unique",  "aten::_unique2", "aten::unique_dim",
+      "aten::unique_consecutive", "aten::bincount", "aten::repeat_interleave"};
+  static const std::unordered_set<std::string> kIndexed = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"};
+  for (const c10::Argument& each : schema.returns()) {
+    const auto kind = each.type()->kind();
+    if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) return true;
+  }
+  if (kIndexed.contains(schema.name())) {
+    for (const std::optional<at::Tensor>& each : arguments[1].toOptionalTensorVector())
+      if (each.has_value() && (each->scalar_type() == at::kBool || each->scalar_type() == at::kByte)) return true;
+  }
+  return kSizedByValues.contains(schema.name());
+}
+
+// Computes an operator whose arguments are on the host. An index that is out of bounds fails on the stream, as an
+// assertion of a kernel does, and the operator is computed with indices of 0.
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t first, c10::Device device) {
+  const torch::jit::Stack arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+  try {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  } catch (const c10::IndexError&) {
+    stack->resize(first);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+  }
+  for (size_t place = first; place < stack->size(); ++place)
+    change_tensors((*stack)[place], [](const at::Tensor& tensor) {
+      const bool is_index = tensor.defined() && (tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt);
+      return is_index ? at::zeros_like(tensor) : tensor;
+    });
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  standin_fail_on_stream(c10::cuda::getCurrentCUDAStream(device.index()).stream(), cudaErrorAssert);
+}
+
 void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   const c10::FunctionSchema& schema = op.schema();
@@ -158,9 +199,10 @@ void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   const Values arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
   const c10::Device device = device_of(op, arguments);
   const c10::DeviceGuard guard(device);
+  if (stops_the_host(schema, arguments)) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
   wait_for_operands(device);
   const std::vector<Written> written = move_arguments(schema, stack->data() + first);
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  compute(op, stack, first, device);
   for (const auto& [target, values] : written) {
     if (target.sizes() != values.sizes()) target.resize_(values.sizes());
     write_late(target, values);

@@ -1,0 +1,153 @@
+"""Streams, events and memory of torch's CUDA build on the stand-ins, beside the record of an H100."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.studies.gpu.behaviours_cuda import CUDA
+from benchmarks.studies.gpu.behaviours_nccl import NCCL
+from benchmarks.studies.gpu.behaviours_torch import TORCH
+from tests.standin.torch_devices import fail_allocations, fail_call, host_waits
+from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.ranks import Here
+
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_behaviours_h100_202611.json"
+# Recorded experiments. Each list runs in one process.
+ALIKE = [
+    ["torch_copies_and_the_host", "torch_warnings_of_synchronisation", "torch_allocator_reuse"],
+    ["torch_streams_of_threads_and_of_backward", "torch_is_pinned", "torch_out_of_memory"],
+    ["torch_dlpack_and_array_interface", "torch_fork_after_the_context"],
+    ["torch_errors_that_stay"],
+    ["sticky_error"],
+    ["nccl_after_a_sticky_error"],
+    ["registered_memory_is_unmapped_and_mapped_again", "nccl_is_asynchronous"],
+]
+
+
+def experiment(_: Here, names: list[str]) -> dict[str, Any]:
+    behaviours = CUDA | TORCH | NCCL
+    return json.loads(json.dumps({name: behaviours[name]() for name in names}))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
+def test_torch_behaves_as_on_the_device_of_the_record(names: list[str]) -> None:
+    record = json.loads(RECORD.read_text("utf-8"))
+    assert run_cuda(experiment, names, devices=1) == [{name: record[name] for name in names}]
+
+
+def orderings(_: Here) -> list[list[float]]:
+    """Return what a consumer sees with and without each of three orderings."""
+    side, seen = torch.cuda.Stream(), []
+    host = torch.ones(1000).pin_memory()
+    for is_ordered in (True, False):
+        found = []
+        # A copy on the current stream, read on another
+        device = torch.zeros(1000, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda._sleep(40_000_000)
+        device.copy_(host, non_blocking=True)
+        if is_ordered:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found.append((device * 2)[0].item())
+        # A result of another stream, read by the host
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(40_000_000)
+            back = torch.zeros(1000).pin_memory()
+            back.copy_(device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        if is_ordered:
+            event.synchronize()
+        found.append(back[0].item())
+        # A block that is freed while another stream writes it
+        torch.cuda.synchronize()
+        block = torch.empty(1 << 20, device="cuda")
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(40_000_000)
+            block.fill_(7)
+        if is_ordered:
+            block.record_stream(side)
+        address = block.data_ptr()
+        del block
+        later = torch.zeros(1 << 20, device="cuda")
+        found.append(float(later.data_ptr() == address))
+        seen.append(found)
+        torch.cuda.synchronize()
+    return seen
+
+
+def test_what_is_not_ordered_is_seen() -> None:
+    assert run_cuda(orderings, devices=1) == [[[2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]]
+
+
+def count(_: Here) -> dict[str, int]:
+    """Return how often some operations stop the calling thread."""
+    x, side = torch.ones(1000, device="cuda"), torch.cuda.Stream()
+    pinned, event = torch.ones(1000).pin_memory(), torch.cuda.Event()
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=torch.cuda.synchronize)
+        thread.start()
+        thread.join()
+
+    calls: dict[str, Any] = {
+        "operator": lambda: x.add_(1).sum(),
+        "copy": lambda: pinned.copy_(x, non_blocking=True),
+        "event of a stream": event.record,
+        "wait of a stream": lambda: side.wait_event(event),
+        "query": event.query,
+        "of another thread": elsewhere,
+        "item": x[0].item,
+        "event": event.synchronize,
+        "stream": side.synchronize,
+        "device": torch.cuda.synchronize,
+        "blocking copy": x.cpu,
+        "mask": lambda: x[x > 0],
+    }
+    found = {}
+    for name, call in calls.items():
+        before = host_waits()
+        call()
+        found[name] = host_waits() - before
+    return found
+
+
+def test_host_synchronizations_are_counted_by_thread() -> None:
+    (found,) = run_cuda(count, devices=1)
+    assert {name for name, waits in found.items() if waits} == {
+        "item",
+        "event",
+        "stream",
+        "device",
+        "blocking copy",
+        "mask",
+    }
+
+
+def fail(here: Here) -> list[str]:
+    assert here.size == 1
+    found = []
+    for shape in (3 << 20, 1 << 30):
+        fail_allocations(0)
+        try:
+            torch.zeros(shape, device="cuda")
+        except torch.OutOfMemoryError as error:
+            found.append(str(error).split(".")[0])
+    found.append(str(torch.ones(2, device="cuda").sum().item()))
+    fail_call(700)
+    for _ in range(2):
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            found.append(str(error).splitlines()[0])
+    return found
+
+
+def test_errors_on_request() -> None:
+    full, stays = "CUDA out of memory", "CUDA error: an illegal memory access was encountered"
+    assert run_cuda(fail, devices=1) == [[full, full, "2.0", stays, stays]]
