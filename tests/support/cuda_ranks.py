@@ -55,7 +55,7 @@ def new_stream() -> ctypes.c_void_p:
 class Hold:
     """Work on a stream that lasts until it is released."""
 
-    def __init__(self, stream: ctypes.c_void_p) -> None:
+    def __init__(self, stream: ctypes.c_void_p | int) -> None:
         self._released = threading.Event()
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: self._released.wait(30) and None)
         assert runtime().cudaLaunchHostFunc(stream, self._function, None) == 0
@@ -72,6 +72,27 @@ def have_time(is_early: Callable[[], bool]) -> bool:
     return found
 
 
+class Copy:
+    """A copy to pinned memory, which a stream makes when it comes to it."""
+
+    def __init__(self, address: Any, like: NDArray[Any], stream: ctypes.c_void_p) -> None:
+        self._c, self._end, memory = runtime(), ctypes.c_void_p(), ctypes.c_void_p()
+        assert self._c.cudaMallocHost(ctypes.byref(memory), max(like.nbytes, 1)) == 0
+        raw = (ctypes.c_char * like.nbytes).from_address(memory.value or 0)
+        self._values: NDArray[Any] = np.frombuffer(memoryview(raw), like.dtype).reshape(like.shape)
+        assert self._c.cudaMemcpyAsync(memory, address, like.nbytes, 4, stream) == 0
+        assert self._c.cudaEventCreateWithFlags(ctypes.byref(self._end), 2) == 0
+        assert self._c.cudaEventRecord(self._end, stream) == 0
+
+    def is_there(self) -> bool:
+        return bool(self._c.cudaEventQuery(self._end) == 0)
+
+    def get(self) -> NDArray[Any]:
+        """Wait for the stream and return the values."""
+        assert self._c.cudaEventSynchronize(self._end) == 0
+        return self._values
+
+
 class OtherArray:
     """An array of another library: it is written on a stream of its own, and its memory is used again when it goes."""
 
@@ -82,6 +103,7 @@ class OtherArray:
         self._stream, self._address = new_stream(), ctypes.c_void_p()
         assert self._c.cudaMalloc(ctypes.byref(self._address), max(self._values.nbytes, 1)) == 0
         self.hold = Hold(self._stream) if is_held else None
+        self.stream = self._stream.value or 0
         self._copy(self._address, self._values.ctypes.data, self._stream)
 
     @property
@@ -100,6 +122,14 @@ class OtherArray:
         found = np.empty_like(self._values)
         self._copy(found.ctypes.data, self._address, new_stream())
         return found
+
+    def later(self) -> Copy:
+        """Return a copy of what is in the memory when the array's stream comes to it."""
+        return Copy(self._address, self._values, self._stream)
+
+    def copy_of(self, array: CudaArray) -> Copy:
+        """Return a copy of another array, on this array's stream."""
+        return Copy(array.address, np.empty(array.shape, numpy_dtype(array.dtype)), self._stream)
 
     def _copy(self, to: Any, source: Any, stream: Any) -> None:
         assert self._c.cudaMemcpyAsync(to, source, self._values.nbytes, 4, stream) == 0

@@ -12,6 +12,7 @@ from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
 from multiring._runtime.arrays import Buffer
+from multiring._runtime.engines.contract import RunningOperation
 from multiring._runtime.group.compile import Request, task_of
 from multiring._schedule import Collective, Splits
 from multiring.errors import ArgumentError, MismatchError, MultiringError, PeerLostError, UnsupportedError
@@ -69,6 +70,9 @@ class Running:
         except FutureTimeoutError:
             raise TimeoutError from None
 
+    def order(self, stream: int) -> None:
+        raise UnsupportedError(f"the engine test has no streams, but stream {stream} was to wait")
+
 
 class DeviceEngine:
     """An engine that carries bytes over a twin group, one operation of the device's stream after the other."""
@@ -83,6 +87,8 @@ class DeviceEngine:
         self.gate.set()
         self.fails = False  # whether the next operation fails
         self.started: list[Collective] = []
+        self.refused: list[tuple[int, Exception]] = []
+        self._number = -1
 
     def on(self, host: Group) -> "DeviceEngine":
         raise AssertionError(f"no test makes {host} on this engine")
@@ -98,7 +104,19 @@ class DeviceEngine:
         strides = tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(len(array.shape)))
         return Buffer(array.address, array.shape, strides, array.dtype, array)
 
-    def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> Running:
+    def start_ahead(self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> None:
+        """Return None: the engine starts after the agreement."""
+
+    def confirm(self, operation: RunningOperation, error: Exception | None) -> None:
+        raise AssertionError(f"no operation starts early, but {operation} was to be confirmed with {error}")
+
+    def refuse(self, number: int, error: Exception) -> bool:
+        self.refused.append((number, error))
+        return False
+
+    def start(self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> Running:
+        assert number > self._number
+        self._number = number
         self.started.append(request.collective)
         return Running(self._stream.submit(self._run, plan, request, buffers))
 

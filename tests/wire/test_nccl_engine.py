@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,7 @@ from tests.support.faults import kill
 from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring import Group
-from multiring._runtime.engines import nccl as nccl_engine
-from multiring._runtime.engines import nccl_device
-from multiring._runtime.engines.cuda_arrays import DeviceBlocks, Foreign
 from multiring._runtime.engines.nccl import NcclEngine
-from multiring._runtime.engines.nccl_communicator import NcclCommunicator
-from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
 from multiring._runtime.engines.nccl_library import find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder, Time
 from multiring.errors import (
@@ -37,7 +31,6 @@ from multiring.errors import (
 REDUCED = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED, "int16", "uint16")
 OPS: dict[str, Callable[..., Any]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
-SEEDS = range(5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,179 +107,6 @@ def compute(here: Here) -> set[str]:
 )
 def test_collectives_on_devices(engine: str, ranks: int) -> None:
     assert run_ranks(compute, ranks, engine=engine) == [{"nccl"}] * ranks
-
-
-# -- orderings: a program that shows each of them, and the mutant without it
-
-
-def inputs_are_awaited(here: Here, host: Group, seed: int) -> bool:
-    engine, group = reopen_engine(here, host, seed)
-    hold = Hold(engine._device.callers)
-    handle = group.all_reduce_async(array := device_array(group, np.ones(100)))
-    have_time(handle.done)
-    hold.release()
-    handle.wait()
-    return bool((array.get() == here.size).all())
-
-
-def other_streams_are_awaited(here: Here, host: Group, seed: int) -> bool:
-    _, group = reopen_engine(here, host, seed)
-    array = OtherArray(np.ones(100), here.rank, is_held=True)
-    handle = group.all_reduce_async(array)
-    have_time(handle.done)
-    assert array.hold is not None
-    array.hold.release()
-    handle.wait()
-    return bool((array.now() == here.size).all())
-
-
-def the_end_is_awaited(here: Here, host: Group, seed: int) -> bool:
-    engine, group = reopen_engine(here, host, seed)
-    array = OtherArray(np.ones(100), here.rank)
-    hold = Hold(engine._device.stream)
-    handle = group.all_reduce_async(array)
-    is_early = have_time(handle.done)
-    hold.release()
-    handle.wait()
-    return not is_early and bool((array.now() == here.size).all())
-
-
-def late_calls_of_nccl_are_awaited(here: Here, host: Group, seed: int) -> bool:
-    _, group = reopen_engine(here, host, seed)
-    right = True
-    for turn in range(12):
-        group.all_reduce(array := OtherArray(np.full(100, turn), here.rank))
-        right &= bool((array.now() == turn * here.size).all())
-    return right
-
-
-def blocks_are_used_again_late(here: Here, host: Group, seed: int) -> bool:
-    engine, group = reopen_engine(here, host, seed)
-    hold = None if here.rank == 0 else Hold(engine._device.callers)
-    device_array(group, np.ones(100))  # gone while the stream has not come to its values yet
-    found: Any = group.allocate(100, "float64")  # in the same memory
-    if hold is None:
-        found.put(np.full(100, 5.0))
-    handle = group.broadcast_async(found)
-    if hold is not None:
-        have_time(handle.done)
-        hold.release()
-    handle.wait()
-    return bool((found.get() == 5).all())
-
-
-def memory_in_flight_is_kept(here: Here, host: Group, seed: int) -> bool:
-    engine, group = reopen_engine(here, host, seed)
-    array = OtherArray(np.ones(100), here.rank)
-    gone = weakref.ref(array)
-    hold = Hold(engine._device.stream)
-    handle = group.all_reduce_async(array)
-    if here.rank == 0:
-        del array, handle
-        have_time(lambda: gone() is None)
-        hold.release()
-        host.barrier()
-        return True
-    hold.release()
-    handle.wait()
-    host.barrier()
-    return bool((array.now() == here.size).all())
-
-
-def one_order_for_all_groups(here: Here, host: Group, seed: int) -> bool:
-    engine, group = reopen_engine(here, host, seed)
-    pair = [group, group.twin()]
-    for each in pair:
-        each.all_reduce(device_array(each, [1.0]))
-    slow = [each.calls.engine._id for each in pair][here.rank]  # type: ignore[union-attr]
-    order, agree = engine._device.order, engine._device.order.agree
-
-    def agree_late(proposed: Time, number: int, operation: object) -> None:
-        if proposed.group == slow:  # on each rank, the thread of another group is late
-            time.sleep(0.01)
-        agree(proposed, number, operation)
-
-    order.agree = agree_late  # type: ignore[method-assign]
-    handles = [each.all_reduce_async(device_array(each, [1.0])) for _ in range(5) for each in pair]
-    for handle in handles:
-        handle.wait(10.0)  # in a wrong order, ranks may wait for each other without a report
-    return True
-
-
-def next_as_agreed_here(order: DeviceOrder) -> Any:
-    with order._lock:
-        return order._agreed.pop(next(iter(order._agreed))) if order._agreed else None
-
-
-def ready_of_none(buffer: Any) -> None:
-    del buffer
-
-
-def ready_of_own(buffer: Any) -> Any:
-    return None if isinstance(buffer.owner, Foreign) else buffer.owner.ready
-
-
-def settle_once(communicator: NcclCommunicator, check: Any, timeout_s: float) -> None:
-    """Wait when the communicator is made, and never again."""
-    if not hasattr(communicator, "is_made"):
-        communicator.is_made = True  # type: ignore[attr-defined]
-        settle(communicator, check, timeout_s)
-
-
-class Forgetful(NcclOperation):
-    """An operation that does not keep its memory."""
-
-    @property
-    def event(self) -> Any:
-        return self._event
-
-    @event.setter
-    def event(self, event: Any) -> None:
-        self._event = event
-        if event is not None:
-            self.put = self.buffers = None  # type: ignore[assignment]
-
-
-settle = NcclCommunicator.settle
-give_back = DeviceBlocks.give_back
-Program = Callable[[Here, Group, int], bool]
-# An ordering's name: a program that needs it, and the patch that removes it.
-MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
-    "wait for the engine's own inputs": (inputs_are_awaited, (nccl_device, "ready_of", ready_of_none)),
-    "wait for other libraries' streams": (other_streams_are_awaited, (nccl_device, "ready_of", ready_of_own)),
-    "wait for the end": (the_end_is_awaited, (NcclDevice, "_has_ended", lambda *_: True)),
-    "wait for NCCL's late calls": (late_calls_of_nccl_are_awaited, (NcclCommunicator, "settle", settle_once)),
-    "wait before blocks are used again": (
-        blocks_are_used_again_late,
-        (DeviceBlocks, "give_back", lambda self, address, size, _: give_back(self, address, size, None)),
-    ),
-    "keep memory in flight": (memory_in_flight_is_kept, (nccl_engine, "NcclOperation", Forgetful)),
-    "one order for all groups": (one_order_for_all_groups, (DeviceOrder, "next", next_as_agreed_here)),
-}
-
-
-def run_mutant(here: Here, name: str, seed: int) -> tuple[bool, bool]:
-    """Return whether the program is right with the ordering and without it."""
-    host = here.join()
-    load(devices=2, delay_us=1000)
-    program, (place, attribute, mutant) = MUTANTS[name]
-    right = program(here, host, seed)
-    host.barrier()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, attribute, mutant)
-        try:
-            return right, program(here, host, seed)
-        except (CollectiveError, TimeoutError):
-            return right, False
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_each_ordering_is_needed_and_there(name: str) -> None:
-    """Each seed has ranks of its own: what a failed program leaves must not fail the next one, which is right."""
-    for seed in SEEDS:
-        by_rank = run_ranks(run_mutant, 2, name, seed)
-        assert all(right for right, _ in by_rank), seed
-        assert not all(mutated for _, mutated in by_rank), seed
 
 
 # -- failures

@@ -32,12 +32,20 @@ class RunningOperation(Protocol):
             MultiringError: the operation has failed.
         """
 
+    def order(self, stream: int) -> None:
+        """Make a stream of the caller wait for the operation. The host does not wait for the device.
+
+        Raises:
+            MultiringError: the operation has failed already. A stream that waits goes on when it fails later.
+            UnsupportedError: the engine has no streams.
+        """
+
 
 class Engine(Protocol):
     """One rank's end of an engine.
 
-    A group calls `start` from a single thread, in the same order on all ranks. If an operation fails on one rank, the
-    engine must report that to its other ranks. Each of them must raise within bounded time.
+    A group calls `start`, `confirm` and `refuse` from a single thread, in the same order on all ranks. If an operation
+    fails on one rank, the engine must report that to its other ranks. Each of them must raise within bounded time.
     """
 
     @property
@@ -63,10 +71,13 @@ class Engine(Protocol):
             ArgumentError: the array is not an array of this engine; or it is immutable and `writes` is set.
         """
 
-    def start(self, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> RunningOperation:
+    def start(
+        self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]
+    ) -> RunningOperation:
         """Start an operation on which all ranks have agreed.
 
         Args:
+            number: the place of the operation in the group's order. Numbers increase, and are the same on all ranks.
             plan: the plan, whose schedule determines the result and the order of summation.
             request: the collective, the type, each rank's elements and the reduction.
             buffers: the input and the output. An all_reduce and a broadcast use the second buffer only. No other code
@@ -74,4 +85,26 @@ class Engine(Protocol):
 
         Raises:
             MultiringError: the operation cannot be started.
+        """
+
+    def start_ahead(
+        self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]
+    ) -> RunningOperation | None:
+        """Start an operation before the ranks have agreed on it; or return None, and `start` follows.
+
+        Called by the caller's thread, in the order of the calls, if `start` or this method has returned for all earlier
+        operations. The decision may differ between the ranks. `confirm` follows, in the group's thread.
+        """
+
+    def confirm(self, operation: RunningOperation, error: Exception | None) -> None:
+        """Take note that the ranks have agreed on an operation of `start_ahead`, or that `error` has prevented it."""
+
+    def refuse(self, number: int, error: Exception) -> bool:
+        """End the operations from `number` on that `start_ahead` has started, as the ranks did not agree on `number`.
+
+        All ranks call this method together, in the place of `start`. Operations that one rank has
+        started ahead fail on all ranks. The engine stays usable.
+
+        Returns:
+            Whether a rank has started operation `number`, so that the contents of its arrays are undefined.
         """

@@ -5,6 +5,7 @@ Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Collection
 from ctypes import c_void_p
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from multiring._runtime.arrays import Buffer, numpy_dtype
 from multiring._runtime.engines.cuda_driver import CudaDriver, CudaEvent
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MultiringError
 
 
 class DeviceBlocks:
@@ -25,11 +26,12 @@ class DeviceBlocks:
 
     def __init__(self, driver: CudaDriver, rank: int) -> None:
         self._driver = driver
-        self._rank = rank
-        self._free: dict[int, deque[tuple[int, CudaEvent | None]]] = defaultdict(deque)
+        self.rank = rank  # for errors
+        self._free: dict[int, deque[tuple[int, tuple[CudaEvent, ...]]]] = defaultdict(deque)
+        self._unknown: deque[int] = deque()  # blocks that a stream may still use, nobody knows until when
 
-    def take(self, size_bytes: int) -> tuple[int, CudaEvent | None]:
-        """Return the address of a block, and the event after which its last user no longer needs it.
+    def take(self, size_bytes: int) -> tuple[int, tuple[CudaEvent, ...]]:
+        """Return the address of a block, and the events after which its last users no longer need it.
 
         Raises:
             ArgumentError: the device has no room.
@@ -45,16 +47,31 @@ class DeviceBlocks:
         if address is None:
             left, whole = self._driver.memory_left()
             raise ArgumentError(
-                f"rank {self._rank}: no room for {size_bytes} bytes on device {self._driver.device}, which has {left} "
+                f"rank {self.rank}: no room for {size_bytes} bytes on device {self._driver.device}, which has {left} "
                 f"of {whole} bytes left; free arrays there, or use smaller ones"
             )
-        return address, None
+        return address, ()
 
-    def give_back(self, address: int, size_bytes: int, last_use: CudaEvent | None) -> None:
-        """Keep the block for reuse after the event `last_use`. Any thread may call this method."""
-        self._free[size_bytes].append((address, last_use))
+    def give_back(
+        self, address: int, size_bytes: int, ready: tuple[CudaEvent, ...], streams: Collection[int] = ()
+    ) -> None:
+        """Keep the block for reuse, after the events `ready` and after the work of `streams` so far.
+
+        Any thread may call this method.
+        """
+        try:
+            if streams:
+                self._driver.enter()
+            last_use = (*ready, *(self._driver.record(each) for each in streams))
+        except MultiringError:  # a stream is gone, or the device has an error that stays
+            self._unknown.append(address)
+        else:
+            self._free[size_bytes].append((address, last_use))
 
     def _return_all(self) -> None:
+        """Free all blocks. The driver waits until no work of the device can use them."""
+        while self._unknown:
+            self._driver.free(self._unknown.popleft())
         for blocks in self._free.values():
             while blocks:
                 self._driver.free(blocks.popleft()[0])
@@ -63,7 +80,7 @@ class DeviceBlocks:
 class CudaArray:
     """An array in device memory.
 
-    `ready` is the event after which its contents are complete, and after which it is no longer read.
+    `ready` are the events after which its contents are complete, and after which it is no longer read.
     """
 
     def __init__(self, blocks: DeviceBlocks, stream: c_void_p, shape: tuple[int, ...], dtype: str) -> None:
@@ -71,6 +88,7 @@ class CudaArray:
         self.size_bytes = math.prod(shape) * numpy_dtype(dtype).itemsize
         self._blocks, self._stream = blocks, stream
         self._taken_bytes = max(self.size_bytes, 1)
+        self._users: set[int] = set()
         self.address, self.ready = blocks.take(self._taken_bytes)
 
     @property
@@ -84,15 +102,22 @@ class CudaArray:
             "version": 3,
         }
 
+    def use_on(self, stream: int) -> None:
+        """Keep the memory, after this array is gone, until `stream` has done the work that it has by then.
+
+        The stream must live until then. A handle's `order` and an export call this method.
+        """
+        self._users.add(stream)
+
     def put(self, values: Any) -> "CudaArray":
         """Copy `values` from the host, on the engine's stream for callers. The host does not wait."""
         driver = self._blocks._driver  # noqa: SLF001 -- two classes of one module
         source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape))
         driver.enter()
-        driver.wait_on(self._stream, self.ready)
+        driver.wait_on(self._stream, *self.ready)
         if source.nbytes:
             driver.call("cuMemcpyHtoDAsync_v2", self.address, source.ctypes.data, source.nbytes, self._stream)
-        self.ready = driver.record(self._stream)
+        self.ready = (driver.record(self._stream),)
         return self
 
     def get(self) -> NDArray[Any]:
@@ -100,7 +125,7 @@ class CudaArray:
         driver = self._blocks._driver  # noqa: SLF001
         found = np.empty(self.shape, numpy_dtype(self.dtype))
         driver.enter()
-        driver.wait_on(self._stream, self.ready)
+        driver.wait_on(self._stream, *self.ready)
         if found.nbytes:
             driver.call("cuMemcpyDtoHAsync_v2", found.ctypes.data, self.address, found.nbytes, self._stream)
         driver.call("cuStreamSynchronize", self._stream)
@@ -108,13 +133,13 @@ class CudaArray:
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
-            self._blocks.give_back(self.address, self._taken_bytes, self.ready)
+            self._blocks.give_back(self.address, self._taken_bytes, self.ready, self._users)
 
 
 class Foreign:
-    """An array of another library, and the event after which its contents are complete."""
+    """An array of another library, and the events after which its contents are complete."""
 
-    def __init__(self, array: Any, ready: CudaEvent | None) -> None:
+    def __init__(self, array: Any, ready: tuple[CudaEvent, ...]) -> None:
         self.array, self.ready = array, ready
 
 
@@ -144,7 +169,7 @@ def foreign_buffer(driver: CudaDriver, array: Any, *, writes: bool) -> Buffer:
             where = "not in device memory" if device is None else f"on device {device}"
             raise ArgumentError(f"{kind} is {where}; want an array on device {driver.device}, the engine's")
     stream = told.get("stream")
-    return Buffer(address, shape, rows, dtype, Foreign(array, None if stream is None else driver.record(stream)))
+    return Buffer(address, shape, rows, dtype, Foreign(array, () if stream is None else (driver.record(stream),)))
 
 
 def own_buffer(array: CudaArray) -> Buffer:

@@ -159,9 +159,9 @@ class CudaDriver:
         self.call("cuEventRecord", handle, stream)
         return event
 
-    def wait_on(self, stream: c_void_p, event: "CudaEvent | None") -> None:
-        """Make `stream` wait for `event`, without making the host wait."""
-        if event is not None:
+    def wait_on(self, stream: c_void_p | int, *events: "CudaEvent") -> None:
+        """Make `stream` wait for the events, without making the host wait."""
+        for event in events:
             self.call("cuStreamWaitEvent", stream, event.handle, 0)
 
     def has_happened(self, event: "CudaEvent") -> bool:

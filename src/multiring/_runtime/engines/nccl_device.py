@@ -3,18 +3,21 @@
 Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
 """
 
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from ctypes import c_void_p
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from multiring._runtime.arrays import Buffer
-from multiring._runtime.engines.cuda_arrays import DeviceBlocks
+from multiring._runtime.engines.cuda_arrays import CudaArray, DeviceBlocks
 from multiring._runtime.engines.cuda_driver import CudaDriver, CudaEvent
-from multiring._runtime.engines.nccl_library import NcclLibrary
+from multiring._runtime.engines.nccl_library import NcclLibrary, find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder
+from multiring.errors import CollectiveError
 
 _SHORTEST_S, _LONGEST_S = 5e-5, 1e-3  # pauses between two looks at the operations in flight
 _SHARE = 8  # a pause is this part of the time since something has happened
@@ -23,6 +26,7 @@ _SHARE = 8  # a pause is this part of the time since something has happened
 class OperationOwner(Protocol):
     """What the device's thread needs of the engine's end that has started an operation."""
 
+    driver: CudaDriver
     failure: Exception | None
 
     def look(self, oldest_s: float) -> None:
@@ -36,21 +40,32 @@ class NcclOperation:
     """An operation on a device; see RunningOperation."""
 
     def __init__(
-        self, owner: OperationOwner, title: str, put: Callable[[c_void_p], None], buffers: tuple[Buffer | None, Buffer]
+        self,
+        owner: OperationOwner,
+        number: int,
+        title: str,
+        put: Callable[[c_void_p], None],
+        buffers: tuple[Buffer | None, Buffer],
     ) -> None:
-        """Make an operation of `owner`. `put` puts it on a stream."""
-        self.owner, self.title, self.put = owner, title, put
+        """Make operation `number` of `owner`. `put` puts it on a stream."""
+        self.owner, self.number, self.title, self.put = owner, number, title, put
         self.buffers = buffers  # kept until the device no longer uses the memory
         self.event: CudaEvent | None = None
         self.began_s = 0.0
+        self._is_put = threading.Event()
         self._ended = threading.Event()
         self._error: Exception | None = None
+
+    def note_put(self) -> None:
+        """Let `order` go on: the operation is on the stream, or has failed."""
+        self._is_put.set()
 
     def end(self, error: Exception | None) -> None:
         """Let `wait` return, or raise `error`. Only the first call counts."""
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
+            self._is_put.set()
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -63,9 +78,43 @@ class NcclOperation:
         if self._error is not None:
             raise self._error
 
+    def order(self, stream: int) -> None:
+        """Make `stream` wait for the operation. The host waits only until the operation is on the device."""
+        self._is_put.wait()
+        if self._ended.is_set() and self._error is not None:
+            raise self._error
+        event, buffers = self.event, self.buffers
+        if event is None:
+            raise CollectiveError(f"{self.title} on the engine nccl has failed")
+        have_wait(self.owner.driver, stream, event, buffers)
+
 
 class NcclDevice:
-    """The device of this process."""
+    """A device of this process. All engines of the process on one device share this object, and so its order."""
+
+    _shared: ClassVar["weakref.WeakValueDictionary[tuple[str, int, int], NcclDevice]"] = weakref.WeakValueDictionary()
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def of(cls, device: int, driver: str, rank: int) -> "NcclDevice":
+        """Return the device with number `device`, with one more owner.
+
+        Args:
+            device: the number of the device, as this process sees it.
+            driver: the CUDA driver's library.
+            rank: this process's rank, for errors.
+
+        Raises:
+            UnsupportedError, ArgumentError, CudaError: this process has no driver, NCCL or device.
+        """
+        key = driver, device, os.getpid()
+        with cls._shared_lock:
+            found = cls._shared.get(key)
+            if found is None or not found.add_owner():
+                found = cls._shared[key] = cls(CudaDriver(device, driver), find_nccl(), rank)
+                found.add_owner()
+            found.blocks.rank = rank
+            return found
 
     def __init__(self, driver: CudaDriver, library: NcclLibrary, rank: int) -> None:
         self.driver, self.library = driver, library
@@ -78,12 +127,19 @@ class NcclDevice:
         self._is_woken = False
         self._calls: deque[Callable[[], None]] = deque()
         self._owners = 0
+        self._has_ended = False
         threading.Thread(target=self._run, name="multiring nccl", daemon=True).start()
 
-    def add_owner(self) -> None:
-        """Keep the thread for one more end of the engine."""
+    @property
+    def has_one_owner(self) -> bool:
+        """Whether a single end of the engine uses the device."""
+        return self._owners == 1
+
+    def add_owner(self) -> bool:
+        """Keep the thread for one more end of the engine; return False if it has ended."""
         with self._changed:
-            self._owners += 1
+            self._owners += not self._has_ended
+            return not self._has_ended
 
     def remove_owner(self) -> None:
         """End the thread if this was the last end of the engine."""
@@ -111,6 +167,7 @@ class NcclDevice:
                 continue
             with self._changed:
                 if self._owners == 0 and not self.in_flight and self._is_woken:
+                    self._has_ended = True
                     return
                 quiet_s = (time.monotonic() - moved_s) / _SHARE
                 pause_s = max(_SHORTEST_S, min(quiet_s, _LONGEST_S)) if self.in_flight else None
@@ -144,33 +201,48 @@ class NcclDevice:
         self.in_flight.append(operation)
         if owner.failure is not None:
             operation.end(owner.failure)
+        if operation.done():  # it has failed before
             return
         try:
             for buffer in operation.buffers:
                 if buffer is not None:
-                    self.driver.wait_on(self.stream, ready_of(buffer))
+                    self.driver.wait_on(self.stream, *ready_of(buffer))
             operation.put(self.stream)
             operation.event = self.driver.record(self.stream)
+            operation.note_put()
         except Exception as error:  # noqa: BLE001 -- the operation's `wait` raises it
             owner.fail(error)
 
     def _look(self) -> bool:
         """End the operations that the device has done; return whether there were any."""
         has_ended = False
-        while self.in_flight and self._has_ended(self.in_flight[0]):
+        while self.in_flight and self._has_done(self.in_flight[0]):
             self.in_flight.popleft().end(None)
             has_ended = True
+        if has_ended and self.in_flight:  # its turn has come only now
+            self.in_flight[0].began_s = time.monotonic()
         if self.in_flight and not has_ended:
             age_s = time.monotonic() - self.in_flight[0].began_s
             for owner in {id(each.owner): each.owner for each in self.in_flight}.values():
                 owner.look(age_s)
         return has_ended
 
-    def _has_ended(self, operation: NcclOperation) -> bool:
-        return operation.event is None or self.driver.has_happened(operation.event)
+    def _has_done(self, operation: NcclOperation) -> bool:
+        if operation.event is None:  # it has failed, or will be found to have
+            return operation.done()
+        return self.driver.has_happened(operation.event)
 
 
-def ready_of(buffer: Buffer) -> CudaEvent | None:
-    """Return the event after which the memory's contents are complete."""
-    ready: CudaEvent | None = getattr(buffer.owner, "ready", None)
+def ready_of(buffer: Buffer) -> tuple[CudaEvent, ...]:
+    """Return the events after which the memory's contents are complete."""
+    ready: tuple[CudaEvent, ...] = getattr(buffer.owner, "ready", ())
     return ready
+
+
+def have_wait(driver: CudaDriver, stream: int, event: CudaEvent, buffers: tuple[Buffer | None, Buffer]) -> None:
+    """Make a stream of the caller wait for `event`, and keep the buffers for the stream's later work."""
+    driver.enter()
+    driver.wait_on(stream, event)
+    for each in buffers:
+        if each is not None and isinstance(each.owner, CudaArray):
+            each.owner.use_on(stream)

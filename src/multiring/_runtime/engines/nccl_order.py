@@ -8,9 +8,14 @@ communication in the presence of failures", ACM TOCS 5(1), 1987, doi:10.1145/735
 
 The ranks propose only when all of them have started the operation. So an operation never waits for a rank that has not
 come to an earlier one.
+
+A device that has the operations of one group only does them in the order of the calls, and does not wait for times.
+That is the same order: the times of a group's operations increase in the order of the calls. Each rank decides this by
+itself (docs/decisions/0115-nccl-engine.md has the proof).
 """
 
 import threading
+from collections import deque
 from typing import NamedTuple
 
 
@@ -22,17 +27,54 @@ class Time(NamedTuple):
 
 
 class DeviceOrder:
-    """The operations of one device whose times are proposed or agreed."""
+    """The operations of one device whose times are proposed or agreed, and those that lead: they need no time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # its lock may be taken twice by one thread
         self._latest = 0
         self._proposed: set[Time] = set()
         self._agreed: dict[Time, object] = {}
+        self._leading: deque[object] = deque()
+        self._untimed = 0  # leading operations on whose times the ranks have not agreed yet
+
+    def lead(self, operation: object) -> bool:
+        """Place `operation` before all others, if no other is under way. `see` or `forget` must follow.
+
+        Only the operations of a group that has the device for itself may lead.
+        """
+        with self._changed:
+            if self._agreed or self._proposed:
+                return False
+            self._leading.append(operation)
+            self._untimed += 1
+            return True
+
+    def proposal(self) -> int:
+        """Return the number that this rank proposes for the time of an operation that leads."""
+        with self._changed:
+            return self._latest + 1
+
+    def see(self, number: int) -> None:
+        """Take note of the time on which the ranks agreed for an operation that leads."""
+        with self._changed:
+            self._latest = max(self._latest, number)
+        self.forget()
+
+    def forget(self) -> None:
+        """Do not wait for the time of a leading operation any more."""
+        with self._changed:
+            self._untimed -= 1
+            self._changed.notify_all()
+
+    def wait_for_leaders(self) -> None:
+        """Wait until the ranks agree on the times of all operations that lead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._untimed == 0)
 
     def propose(self, group: int) -> Time:
         """Return a time later than all times so far."""
-        with self._lock:
+        with self._changed:
+            self.wait_for_leaders()
             self._latest += 1
             time = Time(self._latest, group)
             self._proposed.add(time)
@@ -40,19 +82,21 @@ class DeviceOrder:
 
     def agree(self, proposed: Time, number: int, operation: object) -> None:
         """Place `operation` at the time on which its ranks agreed."""
-        with self._lock:
+        with self._changed:
             self._latest = max(self._latest, number)
             self._proposed.remove(proposed)
             self._agreed[Time(number, proposed.group)] = operation
 
     def withdraw(self, proposed: Time) -> None:
         """Forget a proposal: its ranks did not agree."""
-        with self._lock:
+        with self._changed:
             self._proposed.discard(proposed)
 
     def next(self) -> object | None:
         """Remove and return the next operation; None if an earlier one may still come."""
-        with self._lock:
+        with self._changed:
+            if self._leading:
+                return self._leading.popleft()
             if not self._agreed:
                 return None
             first = min(self._agreed)
