@@ -105,7 +105,7 @@ class PinnedMemory:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._lock = threading.RLock()
-        self._free: defaultdict[int, deque[PinnedBlock]] = defaultdict(deque)  # by size
+        self._free: defaultdict[int, list[PinnedBlock]] = defaultdict(list)  # by size
         self._returned: deque[PinnedBlock] = deque()  # appended by finalizers, which must not take the lock
         self.registrations = 0  # how many parts of the arena were registered so far
 
@@ -132,13 +132,11 @@ class PinnedMemory:
             self._free[block.memory.nbytes].append(block)
 
     def _quiet(self, size: int) -> PinnedBlock | None:
-        """Return a free block of this size whose copies have ended, or None."""
+        """Return the free block of this size that was returned last and whose copies have ended, or None."""
         free = self._free[size]
-        for _ in range(len(free)):
-            block = free.popleft()
-            if block.is_quiet():
-                return block
-            free.append(block)
+        for place in range(len(free) - 1, -1, -1):
+            if free[place].is_quiet():
+                return free.pop(place)
         return None
 
     def _new(self, group: Group, size: int) -> PinnedBlock:
@@ -148,17 +146,27 @@ class PinnedMemory:
             PinnedBlock(registration.memory[start : start + size], registration)
             for start in range(0, registration.memory.nbytes, size)
         ]
-        self._free[size].extend(blocks[1:])
+        self._free[size][:0] = blocks[1:]
         return blocks[0]
 
     def _registered(self, group: Group, size: int) -> _Registration:
         try:
-            return _Registration(group.allocate(size, np.uint8), self._rank)
+            return self._new_registration(group, size)
         except ArgumentError:
             if not any(self._free.values()):
                 raise
         self._free.clear()  # releases the free blocks of all sizes
-        return _Registration(group.allocate(size, np.uint8), self._rank)
+        return self._new_registration(group, size)
+
+    def _new_registration(self, group: Group, size: int) -> _Registration:
+        try:
+            memory = group.allocate(size, np.uint8)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"rank {self._rank}: no shared memory left for copies of device tensors: {error}; synchronize handles "
+                "earlier, or set MULTIRING_SEGMENT_BYTES to more; the group is still usable"
+            ) from error
+        return _Registration(memory, self._rank)
 
 
 _in_use: dict[int, PinnedBlock] = {}  # the blocks that somebody can reach, by address

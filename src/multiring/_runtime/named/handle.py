@@ -36,6 +36,9 @@ class Keeper(Protocol):
     def give_up(self, handle: "NamedHandle", error: StallError) -> None:
         """Make all operations of the set fail with `error`, on all ranks."""
 
+    def drop(self, handle: "NamedHandle") -> None:
+        """Release a handle that is over, and the memory that it holds."""
+
 
 class NamedHandle(Waiter):
     """The handle of a named operation, or of a join.
@@ -140,6 +143,7 @@ class NamedHandle(Waiter):
             # departure as the cause.
             self._has_lingered = True
             time.sleep(LINGER_S)
+        self._keeper.drop(self)
         if self._error is not None:
             raise self._error
         return self._result
@@ -169,8 +173,13 @@ class HandlesByName:
         """Add a handle. It replaces an earlier handle of the same name."""
         self._handles[handle.name] = handle
         if len(self._handles) > self._sweep_at:
-            self._handles = {name: each for name, each in self._handles.items() if not each.done()}
+            self._handles = {name: each for name, each in list(self._handles.items()) if not each.done()}
             self._sweep_at = max(_FEW, 2 * len(self._handles))
+
+    def drop(self, handle: NamedHandle) -> None:
+        """Release a handle, unless another handle has its name already."""
+        if self._handles.get(handle.name) is handle:
+            del self._handles[handle.name]
 
     def find(self, number: int, joining: NamedHandle | None) -> NamedHandle | None:
         """Return the open handle with this number in the optimistic order.

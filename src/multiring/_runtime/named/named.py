@@ -206,6 +206,11 @@ class NamedOperations:
             if handle.posted is None and not handle.is_over:
                 self._pass_on_stall(str(error))
 
+    def drop(self, handle: NamedHandle) -> None:
+        """Release a handle that is over, and the memory that it holds."""
+        with self._lock:
+            self._in_flight.drop(handle)
+
     def abort(self, error: StallError) -> None:
         """Make all operations in flight here fail on all ranks.
 

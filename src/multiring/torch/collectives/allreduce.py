@@ -158,9 +158,10 @@ def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combinatio
     def start(placed: Name) -> Pending:
         return _submit_on_host(members, host, placed, how, in_place=True, waits=False)
 
+    device, own = tensor.device, tensor if in_place else None  # a tensor that is not needed may be freed at once
+
     def finish(found: Tensor) -> Tensor:
-        result = to_device(members, found, tensor.device, tensor.detach() if in_place else None)
-        return tensor if in_place else result
+        return to_device(members, found, device, own)
 
     return staging.submit(start, finish)
 

@@ -94,11 +94,10 @@ def _submit_staged(members: Members, tensor: Tensor, root_rank: int, name: Name,
     def start(placed: Name) -> Pending:
         return _submit_on_host(members, host, root_rank, placed, in_place=True)
 
+    device, own = tensor.device, tensor if in_place else None  # a tensor that is not needed may be freed at once
+
     def finish(found: Tensor) -> Tensor:
-        if in_place and is_root:
-            return tensor
-        result = to_device(members, found, tensor.device, tensor.detach() if in_place else None)
-        return tensor if in_place else result
+        return own if own is not None and is_root else to_device(members, found, device, own)
 
     return staging.submit(start, finish)
 

@@ -168,8 +168,10 @@ def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combinatio
     with staging.preparing([tensor]):
         host = staging.copied(tensor)
 
+    device = tensor.device
+
     def finish(found: Tensor) -> Tensor:
-        return to_device(members, found, tensor.device)
+        return to_device(members, found, device)
 
     return staging.submit(lambda placed: _submit(members, host, placed, how, more), finish)
 

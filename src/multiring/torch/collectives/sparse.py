@@ -72,14 +72,16 @@ def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combinatio
     with staging.preparing(entries):
         indices, values = map(staging.copied, entries)
 
+    shape, device, changed = own.shape, tensor.device, tensor if in_place else None
+
     def start(placed: Name) -> Several:
-        host = torch.sparse_coo_tensor(indices, values, own.shape, check_invariants=False)
+        host = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
         return _submit_on_host(members, host, placed, how, in_place=False)
 
     def finish(found: Tensor) -> Tensor:
-        places, sums = (to_device(members, each, tensor.device) for each in (found.indices(), found.values()))
+        places, sums = (to_device(members, each, device) for each in (found.indices(), found.values()))
         result = torch.sparse_coo_tensor(places, sums, found.shape, is_coalesced=True, check_invariants=False)
-        return _put(tensor, result) if in_place else result
+        return result if changed is None else _put(changed, result)
 
     return staging.submit(start, finish)
 

@@ -215,5 +215,5 @@ def to_device(members: Members, found: Tensor, device: torch.device, into: Tenso
     if into is None:
         with naming_exhaustion(rank, found.numel() * found.element_size(), device, "the result"):
             into = torch.empty(found.shape, dtype=found.dtype, device=device)
-    staging.to_device(found, into)
+    staging.to_device(found, into.detach())
     return into

@@ -16,8 +16,8 @@ class GroupCopies:
     def __init__(self, members: Members, staging: Staging, tensors: Sequence[Tensor], *, in_place: bool) -> None:
         """Start the copies of `tensors`; `in_place` says that the results replace the tensors."""
         self._members = members
-        self._tensors = tensors
-        self._in_place = in_place
+        # A device tensor that is not changed may be freed as soon as its copy is on the way.
+        self._places = [each if in_place and not each.is_cpu else each.device for each in tensors]
         self._buffers: list[tuple[Tensor, BufferLayout]] = []
         # The host's collective overwrites what it is given, so a host tensor that must not change is copied.
         self.hosts = [each if in_place or not each.is_cpu else each.detach().clone() for each in tensors]
@@ -26,10 +26,9 @@ class GroupCopies:
             if not tensor.is_cpu:
                 of_types.setdefault(tensor.dtype, []).append(place)
         for dtype, places in of_types.items():
-            self._start(staging, dtype, places)
+            self._start(staging, dtype, places, [tensors[place] for place in places])
 
-    def _start(self, staging: Staging, dtype: torch.dtype, places: Sequence[int]) -> None:
-        sources = [self._tensors[place] for place in places]
+    def _start(self, staging: Staging, dtype: torch.dtype, places: Sequence[int], sources: Sequence[Tensor]) -> None:
         layout = layout_of(dtype, tuple(source.shape for source in sources))
         memory = host_memory(self._members.group, (layout.total,), dtype, sources[0].device)
         self._buffers.append((memory, layout))
@@ -48,11 +47,9 @@ class GroupCopies:
     def put_back(self, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Copy the results to their tensors' devices, and return the group's results."""
         results = []
-        for tensor, result in zip(self._tensors, found, strict=True):
-            if tensor.is_cpu:
-                results.append(result)
-                continue
-            into = tensor.detach() if self._in_place else None
-            copy = to_device(self._members, result, tensor.device, into)
-            results.append(tensor if self._in_place else copy)
+        for place, result in zip(self._places, found, strict=True):
+            if isinstance(place, Tensor):
+                results.append(to_device(self._members, result, place.device, place))
+            else:
+                results.append(result if place.type == "cpu" else to_device(self._members, result, place))
         return tuple(results)

@@ -85,9 +85,11 @@ def _staged(
     with staging.preparing([tensor]):
         host = staging.copied(tensor)
 
+    device = tensor.device
+
     def finish(found: tuple[Tensor, Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
         gathered, rows = found
-        return to_device(members, gathered, tensor.device), rows
+        return to_device(members, gathered, device), rows
 
     return staging.submit(lambda placed: submit_host(host, placed), finish)
 

@@ -196,19 +196,17 @@ def _gathered(members: Members, group: Group, own: Tensor) -> NDArray[np.float64
 def _row_of(values: Tensor) -> Tensor:
     """Return this rank's row of statistics: n, then m of each channel, then s of each channel."""
     channels = values.shape[1]
-    row = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=values.device)
     count = values.numel() // max(1, channels)
-    if count and channels:
-        wide, dims = values.to(_worked_in(values)), _samples(values)
-        # Deviations from a rounded mean are corrected afterwards, because torch.var_mean takes ten times as long.
-        estimate = wide.mean(dims)
-        deviations = wide - _by_channel(estimate, values)
-        left = deviations.sum(dims).double() / count
-        squares = deviations.square_().sum(dims).double() - count * left**2
-        row[0] = count
-        row[1 : channels + 1] = estimate.double() + left
-        row[channels + 1 :] = squares.clamp_(min=0.0)
-    return row
+    if not count or not channels:
+        return torch.zeros(1 + 2 * channels, dtype=torch.float64, device=values.device)
+    wide, dims = values.to(_worked_in(values)), _samples(values)
+    # Deviations from a rounded mean are corrected afterwards, because torch.var_mean takes ten times as long.
+    estimate = wide.mean(dims)
+    deviations = wide - _by_channel(estimate, values)
+    left = deviations.sum(dims).double() / count
+    squares = deviations.square_().sum(dims).double() - count * left**2
+    counted = torch.full((1,), float(count), dtype=torch.float64, device=values.device)
+    return torch.cat([counted, estimate.double() + left, squares.clamp_(min=0.0)])
 
 
 class _Normalise(torch.autograd.Function):

@@ -1,0 +1,271 @@
+"""Copies between devices and pinned memory keep the order of streams; each ordering left out gives wrong values."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.ranks import Here
+
+import multiring
+import multiring.torch as mt
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch import device_staging
+from multiring.torch.device_staging import DeviceStaging, PinnedBlock, PinnedMemory, staging_of
+
+SEEDS = range(5)
+ROUNDS = 12
+COUNT = 1000
+LATE = {"delay_us": 3000}
+
+
+class Deaf(torch.cuda.Stream):
+    """A stream that does not wait for events."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing."""
+
+
+class Hasty(torch.cuda.Event):
+    """An event for which nobody waits on the host."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+def deaf(stream: torch.cuda.Stream) -> Deaf:
+    return Deaf(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def streams_of_other_devices(staging: DeviceStaging) -> None:
+    proxy = SimpleNamespace(**{name: getattr(torch.cuda, name) for name in ("Event", "current_stream", "stream")})
+    proxy.is_current_stream_capturing, proxy.device = torch.cuda.is_current_stream_capturing, lambda _: nullcontext()
+    staging.module = proxy
+
+
+def no_join(staging: DeviceStaging) -> None:
+    streams_of_other_devices(staging)
+    staging.module.device = torch.cuda.device
+    staging.module.current_stream = lambda: deaf(torch.cuda.current_stream())
+
+
+def without_record_stream(patch: pytest.MonkeyPatch, stream: torch.cuda.Stream) -> None:
+    original = torch.Tensor.record_stream
+    patch.setattr(torch.Tensor, "record_stream", lambda self, s: None if s == stream else original(self, s))
+
+
+def hasty_reuse(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PinnedBlock, "is_quiet", lambda _: True)
+
+
+def early_return(patch: pytest.MonkeyPatch) -> None:
+    original = PinnedMemory.take
+
+    def take(self: PinnedMemory, group: Any, count: int, dtype: torch.dtype) -> Any:
+        found = original(self, group, count, dtype)
+        self._returned.append(device_staging._block_of(found.tensor))
+        return found
+
+    patch.setattr(PinnedMemory, "take", take)
+
+
+def hasty_host(patch: pytest.MonkeyPatch) -> None:
+    def recorded(_self: DeviceStaging, stream: Any) -> Any:
+        event = Hasty(blocking=True)
+        event.record(stream)
+        return event
+
+    patch.setattr(DeviceStaging, "_recorded", recorded)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch, DeviceStaging], None]] = {
+    "to the host before the kernels": lambda patch, it: patch.setattr(it, "_to_host", deaf(it._to_host)),
+    "to the device before the kernels": lambda patch, it: patch.setattr(it, "_to_device", deaf(it._to_device)),
+    "kernels before the copy to the device": lambda _, it: no_join(it),
+    "source freed under the copy": lambda patch, it: without_record_stream(patch, it._to_host),
+    "target freed under the copy": lambda patch, it: without_record_stream(patch, it._to_device),
+    "host before the copy": lambda patch, _: hasty_host(patch),
+    "block used again under a copy": lambda patch, _: hasty_reuse(patch),
+    "block returned under its tensor": lambda patch, _: early_return(patch),
+}
+
+
+@contextmanager
+def mutated(mutant: str, device: torch.device) -> Iterator[None]:
+    staging = staging_of(device)
+    module = staging.module
+    with pytest.MonkeyPatch.context() as patch:
+        if mutant:
+            MUTANTS[mutant](patch, staging)
+        yield
+    staging.module = module
+
+
+def wrong_rounds(rounds: int, device: torch.device) -> int:
+    """Return how many rounds of a program that overlaps everything have a wrong result."""
+    return sum(map(is_wrong, range(rounds), [device] * rounds))
+
+
+def is_wrong(number: int, device: torch.device) -> bool:
+    main, side, other = torch.cuda.default_stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
+    values = torch.arange(COUNT, dtype=torch.float32) + number
+    start = values.to(device)
+    started = main.record_event()
+    torch.full((COUNT,), -7.0, device=device)  # its memory is free at once, and is written later
+    source = start * 2  # written later
+    handles = [mt.allreduce_async(source, op="sum", prescale_factor=3.0)]
+    del source
+    junk = [torch.full((COUNT,), -9.0, device=device) for _ in range(4)]
+    more = start * 5
+    handles.append(mt.allreduce_async(more, op="sum"))
+    own = torch.empty(COUNT, device=device).copy_(start)
+    torch.full((COUNT,), -5.0, device=device)
+    first, second = map(mt.synchronize, handles)
+    with torch.cuda.stream(other):  # does not wait for the copies that use the block
+        other.wait_event(started)
+        third = mt.allreduce(start, op="sum") + 1
+    first, second = first + 1, second + 1
+    with torch.cuda.stream(side):
+        side.wait_stream(main)
+        mt.allreduce_(own, op="sum", prescale_factor=2.0)
+    del own  # its memory is the default stream's, which does not wait for `side`
+    fresh = [torch.full((COUNT,), float(each), device=device) for each in range(6)]
+    main.wait_stream(side)
+    size = mt.size()
+    torch.cuda.synchronize(device)
+    found = [each.cpu() for each in (first, second, third, *junk, *fresh)]
+    wanted = [values * 6 * size + 1, values * 5 * size + 1, values * size + 1]
+    wanted += [torch.full((COUNT,), -9.0)] * 4 + [torch.full((COUNT,), float(each)) for each in range(6)]
+    return any(not torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def rounds_of_mutants(here: Here) -> dict[str, int]:  # noqa: ARG001
+    mt.init()
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = {}
+    for mutant in ("", *MUTANTS):
+        if mutant == "block returned under its tensor":
+            device_staging._known.memory.clear()  # blocks that two users hold must not be used again
+        with mutated(mutant, device):
+            found[mutant] = wrong_rounds(ROUNDS, device)
+            torch.cuda.synchronize()
+            gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_ordering_left_out_is_found(seed: int) -> None:
+    (found,) = run_cuda(rounds_of_mutants, hosts=1, devices=1, standin={"seed": seed, **LATE})
+    assert not found.pop("")
+    missed = [mutant for mutant, wrong in found.items() if not wrong]
+    assert not missed
+
+
+def on_another_device(here: Here) -> None:
+    assert here.size == 1
+    mt.init()
+    torch.cuda.set_device(0)
+    other = torch.device("cuda", 1)
+    assert wrong_rounds(ROUNDS, other) == 0
+    assert torch.cuda.current_device() == 0
+    staging = staging_of(other)
+    module = staging.module
+    streams_of_other_devices(staging)
+    try:
+        assert wrong_rounds(ROUNDS, other) > 0
+    except RuntimeError:  # torch reports streams of different devices
+        torch.cuda.synchronize()
+    staging.module = module
+
+
+def test_a_tensor_may_be_on_another_device_than_the_current_one() -> None:
+    run_cuda(on_another_device, hosts=1, devices=1, standin={"devices": 2, **LATE})
+
+
+def copies_after_events(here: Here) -> None:  # noqa: ARG001
+    mt.init()
+    group, device = multiring.world(), torch.device("cuda", 0)
+    staging = staging_of(device)
+    side = torch.cuda.Stream()
+    for number in range(5):
+        target = torch.full((COUNT,), -1.0, device=device)
+        host = staging.pinned(group, COUNT, torch.float32)
+        assert host.tensor.is_pinned()
+        host.array[:] = number
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            target.fill_(-2.0)
+            after = side.record_event()
+        copied = staging.to_device(host.tensor, target, after)
+        copied.wait()
+        assert (target + 1).eq(number + 1).all()
+
+
+def test_a_copy_comes_after_its_event_and_joins_no_stream_by_itself() -> None:
+    run_cuda(copies_after_events, hosts=1, devices=1, standin=LATE)
+
+
+def steady_state(here: Here) -> None:  # noqa: ARG001
+    mt.init()
+    group, device = multiring.world(), torch.device("cuda", 0)
+    pool = device_staging._known.memory_of(group)
+
+    def rounds(count: int) -> None:
+        for number in range(count):
+            handles = [mt.allreduce_async(torch.ones(size, device=device)) for size in (1, 70, 3000, 100_000)]
+            for handle in handles:
+                mt.synchronize(handle)
+            mt.allgather(torch.ones(number % 3 + 1, 50, device=device))
+        torch.cuda.synchronize()
+
+    rounds(30)
+    known = pool.registrations
+    rounds(100)
+    assert pool.registrations == known
+    gc.collect()
+    assert not device_staging._in_use
+
+
+def test_the_steady_state_registers_no_memory_and_every_block_comes_back() -> None:
+    run_cuda(steady_state, hosts=1, devices=1)
+
+
+def limits(here: Here) -> None:  # noqa: ARG001
+    mt.init()
+    group, device = multiring.world(), torch.device("cuda", 0)
+    staging = staging_of(device)
+    with pytest.raises(ArgumentError, match=r"float32 of shape \(3,\): want memory of DeviceStaging.pinned"):
+        staging.to_host(torch.ones(3, device=device), torch.ones(3))
+    empty = staging.pinned(group, 0, torch.float32)
+    staging.to_host(torch.ones(0, device=device), empty.tensor).synchronize()
+    held = [staging.pinned(group, 2 << 20, torch.float32) for _ in range(2)]  # 16 of 32 MiB
+    with pytest.raises(
+        ArgumentError, match=r"rank 0: no shared memory left .* no room for 12582912 bytes.*SEGMENT_BYTES"
+    ):
+        staging.pinned(group, 3 << 20, torch.float32)
+    del held  # free blocks of other sizes make room
+    assert staging.pinned(group, 3 << 20, torch.float32).tensor.is_pinned()
+    assert mt.allreduce(torch.ones(3, device=device)).tolist() == [1.0] * 3
+
+
+def test_what_the_arena_cannot_hold_is_refused_and_free_blocks_make_room() -> None:
+    run_cuda(limits, hosts=1, devices=1, segment_bytes=32 << 20)
+
+
+def captured(here: Here) -> None:  # noqa: ARG001
+    mt.init()
+    tensor = torch.ones(3, device="cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for call in (mt.allreduce, mt.allgather, mt.reducescatter, lambda each: mt.broadcast_(each, 0)):
+            with pytest.raises(UnsupportedError, match=r"cuda:0 is capturing a graph: .* call it before"):
+                call(tensor)
+    assert mt.allreduce(tensor).tolist() == [1.0] * 3
+
+
+def test_a_captured_stream_is_refused() -> None:
+    run_cuda(captured, hosts=1, devices=1)
