@@ -17,7 +17,7 @@ ADAPTERS = "{adapters}"
 LAYERS = (
     "_cli",
     "training",
-    "horovod | lab | _bench",
+    "horovod | lab | _bench | _verify",
     "_launch",
     ADAPTERS,
     "adapters",
@@ -52,7 +52,7 @@ PARTS = {
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
-BUILD_ON_TORCH = ("training",)
+BUILD_ON_TORCH = ("training", "_verify")
 # A worker of the bench is a program of its own; no module imports it.
 WORKERS = "multiring._bench.workers.*"
 

@@ -1,0 +1,1 @@
+"""Checks of multiring on the machine at hand, for `multiring verify`."""

@@ -1,0 +1,1 @@
+"""Programs that `multiring verify` starts as ranks."""
