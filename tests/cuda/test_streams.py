@@ -20,6 +20,7 @@ ALIKE = [
     ["torch_copies_and_the_host", "torch_warnings_of_synchronisation", "torch_allocator_reuse"],
     ["torch_streams_of_threads_and_of_backward", "torch_is_pinned", "torch_out_of_memory"],
     ["torch_dlpack_and_array_interface", "torch_fork_after_the_context"],
+    ["torch_capture_of_two_streams", "nccl_captured_in_a_graph"],
     ["torch_errors_that_stay"],
     ["sticky_error"],
     ["nccl_after_a_sticky_error"],
@@ -151,3 +152,43 @@ def fail(here: Here) -> list[str]:
 def test_errors_on_request() -> None:
     full, stays = "CUDA out of memory", "CUDA error: an illegal memory access was encountered"
     assert run_cuda(fail, devices=1) == [[full, full, "2.0", stays, stays]]
+
+
+def replay(here: Here) -> list[float]:
+    """Return the losses of training steps: without a graph, and as launches of one."""
+    found = []
+    for is_captured in (False, True):
+        torch.manual_seed(here.size)
+        layers = [torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1)]
+        model = torch.nn.Sequential(*layers).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        inputs, loss = torch.zeros(5, 6, device="cuda"), torch.zeros((), device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)  # noqa: B023 -- called in this turn only
+            mean = model(inputs).square().mean()  # noqa: B023
+            mean.backward()
+            optimizer.step()  # noqa: B023
+            loss.copy_(mean.detach())  # noqa: B023
+
+        batches = [torch.randn(5, 6, generator=torch.Generator().manual_seed(turn)) for turn in range(6)]
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for batch in batches[:2]:
+                inputs.copy_(batch)
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        if is_captured:
+            with torch.cuda.graph(graph):
+                step()
+        for batch in batches[2:]:
+            inputs.copy_(batch)
+            (graph.replay if is_captured else step)()
+            found.append(loss.item())
+    return found
+
+
+def test_a_captured_training_step() -> None:
+    (losses,) = run_cuda(replay, devices=1)
+    assert losses[:4] == losses[4:]
+    assert len(set(losses)) == 4

@@ -26,7 +26,7 @@ from multiring._runtime.engines.nccl_library import NCCL_SIGNATURES, NCCL_TEXTS
 HERE = Path(__file__).parent
 BASE = "libstandin.so"  # the others use it
 LIBRARIES = {
-    BASE: ("memory.cc", "stream.cc", "runtime.cc"),
+    BASE: ("memory.cc", "stream.cc", "capture.cc", "runtime.cc"),
     "libcudart.so.13": ("cudart.cc",),
     "libcuda.so.1": ("cuda.cc",),
     "libnccl.so.2": ("board.cc", "communicator.cc", "reduction.cc", "nccl.cc"),

@@ -24,6 +24,12 @@ enum Code : int {
   kLaunchFailure = 719,
   kNotPermitted = 800,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
+  kCaptureIsolation = 905,
+  kCapturedEvent = 907,
 };
 
 inline bool is_sticky(int code) {

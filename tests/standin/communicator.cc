@@ -267,19 +267,18 @@ DeviceOrder& DeviceOrder::of(int device) {
   return (*all)[device];
 }
 
-std::function<bool()> DeviceOrder::place(const CommunicatorPointer& communicator, void* stream, Operation operation) {
+std::function<void()> DeviceOrder::place(const CommunicatorPointer& communicator, const Operation& operation) {
   const std::lock_guard lock(mutex_);
   const uint64_t own_number = ++given_[communicator->id()];
   communicator->show(own_number, given_);
   const uint64_t number = next_++;
   ++communicator->running;
-  auto work = [=, this, operation = std::move(operation)] {
+  return [=, this] {
     while (ended_ != number && !communicator->is_aborted()) std::this_thread::sleep_for(kPause);
     if (!communicator->is_aborted()) operation(own_number);
     end(number);
     --communicator->running;
   };
-  return [stream, work = std::move(work)] { return enqueue(stream, work) != nullptr; };
 }
 
 void DeviceOrder::know(uint64_t communicator) {

@@ -100,8 +100,8 @@ class DeviceOrder {
   void know(uint64_t communicator);  // counts the operations of the communicator from now on
   void forget(uint64_t communicator);
   using Operation = std::function<void(uint64_t number)>;
-  // Returns the function that puts the operation on the stream. The place in the order is taken now.
-  std::function<bool()> place(const CommunicatorPointer& communicator, void* stream, Operation operation);
+  // Returns the work of the operation. Its place in the order is taken now.
+  std::function<void()> place(const CommunicatorPointer& communicator, const Operation& operation);
 
  private:
   void end(uint64_t number);

@@ -132,6 +132,31 @@ int cudaEventElapsedTime(float* ms, void* first, void* second) {
   return call([=] { return standin::elapsed_ms(ms, first, second); });
 }
 
+int cudaStreamBeginCapture(void* stream, int mode) { return call([=] { return standin::begin_capture(stream, mode); }); }
+int cudaStreamEndCapture(void* stream, void** made) {
+  return call([=] { return standin::end_capture(stream, reinterpret_cast<standin::Graph**>(made)); });
+}
+int cudaStreamIsCapturing(void* stream, int* status) {
+  *status = standin::capture_of(stream, nullptr);
+  return 0;
+}
+int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  *mode = static_cast<int>(standin::Captures::exchange(static_cast<standin::CaptureMode>(*mode)));
+  return 0;
+}
+int cudaGraphInstantiate(void** made, void* graph, uint64_t) {
+  *made = new standin::Graph(*static_cast<standin::Graph*>(graph));
+  return 0;
+}
+int cudaGraphLaunch(void* graph, void* stream) {
+  return call([=] { return standin::launch(*static_cast<standin::Graph*>(graph), stream); });
+}
+int cudaGraphDestroy(void* graph) {
+  delete static_cast<standin::Graph*>(graph);
+  return 0;
+}
+int cudaGraphExecDestroy(void* graph) { return cudaGraphDestroy(graph); }
+
 // The memory of a stand-in belongs to its process. Programs must manage without handles for other processes.
 int cudaIpcGetMemHandle(void*, void*) { return noted(standin::kNotSupported); }
 int cudaIpcGetEventHandle(void*, void*) { return noted(standin::kNotSupported); }

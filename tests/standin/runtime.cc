@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "capture.h"
 #include "memory.h"
 
 namespace standin {
@@ -103,7 +104,18 @@ StreamPointer stream_of(void* handle) {
   return nullptr;
 }
 
+MarkPointer mark_that_is_set() {
+  auto made = std::make_shared<Mark>();
+  made->set();
+  return made;
+}
+
+// Puts work on a stream, or into its capture.
 MarkPointer push(const StreamPointer& stream, Work work, bool is_work) {
+  if (const CapturePointer capture = captures().of(stream.get())) {
+    if (work) capture->add(stream.get(), [work] { return work; });
+    return mark_that_is_set();
+  }
   DeviceStreams& streams = machine().device(stream->device()).streams;
   if (!work) return streams.push(stream, nullptr, is_work);
   const auto run = [work = std::move(work)] {
@@ -116,6 +128,14 @@ int wait(const MarkPointer& mark) {
   count_host_wait();
   if (mark != nullptr) mark->wait();
   return state_code();
+}
+
+// Returns the error of asking for an event while a stream is captured; it spoils the capture.
+int refuse_captured(Event& event) {
+  const std::lock_guard lock(event.mutex);
+  if (event.capture == nullptr) return captures().refuse();
+  event.capture->invalidate();
+  return kCapturedEvent;
 }
 
 // A call that frees memory waits for all work of all devices.
@@ -171,6 +191,7 @@ void initialize_driver() { is_initialized = true; }
 
 int allocate(void** made, size_t bytes) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   if (made == nullptr) return kInvalidValue;
   if (bytes == 0) return kInvalidValue;
   void* found = machine().has_room() ? machine().device(current).memory.allocate(bytes) : nullptr;
@@ -181,6 +202,7 @@ int allocate(void** made, size_t bytes) {
 
 int release(void* address) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   if (address == nullptr) return kOk;
   const int device = machine().device_of(address);
   if (device < 0) return kInvalidValue;
@@ -208,23 +230,27 @@ int memory_left(size_t* free_bytes, size_t* all_bytes) {
 
 int allocate_pinned(void** made, size_t bytes) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   *made = machine().has_room() ? machine().pinned.allocate(bytes) : nullptr;
   return *made == nullptr ? kOutOfMemory : kOk;
 }
 
 int release_pinned(void* address) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   wait_for_all();
   return machine().pinned.release(address);
 }
 
 int register_host(void* address, size_t bytes, unsigned flags) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   return machine().pinned.add(address, bytes, (flags & 8) != 0);
 }
 
 int unregister_host(void* address) {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   wait_for_all();
   return machine().pinned.remove(address);
 }
@@ -265,7 +291,7 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
     waits |= place_of(to).kind == MemoryKind::pageable || place_of(from).kind == MemoryKind::pageable;
   }
   const MarkPointer mark = push(stream, std::move(work), true);
-  return waits ? wait(mark) : static_cast<int>(kOk);
+  return waits && captures().of(stream.get()) == nullptr ? wait(mark) : static_cast<int>(kOk);
 }
 
 int fill(void* to, int value, size_t bytes, void* handle, bool waits) {
@@ -304,13 +330,16 @@ int query_stream(void* handle) {
   if (const int code = state_code()) return code;
   const StreamPointer stream = stream_of(handle);
   if (stream == nullptr) return kInvalidHandle;
+  if (const int code = captures().refuse(stream.get())) return code;
   return stream->is_idle() ? kOk : kNotReady;
 }
 
 int wait_for_stream(void* handle) {
   if (const int code = state_code()) return code;
   const StreamPointer stream = stream_of(handle);
-  return stream == nullptr ? static_cast<int>(kInvalidHandle) : wait(push(stream, nullptr, false));
+  if (stream == nullptr) return kInvalidHandle;
+  if (const int code = captures().refuse(stream.get())) return code;
+  return wait(push(stream, nullptr, false));
 }
 
 int have_stream_wait(void* handle, void* event_handle) {
@@ -318,9 +347,23 @@ int have_stream_wait(void* handle, void* event_handle) {
   const StreamPointer stream = stream_of(handle);
   const auto event = machine().event_of(event_handle);
   if (stream == nullptr || event == nullptr) return kInvalidHandle;
-  const MarkPointer mark = event->recorded();
-  if (mark == nullptr || mark->is_set()) return kOk;
-  machine().device(stream->device()).streams.push(stream, [mark] { mark->wait(); }, false);
+  const std::lock_guard lock(event->mutex);
+  const CapturePointer own = captures().of(stream.get());
+  if (event->capture != nullptr) {
+    if (!captures().has(event->capture)) return kCapturedEvent;
+    if (!event->capture->is_valid()) return kCaptureInvalidated;
+    if (own != nullptr && own != event->capture) return kCaptureIsolation;
+    event->capture->join(stream.get(), event->before);
+    return kOk;
+  }
+  if (event->mark == nullptr) return kOk;
+  if (own != nullptr) {
+    own->invalidate();
+    return kCaptureIsolation;
+  }
+  if (event->mark->is_set()) return kOk;
+  const auto wait = [mark = event->mark] { mark->wait(); };
+  machine().device(stream->device()).streams.push(stream, wait, false);
   return kOk;
 }
 
@@ -371,6 +414,7 @@ int write_value(void* handle, void* address, unsigned value) {
 
 int wait_for_device() {
   if (const int code = state_code()) return code;
+  if (const int code = captures().refuse()) return code;
   count_host_wait();
   machine().device(current).streams.wait();
   return state_code();
@@ -397,6 +441,12 @@ int record_event(void* event_handle, void* handle) {
   const auto event = machine().event_of(event_handle);
   if (stream == nullptr || event == nullptr || event->device != stream->device()) return kInvalidHandle;
   const std::lock_guard lock(event->mutex);
+  event->capture = captures().of(stream.get());
+  if (event->capture != nullptr) {
+    if (!event->capture->is_valid()) return kCaptureInvalidated;
+    event->before = event->capture->clock(stream.get());
+    return kOk;
+  }
   event->mark = push(stream, nullptr, false);
   return kOk;
 }
@@ -405,6 +455,7 @@ int query_event(void* handle) {
   if (const int code = state_code()) return code;
   const auto event = machine().event_of(handle);
   if (event == nullptr) return kInvalidHandle;
+  if (const int code = refuse_captured(*event)) return code;
   const MarkPointer mark = event->recorded();
   return mark == nullptr || mark->is_set() ? kOk : kNotReady;
 }
@@ -412,7 +463,9 @@ int query_event(void* handle) {
 int wait_for_event(void* handle) {
   if (const int code = state_code()) return code;
   const auto event = machine().event_of(handle);
-  return event == nullptr ? static_cast<int>(kInvalidHandle) : wait(event->recorded());
+  if (event == nullptr) return kInvalidHandle;
+  if (const int code = refuse_captured(*event)) return code;
+  return wait(event->recorded());
 }
 
 int elapsed_ms(float* ms, void* first_handle, void* last_handle) {
@@ -426,6 +479,49 @@ int elapsed_ms(float* ms, void* first_handle, void* last_handle) {
   if (!from->is_set() || !to->is_set()) return kNotReady;
   *ms = std::chrono::duration<float, std::milli>(to->when() - from->when()).count();
   return kOk;
+}
+
+int begin_capture(void* handle, int mode) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  const bool is_legacy = stream == machine().device(stream->device()).streams.legacy();
+  return is_legacy ? static_cast<int>(kCaptureUnsupported)
+                   : captures().begin(stream.get(), static_cast<CaptureMode>(mode));
+}
+
+int end_capture(void* handle, Graph** made) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  return stream == nullptr ? static_cast<int>(kInvalidHandle) : captures().end(stream.get(), made);
+}
+
+int capture_of(void* handle, uint64_t* id) {
+  const StreamPointer stream = stream_of(handle);
+  const CapturePointer capture = stream == nullptr ? nullptr : captures().of(stream.get());
+  if (id != nullptr) *id = capture == nullptr ? 0 : capture->id();
+  if (capture == nullptr) return 0;
+  return capture->is_valid() ? 1 : 2;
+}
+
+int launch(const Graph& graph, void* handle) {
+  if (const int code = state_code()) return code;
+  const StreamPointer stream = stream_of(handle);
+  if (stream == nullptr) return kInvalidHandle;
+  if (const CapturePointer capture = captures().of(stream.get())) {
+    for (const WorkMaker& each : graph.nodes) capture->add(stream.get(), each);
+    return kOk;
+  }
+  for (const WorkMaker& each : graph.nodes) push(stream, each(), true);
+  return kOk;
+}
+
+bool enqueue_made(void* handle, const WorkMaker& maker) {
+  const StreamPointer stream = stream_of(handle);
+  const CapturePointer capture = stream == nullptr ? nullptr : captures().of(stream.get());
+  if (capture == nullptr) return false;
+  capture->add(stream.get(), maker);
+  return true;
 }
 
 MarkPointer enqueue(void* handle, Work work) {
@@ -453,6 +549,9 @@ const char* name_of(int code) {
     case kNotReady: return "cudaErrorNotReady";
     case kAssert: return "cudaErrorAssert";
     case kNotSupported: return "cudaErrorNotSupported";
+    case kCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case kCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case kCapturedEvent: return "cudaErrorCapturedEvent";
     default: return "cudaErrorUnknown";
   }
 }
@@ -474,6 +573,9 @@ const char* text_of(int code) {
     case kNotRegistered: return "pointer does not correspond to a registered memory region";
     case kNotPermitted: return "operation not permitted";
     case kNotSupported: return "operation not supported";
+    case kCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case kCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case kCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
     default: return "unrecognized error code";
   }
 }
@@ -499,6 +601,9 @@ int standin_fail_on_stream(void* stream, int code) {
 int standin_enqueue(void* stream, void (*work)(void*), void* argument) {
   return standin::enqueue(stream, [=] { work(argument); }) == nullptr ? standin::kInvalidHandle : 0;
 }
+
+// Whether the stream is captured. Work of another library is then kept, and run at each launch of the graph.
+int standin_is_captured(void* stream) { return static_cast<int>(standin::capture_of(stream, nullptr) != 0); }
 
 // Waits until the stream has come to this point. It is no synchronization of the program: `standin_host_waits` does not
 // count it.

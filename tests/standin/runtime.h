@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
+#include "capture.h"
 #include "codes.h"
 #include "stream.h"
 
@@ -67,6 +69,13 @@ int query_event(void* event);
 int wait_for_event(void* event);
 int elapsed_ms(float* ms, void* first, void* last);
 
+int begin_capture(void* stream, int mode);
+int end_capture(void* stream, Graph** made);
+int capture_of(void* stream, uint64_t* id);  // returns the status: 0 none, 1 active, 2 spoiled
+int launch(const Graph& graph, void* stream);
+
+// For libnccl's stand-in: adds what makes the work to the stream's capture; returns false if there is none.
+bool enqueue_made(void* stream, const WorkMaker& maker);
 // For libnccl's stand-in: puts work on a stream; returns null if the stream is not valid. The work does not run after an
 // error that stays.
 MarkPointer enqueue(void* stream, Work work);

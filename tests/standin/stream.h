@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -81,11 +82,15 @@ class DeviceStreams {
   std::set<StreamPointer> streams_;
 };
 
+class Capture;
+
 struct Event {
   int device = 0;
   unsigned flags = 0;
   std::mutex mutex;
   MarkPointer mark;  // of the latest recording
+  std::shared_ptr<Capture> capture;  // in which it was recorded last, if it was in one
+  std::map<const Stream*, size_t> before;  // the capture's calls before it
   MarkPointer recorded() {
     const std::lock_guard lock(mutex);
     return mark;

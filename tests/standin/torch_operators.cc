@@ -26,6 +26,7 @@ extern "C" {
 void* standin_reached(void* address);
 int standin_enqueue(void* stream, void (*work)(void*), void* argument);
 int standin_settle(void* stream);
+int standin_is_captured(void* stream);
 int standin_fail_on_stream(void* stream, int code);
 }
 
@@ -33,8 +34,10 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
+void* stream_of(c10::Device device) { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); }
+
 void wait_for_operands(c10::Device device) {
-  const int code = standin_settle(c10::cuda::getCurrentCUDAStream(device.index()).stream());
+  const int code = standin_settle(stream_of(device));
   C10_CUDA_CHECK(static_cast<cudaError_t>(code));
 }
 
@@ -52,21 +55,21 @@ at::Tensor with_own_memory(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
 }
 
+struct Written {
+  at::Tensor target;
+  at::Tensor values;
+};
+
 // Lets the current stream write `values`, of the host, into a tensor of the device.
 void write_late(const at::Tensor& target, at::Tensor values) {
   if (target.numel() == 0) return;
-  struct Write {
-    at::Tensor target;
-    at::Tensor values;
-  };
   const auto run = [](void* held) {
-    const std::unique_ptr<Write> write(static_cast<Write*>(held));
+    const std::unique_ptr<Written> write(static_cast<Written*>(held));
     const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     write->target.copy_(write->values);
   };
-  auto write = std::make_unique<Write>(Write{in_place(target), std::move(values)});
-  const int code =
-      standin_enqueue(c10::cuda::getCurrentCUDAStream(target.device().index()).stream(), run, write.release());
+  auto write = std::make_unique<Written>(Written{in_place(target), std::move(values)});
+  const int code = standin_enqueue(stream_of(target.device()), run, write.release());
   C10_CUDA_CHECK(static_cast<cudaError_t>(code));
 }
 
@@ -106,11 +109,6 @@ c10::Device device_of(const c10::OperatorHandle& op, Values arguments) {
   return *device;
 }
 
-struct Written {
-  at::Tensor target;
-  at::Tensor values;
-};
-
 // Moves the arguments to the host. What the operator writes is a copy, whose values the stream writes later.
 std::vector<Written> move_arguments(const c10::FunctionSchema& schema, c10::IValue* arguments) {
   std::vector<Written> written;
@@ -134,8 +132,10 @@ std::vector<Written> move_arguments(const c10::FunctionSchema& schema, c10::IVal
   return written;
 }
 
-// Replaces each result: by the argument that it is, or by a new tensor of the device.
-void move_results(const c10::FunctionSchema& schema, const Values& arguments, c10::IValue* results, c10::Device device) {
+// Replaces each result: by the argument that it is, or by a new tensor of the device, whose values `keep` sees to.
+template <typename Keep>
+void move_results(const c10::FunctionSchema& schema, const Values& arguments, c10::IValue* results, c10::Device device,
+                  Keep keep) {
   for (size_t place = 0; place < schema.returns().size(); ++place) {
     const auto* alias = schema.returns()[place].alias_info();
     if (alias != nullptr && alias->isWrite()) {
@@ -149,7 +149,7 @@ void move_results(const c10::FunctionSchema& schema, const Values& arguments, c1
       if (!tensor.defined() || !tensor.is_cpu()) return tensor;
       const at::Tensor values = tensor.resolve_conj().resolve_neg();
       at::Tensor made = at::empty_strided(values.sizes(), values.strides(), values.options().device(device));
-      write_late(made, with_own_memory(values));
+      keep(made, values);
       return made;
     });
   }
@@ -172,13 +172,13 @@ bool stops_the_host(const c10::FunctionSchema& schema, const Values& arguments) 
   return kSizedByValues.contains(schema.name());
 }
 
-// Computes an operator whose arguments are on the host. An index that is out of bounds fails on the stream, as an
-// assertion of a kernel does, and the operator is computed with indices of 0.
-void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t first, c10::Device device) {
+// Computes an operator whose arguments are on the host. Returns false if an index is out of bounds: the operator is then
+// computed with indices of 0.
+bool compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t first) {
   const torch::jit::Stack arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
   try {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    return;
+    return true;
   } catch (const c10::IndexError&) {
     stack->resize(first);
     stack->insert(stack->end(), arguments.begin(), arguments.end());
@@ -189,7 +189,66 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t fir
       return is_index ? at::zeros_like(tensor) : tensor;
     });
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  standin_fail_on_stream(c10::cuda::getCurrentCUDAStream(device.index()).stream(), cudaErrorAssert);
+  return false;
+}
+
+// An operator of a captured stream, which each launch of the graph computes again on the same memory.
+class Captured {
+ public:
+  Captured(const c10::OperatorHandle& op, const Values& arguments) : op_(op), arguments_(arguments) {
+    for (size_t place = 0; place < arguments_.size(); ++place) {
+      c10::IValue& argument = arguments_[place];
+      if (argument.isDevice()) argument = c10::Device(at::kCPU);
+      if (argument.isGenerator()) argument = c10::IValue();
+      change_tensors(argument, [](const at::Tensor& tensor) {
+        return tensor.defined() && tensor.is_cuda() ? in_place(tensor) : tensor;
+      });
+    }
+  }
+  // Adds a result of the operator, in the order in which the operator returns tensors.
+  void add_result(const at::Tensor& tensor) { results_.push_back(in_place(tensor)); }
+
+  void run() const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    const auto& schema = op_.schema();
+    torch::jit::Stack stack(arguments_.begin(), arguments_.end());
+    std::vector<Written> written;
+    for (size_t place = 0; place < stack.size(); ++place)
+      if (is_written(schema.arguments()[place]))
+        change_tensors(stack[place], [&](const at::Tensor& tensor) {
+          written.push_back({tensor, with_own_memory(tensor)});
+          return written.back().values;
+        });
+    compute(op_, &stack, 0);
+    for (const auto& [target, values] : written) target.copy_(values);
+    size_t next = 0;
+    for (size_t place = 0; place < stack.size(); ++place) {
+      const auto* alias = schema.returns()[place].alias_info();
+      if (alias != nullptr && alias->isWrite()) continue;
+      change_tensors(stack[place], [&](const at::Tensor& tensor) {
+        if (tensor.defined() && next < results_.size()) results_[next++].copy_(tensor);
+        return tensor;
+      });
+    }
+  }
+
+ private:
+  c10::OperatorHandle op_;
+  Values arguments_;
+  std::vector<at::Tensor> results_;
+};
+
+// Adds the operator to the stream's capture. It is computed once now, for the sizes of its results.
+void capture(const c10::OperatorHandle& op, const Values& arguments, torch::jit::Stack* stack, size_t first,
+             c10::Device device) {
+  const c10::FunctionSchema& schema = op.schema();
+  auto captured = std::make_unique<Captured>(op, arguments);
+  move_arguments(schema, stack->data() + first);
+  compute(op, stack, first);
+  move_results(schema, arguments, stack->data() + first, device,
+               [&](const at::Tensor& made, const at::Tensor&) { captured->add_result(made); });
+  const auto run = [](void* held) { static_cast<const Captured*>(held)->run(); };  // the graph keeps it for ever
+  standin_enqueue(stream_of(device), run, captured.release());
 }
 
 void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -200,14 +259,18 @@ void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   const c10::Device device = device_of(op, arguments);
   const c10::DeviceGuard guard(device);
   if (stops_the_host(schema, arguments)) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+  if (standin_is_captured(stream_of(device)) != 0)
+    return capture(op, arguments, stack, first, device);
   wait_for_operands(device);
   const std::vector<Written> written = move_arguments(schema, stack->data() + first);
-  compute(op, stack, first, device);
+  if (!compute(op, stack, first))  // as an assertion of a kernel
+    standin_fail_on_stream(stream_of(device), cudaErrorAssert);
   for (const auto& [target, values] : written) {
     if (target.sizes() != values.sizes()) target.resize_(values.sizes());
     write_late(target, values);
   }
-  move_results(schema, arguments, stack->data() + first, device);
+  move_results(schema, arguments, stack->data() + first, device,
+               [](const at::Tensor& made, const at::Tensor& values) { write_late(made, with_own_memory(values)); });
 }
 
 bool have_equal_layouts(const at::Tensor& left, const at::Tensor& right) {
@@ -217,11 +280,24 @@ bool have_equal_layouts(const at::Tensor& left, const at::Tensor& right) {
          (is_dense || (left.is_contiguous() && right.is_contiguous()));
 }
 
+void capture_copy(const at::Tensor& target, const at::Tensor& source) {
+  const auto run = [](void* held) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    static_cast<Written*>(held)->target.copy_(static_cast<Written*>(held)->values);
+  };
+  const at::Tensor from = source.is_cuda() ? in_place(source) : source.clone();
+  standin_enqueue(stream_of(target.device()), run, new Written{in_place(target), from});  // the graph keeps it for ever
+}
+
 // torch's own copy is one copy of the runtime. A copy that changes the type or the layout is a kernel.
 at::Tensor& copy(at::Tensor& target, const at::Tensor& source, bool is_non_blocking) {
   if (target.numel() == 0) return target;
   if (have_equal_layouts(target, source)) return at::native::copy_(target, source, is_non_blocking);
   const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (target.is_cuda() && standin_is_captured(stream_of(target.device())) != 0) {
+    capture_copy(target, source);
+    return target;
+  }
   for (const at::Tensor* each : {&source, static_cast<const at::Tensor*>(&target)})
     if (each->is_cuda()) wait_for_operands(each->device());
   const at::Tensor values = source.is_cuda() ? in_place(source) : source;
