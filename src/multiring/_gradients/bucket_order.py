@@ -48,7 +48,8 @@ class Bucket(Generic[Member]):
 class BucketOrder(Generic[Member]):
     """The buckets of some gradients, in the order in which they start on all ranks.
 
-    For gradients that do not lie in NumPy arrays, a subclass overrides `see` and `zero`.
+    For gradients that do not lie in NumPy arrays, a subclass overrides `see` and `zero`. A subclass with comparisons of
+    its own overrides `compares`.
     """
 
     def __init__(self, what: str, first_steps: FirstSteps) -> None:
@@ -112,6 +113,11 @@ class BucketOrder(Generic[Member]):
         self.begin()
         return any(bucket.reduction.flags[TRAINS_FLAG] for bucket in self.buckets)
 
+    @property
+    def compares(self) -> bool:
+        """Whether this rank wants all ranks to compare after the reduction that is about to start."""
+        return self.first_steps.wants
+
     def see(self, bucket: Bucket[Member]) -> None:
         """Observe a bucket that is about to start, for the comparison of the first steps."""
         self.first_steps.see(bucket.reduction.places)
@@ -123,7 +129,7 @@ class BucketOrder(Generic[Member]):
 
     def _start(self, bucket: Bucket[Member]) -> None:
         flags = bucket.reduction.flags
-        flags[COMPARES_FLAG] = self.first_steps.wants
+        flags[COMPARES_FLAG] = self.compares
         flags[SPARSE_FLAG] = bucket.has_news
         flags[TRAINS_FLAG] = True
         self.see(bucket)

@@ -33,6 +33,7 @@ class GradientSpec:
     dtype: str  # NumPy's name
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
+    device: str = ""  # of the gradient, as all ranks name it; "" is the host
 
     @classmethod
     def row_major(cls, dtype: str, shape: Sequence[int]) -> "GradientSpec":
@@ -43,6 +44,11 @@ class GradientSpec:
     def count(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Device and type; gradients of one kind may share a bucket."""
+        return self.device, self.dtype
 
     @property
     def itemsize(self) -> int:
@@ -87,36 +93,37 @@ def lay_out(
     """Return the buckets of gradients, in the order in which they start.
 
     Backward makes gradients roughly in the reverse order of the parameters' use. Therefore buckets are filled from the
-    last gradient on. Each bucket has one type, and at most `bucket_bytes`, unless a single gradient is larger.
+    last gradient on. Each bucket has one type and one device. It has at most `bucket_bytes`, unless a single gradient
+    is larger.
 
     Args:
         specs: the gradients, in the order in which the model uses their parameters.
-        bucket_bytes: limit of a bucket. The limit of each type's first bucket is at most 1 MiB.
+        bucket_bytes: limit of a bucket. The limit of each type's first bucket on a device is at most 1 MiB.
         together: groups of gradients by index. Each group gets buckets of its own, whatever its size; no index may
             occur twice.
     """
     finished: list[list[int]] = []
     for group in together:
-        by_type: dict[str, list[int]] = {}
+        by_type: dict[tuple[str, str], list[int]] = {}
         for index in sorted(group, reverse=True):
-            by_type.setdefault(specs[index].dtype, []).append(index)
+            by_type.setdefault(specs[index].kind, []).append(index)
         finished += by_type.values()
     placed = {index for members in finished for index in members}
-    filling: dict[str, list[int]] = {}
-    filled_bytes: dict[str, int] = {}
-    limits: dict[str, int] = {}
+    filling: dict[tuple[str, str], list[int]] = {}
+    filled_bytes: dict[tuple[str, str], int] = {}
+    limits: dict[tuple[str, str], int] = {}
     for index in reversed(range(len(specs))):
         if index in placed:
             continue
-        dtype, size_bytes = specs[index].dtype, specs[index].padded_bytes
-        limit = limits.setdefault(dtype, min(FIRST_BUCKET_BYTES, bucket_bytes))
-        if dtype in filling and filled_bytes[dtype] + size_bytes > limit:
-            finished.append(filling.pop(dtype))
-            limits[dtype] = bucket_bytes
-        if dtype not in filling:
-            filling[dtype], filled_bytes[dtype] = [], 0
-        filling[dtype].append(index)
-        filled_bytes[dtype] += size_bytes
+        kind, size_bytes = specs[index].kind, specs[index].padded_bytes
+        limit = limits.setdefault(kind, min(FIRST_BUCKET_BYTES, bucket_bytes))
+        if kind in filling and filled_bytes[kind] + size_bytes > limit:
+            finished.append(filling.pop(kind))
+            limits[kind] = bucket_bytes
+        if kind not in filling:
+            filling[kind], filled_bytes[kind] = [], 0
+        filling[kind].append(index)
+        filled_bytes[kind] += size_bytes
     finished += filling.values()
     # A bucket can start when its last gradient arrives: the gradient with the lowest index.
     return [_bucket(specs, members) for members in sorted(finished, key=lambda members: -members[-1])]
@@ -125,7 +132,7 @@ def lay_out(
 def lay_out_one(specs: Sequence[GradientSpec]) -> BucketLayout:
     """Return the layout of one bucket of these gradients, in this order.
 
-    All gradients must have the same type.
+    All gradients must have the same type and device.
     """
     return _bucket(specs, range(len(specs)))
 

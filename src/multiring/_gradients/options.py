@@ -171,7 +171,11 @@ class GradientOptions:
     def lines_with(self, named: Sequence[tuple[str, GradientSpec]], together: Sequence[Sequence[int]]) -> list[str]:
         """Return lines for ranks to compare: these options, the groups of gradients by index, and the gradients."""
         groups = [f"groups={[list(each) for each in together]}"] if together else []
-        forms = [f"{name}, {spec.dtype} of shape {spec.shape} with strides {spec.strides}" for name, spec in named]
+        forms = [
+            f"{name}, {spec.dtype} of shape {spec.shape} with strides {spec.strides}"
+            + (f", on {spec.device}" if spec.device else "")
+            for name, spec in named
+        ]
         return [str(self), *groups, *forms]
 
     def require_fit(self, parameters: Sequence[tuple[str, GradientSpec]]) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from multiring._gradients.buckets import BucketLayout, GradientSpec, places_in
 from multiring._gradients.options import PowerSGD, matrix_shape
 from multiring._gradients.powersgd_factors import multiply, orthonormalise
-from multiring._gradients.reductions import CompressionState, zeros_in_arena
+from multiring._gradients.reductions import CompressionState, Zeros, zeros_in_arena
 from multiring._runtime import Group, Handle
 from multiring._runtime.group.handles import in_background
 
@@ -121,9 +121,16 @@ class Factored:
     """
 
     def __init__(
-        self, stages: Stages, op: str, compression: PowerSGD, layout: BucketLayout, specs: Sequence[GradientSpec]
+        self,
+        stages: Stages,
+        op: str,
+        compression: PowerSGD,
+        layout: BucketLayout,
+        specs: Sequence[GradientSpec],
+        zeros: Zeros,
     ) -> None:
         self._stages = stages
+        self._zeros = zeros
         self._op = op
         self._compression = compression
         self._form = layout, specs
@@ -136,7 +143,7 @@ class Factored:
     def _take_places(self) -> None:
         """Allocate memory; keep the residuals and Q of existing matrices."""
         (layout, specs), compression, stages, known = self._form, self._compression, self._stages, self._matrices
-        self.memory = np.zeros(layout.flags_offset, np.float32)
+        self.memory = self._zeros(stages.first, layout.flags_offset, "float32")
         self.places = places_in(self.memory, layout, specs)
         # Each gradient is a flat array, in memory order.
         lines = [self.memory[at : at + spec.count] for at, spec in zip(layout.offsets, specs, strict=True)]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from multiring._gradients.buckets import BucketLayout, GradientSpec, places_in
 from multiring._gradients.options import GradientOptions
-from multiring._gradients.reductions import CompressionState, zeros_in_arena
+from multiring._gradients.reductions import CompressionState, Zeros, zeros_in_arena
 from multiring._runtime import Group, quantize_dequantize
 from multiring._schedule import encoded_bytes, wire_of
 
@@ -36,22 +36,29 @@ class Coded:
     """
 
     def __init__(
-        self, group: Group, op: str, options: GradientOptions, layout: BucketLayout, specs: Sequence[GradientSpec]
+        self,
+        group: Group,
+        op: str,
+        options: GradientOptions,
+        layout: BucketLayout,
+        specs: Sequence[GradientSpec],
+        zeros: Zeros,
     ) -> None:
         self._group = group
         self._op = op
         self._wire = options.wire
         # The residuals have the layout of the gradients. They are None without error feedback.
-        zeros = np.zeros(layout.flags_offset, layout.dtype) if options.error_feedback else None
-        self._owed: NDArray[Any] | None = zeros
-        self._owed_places = [] if zeros is None else places_in(zeros, layout, specs)
+        owed = np.zeros(layout.flags_offset, layout.dtype) if options.error_feedback else None
+        self._owed: NDArray[Any] | None = owed
+        self._owed_places = [] if owed is None else places_in(owed, layout, specs)
+        self._zeros = zeros
         self._form = layout, specs
         self._take_places()
 
     def _take_places(self) -> None:
         layout, specs = self._form
         group = self._group
-        self.memory = zeros_in_arena(group, layout.flags_offset, layout.dtype)
+        self.memory = self._zeros(group, layout.flags_offset, layout.dtype)
         self.flags = zeros_in_arena(group, layout.flags, "uint8")
         self.places = places_in(self.memory, layout, specs)
         ends = [at + spec.count for at, spec in zip(layout.offsets, specs, strict=True)]

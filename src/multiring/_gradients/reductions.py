@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from multiring._gradients.buckets import BucketLayout, GradientSpec, places_in
 from multiring._runtime import Group
+from multiring._runtime.arrays import numpy_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,9 @@ class Reduction(Protocol):
         """
 
 
+Zeros = Callable[[Group, int, str], NDArray[Any]]  # returns a number of zeros of a type; see `zeros_in_arena`
+
+
 class ArrayReduction(Reduction, Protocol):
     """A reduction whose places are NumPy arrays in one block of memory."""
 
@@ -76,14 +80,16 @@ class ArrayReduction(Reduction, Protocol):
 class Plain:
     """The reduction of gradients in their own type.
 
-    The flags follow the gradients in one array of the arena.
+    The flags follow the gradients in one array.
     """
 
-    def __init__(self, group: Group, op: str, layout: BucketLayout, specs: Sequence[GradientSpec]) -> None:
+    def __init__(
+        self, group: Group, op: str, layout: BucketLayout, specs: Sequence[GradientSpec], zeros: Zeros
+    ) -> None:
         self._group = group
         self._op = op
-        self._form = layout, specs
-        self.memory = zeros_in_arena(group, layout.count, layout.dtype)
+        self._form = layout, specs, zeros
+        self.memory = zeros(group, layout.count, layout.dtype)
         self.places = places_in(self.memory, layout, specs)
         self.flags = self.memory[layout.flags_offset :]
 
@@ -163,3 +169,8 @@ def zeros_in_arena(group: Group, count: int, dtype: str) -> NDArray[Any]:
     array = group.allocate(count, dtype)
     array.view(np.uint8).fill(0)
     return array
+
+
+def zeros_of_rank(_group: Group, count: int, dtype: str) -> NDArray[Any]:
+    """Return `count` zeros of `dtype` in memory that no other rank reads."""
+    return np.zeros(count, numpy_dtype(dtype))

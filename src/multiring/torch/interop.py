@@ -247,8 +247,14 @@ def apart(tensor: Tensor) -> Tensor:
     """Return a tensor of the same memory as a dense `tensor`, with a separate storage object.
 
     A change of the result's storage, as by `share_memory_()`, does not affect `tensor`. The result keeps the memory
-    alive.
+    alive. On a device, the result has the storage of `tensor`: only then does its `record_stream` have an effect.
     """
+    if tensor.device.type != "cpu":
+        own = tensor.detach()
+        placed: Tensor = torch.empty(0, dtype=own.dtype, device=own.device).set_(
+            own.untyped_storage(), own.storage_offset(), own.shape, own.stride()
+        )
+        return placed
     size_bytes = tensor.numel() * tensor.element_size()
     if not size_bytes:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

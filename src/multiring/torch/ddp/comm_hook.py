@@ -31,8 +31,9 @@ from multiring.errors import ArgumentError
 from multiring.torch.c10d.group_state import ReadyOperation
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of
-from multiring.torch.gradients.bucket_tensors import TensorReductionOf, specs_of, states_of, tensor_reductions_of
-from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_elsewhere
+from multiring.torch.gradients.bucket_tensors import TensorReductions, specs_of, states_of
+from multiring.torch.gradients.device_buckets import OnDevice
+from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_unserved
 
 
 class BucketSharing:
@@ -63,14 +64,15 @@ class BucketSharing:
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # buckets with a state, by the `id` of their parameters
         self._states: dict[int, CompressionState] = {}  # the states of parameters that no such bucket contains yet
         self._known: list[Tensor] = []  # these parameters, kept alive so that no other object gets their `id`
-        self._reduction_of: TensorReductionOf | None = None
+        self._reductions: TensorReductions | None = None
 
     def start(self, bucket: GradBucket) -> Future[Tensor]:
         """Start to average `bucket`; see `allreduce_hook`."""
         buffer = bucket.buffer()
-        refuse_elsewhere(buffer, f"gradient bucket {bucket.index()}")
+        refuse_unserved(buffer, f"gradient bucket {bucket.index()}")
         group = self.group  # this also discards the state of a former group
-        if self._options.is_lossy or self._options.translates:
+        is_on_host = buffer.device.type == "cpu"
+        if self._options.is_lossy or self._options.translates or not is_on_host:
             return self._reduce(bucket, buffer)
         self._move(bucket, buffer)
         wire = self._options.wire if buffer.dtype is torch.float32 else None
@@ -96,7 +98,7 @@ class BucketSharing:
             raise ArgumentError(
                 f"process group {found!r}: want a group of multiring, made by init_process_group('multiring')"
             )
-        self._known_group, self._reduction_of = found, None
+        self._known_group, self._reductions = found, None
         self._in_arena.clear()
         for bucket in self._stateful.values():
             self._states |= bucket.states()
@@ -148,21 +150,45 @@ class BucketSharing:
             )
         found = self._bucket_of(bucket.parameters())
         found.copy_in(buffer)
+        if isinstance(found.reduction, OnDevice):
+            return self._reduce_on_device(found, found.reduction, buffer)
         # Only the group's own time-outs may abort this operation, because the compression state must stay complete.
         return self._issue(buffer, lambda: SteppedHandle(found.reduction.start()), partial(found.copy_out, buffer))
+
+    def _reduce_on_device(self, bucket: "_Bucket", reduction: OnDevice, buffer: Tensor) -> Future[Tensor]:
+        posted = reduction.post()
+        over = self._process_group
+        work = over.issue(
+            "allreduce_hook",
+            ReadyOperation(lambda _waits: SteppedHandle(posted.result)),
+            over.options_of(None),
+            (buffer,),
+        )
+
+        def hand_out(_ended: "Future[Any]") -> Tensor:
+            """Copy the averages to the buffer on the future's own stream, whose end the future's caller waits for."""
+            work.wait()
+            reduction.come_after(posted.result())
+            bucket.copy_out(buffer)
+            return buffer
+
+        ended: Future[Any] = Future(devices=[buffer.device])
+        made: Future[Tensor] = ended.then(hand_out)
+        work.get_future().add_done_callback(lambda _work: ended.set_result(None))
+        return made
 
     def _bucket_of(self, parameters: list[Tensor]) -> "_Bucket":
         key = tuple(map(id, parameters))
         found = self._stateful.get(key)
         if found is None:
-            if self._reduction_of is None:
+            if self._reductions is None:
                 second = partial(self.group.twin_for, "second reductions of buckets")
-                self._reduction_of = tensor_reductions_of(self.group, second, self._options)
+                self._reductions = TensorReductions(self.group, second, self._options)
             for other in [each for each in self._stateful if not set(each).isdisjoint(key)]:
                 former = self._stateful.pop(other)
                 self._states |= former.states()
                 self._known += former.parameters
-            found = self._stateful[key] = _Bucket(parameters, self._reduction_of)
+            found = self._stateful[key] = _Bucket(parameters, self._reductions)
             found.load_states(self._states)
         return found
 
@@ -199,14 +225,15 @@ def allreduce_hook(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
 
     Args:
         state: the configuration and the state of the hook.
-        bucket: a bucket of gradients. Its buffer is a flat tensor of floating-point or complex numbers in host memory.
+        bucket: a bucket of gradients. Its buffer is a flat tensor of floating-point or complex numbers, in host
+            memory or on a CUDA device.
 
     Returns:
         A future of the buffer, set when the buffer holds the averages. If the reduction fails, the backward fails.
 
     Raises:
         ArgumentError: the process group has another backend, or `state` does not support the gradients' type.
-        UnsupportedError: the buffer is not in host memory, or sparse.
+        UnsupportedError: the buffer is on another kind of device, or sparse.
     """
     return state.start(bucket)
 
@@ -214,12 +241,14 @@ def allreduce_hook(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
 class _Bucket:
     """A reduction with its own memory for the parameters of one bucket of DistributedDataParallel."""
 
-    def __init__(self, parameters: list[Tensor], reduction_of: TensorReductionOf) -> None:
+    def __init__(self, parameters: list[Tensor], reductions: TensorReductions) -> None:
         self.parameters = parameters
-        self.reduction = reduction_of(lay_out_one(specs_of(parameters)), parameters)
+        self.reduction = reductions.dense(lay_out_one(specs_of(parameters)), parameters)
 
     def copy_in(self, buffer: Tensor) -> None:
         """Copy the gradients of `buffer` to the reduction's places."""
+        if isinstance(self.reduction, OnDevice):
+            self.reduction.come_behind()
         with torch.no_grad():
             for place, part in self._pairs(buffer):
                 place.copy_(part)

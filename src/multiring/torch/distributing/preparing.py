@@ -89,7 +89,7 @@ def distribute(  # noqa: PLR0913 -- the options that a script for one process do
     of different sizes. The returned loader is a new object with the settings of the given loader.
 
     Args:
-        model: the model, with all of its tensors in host memory.
+        model: the model, with its tensors in host memory or on CUDA devices.
         optimizer: an optimizer of the model's parameters. It may already be a DistributedOptimizer with its own
             options.
         loader: a DataLoader that makes batches. For a map-style data set, rank 0's sampler or batch sampler draws the

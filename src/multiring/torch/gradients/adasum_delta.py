@@ -10,6 +10,7 @@ Source: Maleki et al., "Scaling distributed training with adaptive summation", M
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ from multiring._frontend.adasum_reduction import start_adasum
 from multiring._frontend.errors import internal_errors
 from multiring._frontend.first_steps import FirstSteps
 from multiring._runtime import Group
+from multiring.torch.gradients.device_buckets import HostCopies, StagedOrder, on_host
 from multiring.torch.interop import array_of, in_one_piece
 
 _WHAT = "DistributedOptimizer"
@@ -43,6 +45,7 @@ class DeltaReducer:
         self._told = self._first_steps.told_nothing()
         self._group = group
         self._compressor = compressor
+        self._order: StagedOrder | None = None
         self._starts: list[Tensor] = []
         self._hidden: list[tuple[Tensor, Tensor]] = []  # parameters, and their gradients that this step must not use
         self._step: FrameType | None = None  # the frame of the running call of `step`
@@ -67,7 +70,7 @@ class DeltaReducer:
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             # If the gradients of one rank overflow, all ranks skip the step.
-            everywhere = np.array([float(found_inf)])
+            everywhere = np.array([float(on_host([found_inf])[0])])
             with internal_errors(_WHAT):
                 self._group.all_reduce(everywhere, "max")
             found_inf.fill_(float(everywhere[0]))
@@ -79,12 +82,13 @@ class DeltaReducer:
         if self._first_steps.wants:
             gradients = [parameter.grad for parameter in self._parameters]
             self._first_steps.see(
-                array_of(in_one_piece(each)) for each in gradients if each is not None and each.layout is torch.strided
+                array_of(in_one_piece(each))
+                for each in on_host([each for each in gradients if each is not None and each.layout is torch.strided])
             )
             self._told = self._first_steps.told()
 
     def _values(self) -> list[NDArray[Any]]:
-        return [array_of(in_one_piece(each)) for each in self._starts or self._parameters]
+        return [array_of(in_one_piece(each)) for each in on_host(self._starts or self._parameters)]
 
     def after_step(self, call: FrameType) -> None:
         """Combine the ranks' changes since `before_step`, and apply the result to the parameters."""
@@ -118,7 +122,7 @@ class DeltaReducer:
                 self._hidden.append((parameter, gradient))
                 parameter.grad = None
             elif scale is not None:
-                gradient.div_(scale)
+                gradient.div_(scale.to(gradient.device))
 
     def _combine(self, deltas: list[Tensor], *, trains: bool) -> bool:
         """Replace `deltas` by the combination of all ranks' deltas; return whether any rank trains."""
@@ -130,13 +134,24 @@ class DeltaReducer:
                 return False
             if flags[1]:
                 self._first_steps.meet(told)
-            pairs = [self._compressor.compress(delta) for delta in deltas]
-            sent = [compressed.contiguous() for compressed, _ in pairs]
-            for dtype in sorted({each.dtype for each in sent}, key=str):
-                start_adasum(self._group, [array_of(each) for each in sent if each.dtype == dtype]).wait()
+            copies = HostCopies(deltas, self._group)
+            if copies.copied:
+                self._order = self._order or StagedOrder()
+                combine = partial(self._combine_on_host, copies.places)
+                self._order.post(copies.copied, lambda: combine, lambda: None).result()
+            else:
+                self._combine_on_host(copies.places)
+            copies.write_back()
+        return True
+
+    @torch.no_grad()
+    def _combine_on_host(self, deltas: list[Tensor]) -> None:
+        pairs = [self._compressor.compress(delta) for delta in deltas]
+        sent = [compressed.contiguous() for compressed, _ in pairs]
+        for dtype in sorted({each.dtype for each in sent}, key=str):
+            start_adasum(self._group, [array_of(each) for each in sent if each.dtype == dtype]).wait()
         for delta, each, (_, context) in zip(deltas, sent, pairs, strict=True):
             delta.copy_(self._compressor.decompress(each, context))
-        return True
 
 
 def _is_running(call: FrameType | None) -> bool:

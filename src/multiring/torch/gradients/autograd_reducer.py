@@ -10,6 +10,7 @@ If a gradient is sparse for the first time, it travels as a dense tensor, and th
 its rows are gathered (`Gathered`), unless the options ask for dense transport.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,8 +26,9 @@ from multiring._runtime import Group
 from multiring.errors import StateError, UnsupportedError
 from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_compiled_backward, is_within_backward
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
-from multiring.torch.gradients.bucket_tensors import TensorReductionOf
+from multiring.torch.gradients.bucket_tensors import TensorReductions
 from multiring.torch.gradients.change_detection import GradientRecords
+from multiring.torch.gradients.device_buckets import OnDevice
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
 from multiring.torch.gradients.rounds import Rounds
 from multiring.torch.gradients.sparse_rows import Gathered
@@ -69,7 +71,7 @@ class AutogradReducer:
         parameters: Sequence[tuple[str, Tensor]],
         group: Group,
         options: GradientOptions,
-        reduction_of: TensorReductionOf,
+        reductions: TensorReductions,
         together: Sequence[Sequence[int]] = (),
     ) -> None:
         """Give each parameter's gradient a place in a bucket; local, without communication.
@@ -78,18 +80,19 @@ class AutogradReducer:
             parameters: names and leaf tensors that require a gradient, in the order in which the model uses them.
             group: the ranks, in a group that only this object uses.
             options: how the gradients are reduced.
-            reduction_of: makes the reduction of a bucket from its layout and its parameters.
+            reductions: makes the reductions of the buckets.
             together: lists of indices of parameters; the gradients of each list are reduced in a separate bucket.
         """
         self._group = group
         self._options = options
         self._op = options.op
         self._passes = options.backward_passes_per_step
-        self._assignment = BucketAssignment(parameters, group, options, reduction_of, together)
+        self._assignment = BucketAssignment(parameters, group, options, reductions, together)
         self._buckets, self._gradients = self._assignment.buckets, self._assignment.gradients
         self._passes_done = 0  # backwards since the last reduction
         self._steps = 0
         self.backwards = 0  # the number of backwards that produced gradients
+        self._lock = threading.RLock()
         self._is_open = False  # a backward is running, or the last backward failed
         self._is_called_back = False  # a callback is registered for the end of the backward
         self._is_shared = False  # the gradients are the same on all ranks
@@ -173,14 +176,17 @@ class AutogradReducer:
         self._end_group()
         self._is_unused = False
 
-    def changed(self) -> str:
+    def changed(self, *, waits: bool) -> str:
         """Return how the program changed gradients after the last backward, before their reduction; "" if it did not.
 
         A dropped gradient (`.grad` is None) counts as zero and not as changed.
+
+        Args:
+            waits: whether the caller waits for the reduced gradients next.
         """
         if self._is_shared and not self.rounds.is_on_its_way:
             return ""
-        return self.rounds.changed(self._steps + 1, self._passes_done, self._passes)
+        return self.rounds.changed(self._steps + 1, self._passes_done, self._passes, waits=waits)
 
     def use_up(self) -> None:
         """Record that the optimizer takes a step with the current gradients."""
@@ -214,7 +220,10 @@ class AutogradReducer:
 
     def take(self, index: int) -> None:
         """Take the gradient that autograd has just assigned or added to the `.grad` of parameter `index`."""
-        entry = self._gradients[index]
+        with self._lock:  # autograd has a thread for each device
+            self._take(self._gradients[index])
+
+    def _take(self, entry: ParameterGradient) -> None:
         if not self._is_open:
             self._begin(entry)
         if not self._is_called_back:
@@ -277,7 +286,7 @@ class AutogradReducer:
 
         With delayed gradients, `.grad` stays a separate tensor: the program must not touch a place in flight.
         """
-        gradient, reduction = entry.parameter.grad, entry.bucket.reduction
+        gradient, reduction = self._taken(entry), entry.bucket.reduction
         entry.brought = gradient if self.rounds.delays else None
         if entry.is_reduced and self._op == "sum" and gradient is not None and entry.holds(gradient):
             if entry.early_sum is None:
@@ -304,15 +313,22 @@ class AutogradReducer:
         entry.is_reduced = False
         reduction.flags[entry.member] = gradient is not None
 
+    def _taken(self, entry: ParameterGradient) -> Tensor | None:
+        """Return the parameter's `.grad`, and prepare the caller's stream to write to the bucket."""
+        if isinstance(entry.bucket.reduction, OnDevice):
+            entry.bucket.reduction.come_behind()
+        # If a parameter was moved to another device, all ranks raise the error after this reduction.
+        return None if self._assignment.moved else entry.parameter.grad
+
     def _finish(self) -> None:
         self._assignment.wait()
         self.rounds.see_whole()
-        for entry in self._gradients:
+        for entry in self._gradients if not self._assignment.moved else ():
             entry.come_out()
         self._assignment.note_wishes()
         with internal_errors(_WHAT):
             found = self._assignment.learn_sparse()
-        for entry in self._assignment.sparse:
+        for entry in self._assignment.sparse if not self._assignment.moved else ():
             entry.hand_out_rows()
         self._assignment.move_out(found)
         if self._passes_done >= self._passes:

@@ -1,46 +1,128 @@
 """Reductions of buckets of torch tensors: those of `multiring._gradients`, and those with a compressor for tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from multiring._gradients.buckets import BucketLayout, GradientSpec
 from multiring._gradients.choice import reductions_of
 from multiring._gradients.compression_state import unpacked
 from multiring._gradients.options import GradientOptions
-from multiring._gradients.reductions import ArrayReduction, CompressionState, Predivided, Reduction
+from multiring._gradients.reductions import (
+    ArrayReduction,
+    CompressionState,
+    Predivided,
+    Reduction,
+    Zeros,
+    zeros_of_rank,
+)
 from multiring._runtime import Group
+from multiring.torch.device_staging import staging_of
+from multiring.torch.gradients.device_buckets import GatheredOnDevice, OnDevice, StagedOrder
+from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
 
-TensorReductionOf = Callable[[BucketLayout, Sequence[Tensor]], Reduction]
-
-
-def spec_of(parameter: Tensor) -> GradientSpec:
-    """Return the type, shape and strides of the gradient of `parameter`."""
-    return GradientSpec(dtype_name(parameter.dtype), tuple(parameter.shape), dense_strides(parameter))
+_HOST = torch.device("cpu")
+_DEVICES = "buckets of devices"
 
 
 def specs_of(parameters: Sequence[Tensor]) -> list[GradientSpec]:
-    """Return the type, shape and strides of each parameter's gradient."""
-    return [spec_of(parameter) for parameter in parameters]
+    """Return the type, shape, strides and device of each parameter's gradient.
+
+    Ranks have different numbers for their devices. A device is therefore named by its place among the devices of the
+    parameters.
+    """
+    names: dict[torch.device, str] = {_HOST: ""}
+    for parameter in parameters:
+        kind = parameter.device.type
+        place = sum(device.type == kind for device in names)
+        names.setdefault(parameter.device, kind if not place else f"{kind} (device {place + 1} of these parameters)")
+    return [
+        GradientSpec(dtype_name(each.dtype), tuple(each.shape), dense_strides(each), names[each.device])
+        for each in parameters
+    ]
 
 
-def tensor_reductions_of(group: Group, second: Callable[[], Group], options: GradientOptions) -> TensorReductionOf:
-    """Return a factory for reductions of buckets of tensors, configured by `options`; see `reductions_of`."""
-    in_arrays = reductions_of(group, second, options)
-    op = "sum" if options.predivide != 1.0 else options.op
+class TensorReductions:
+    """Makes the reductions of buckets of tensors, configured by options; see `reductions_of`.
 
-    def reduction_of(layout: BucketLayout, parameters: Sequence[Tensor]) -> Reduction:
+    The buckets of devices have groups of their own: other threads start their operations.
+    """
+
+    def __init__(self, group: Group, second: Callable[[], Group], options: GradientOptions) -> None:
+        """Record the groups and the options.
+
+        Args:
+            group: the group that reduces.
+            second: a function that returns another group of the same ranks, for PowerSGD.
+            options: the options.
+        """
+        self._options = options
+        self._own = group
+        self._on_host = _HostReductions(group, second, options, None)
+        self._through_host: dict[torch.device, _HostReductions] = {}
+        self._order: StagedOrder | None = None
+
+    def dense(self, layout: BucketLayout, parameters: Sequence[Tensor]) -> Reduction:
+        """Return the reduction of a bucket of gradients of one type and device."""
+        device = parameters[0].device
+        if device == _HOST:
+            return self._on_host.of(layout, parameters)
+        inner = self._staged(device).of(layout, parameters)
+        return OnDevice(inner, layout, parameters, staging_of(device), self._own_order())
+
+    def rows(self, parameter: Tensor) -> Gathered:
+        """Return the reduction of the rows of one parameter's sparse gradients."""
+        if parameter.device == _HOST:
+            return Gathered(self._own, self._options.op, parameter)
+        group = self._own.twin_for(_DEVICES)
+        return GatheredOnDevice(group, self._options.op, parameter, staging_of(parameter.device), self._own_order())
+
+    def _own_order(self) -> StagedOrder:
+        self._order = self._order or StagedOrder()
+        return self._order
+
+    def _staged(self, device: torch.device) -> "_HostReductions":
+        found = self._through_host.get(device)
+        if found is None:
+            staging, group = staging_of(device), self._own.twin_for(_DEVICES)
+
+            def zeros(over: Group, count: int, dtype: str) -> NDArray[Any]:
+                array = staging.pinned(over, count, dtype_of(dtype)).array
+                array.view(np.uint8).fill(0)
+                return array
+
+            second = partial(self._own.twin_for, f"second reductions of {_DEVICES}")
+            found = self._through_host[device] = _HostReductions(group, second, self._options, zeros)
+        return found
+
+
+class _HostReductions:
+    """Makes reductions whose places are in host memory."""
+
+    def __init__(
+        self, group: Group, second: Callable[[], Group], options: GradientOptions, zeros: Zeros | None
+    ) -> None:
+        self._group = group
+        self._options = options
+        self._zeros = zeros or zeros_of_rank  # for a compressor of the program
+        self._in_arrays = reductions_of(group, second, options, zeros)
+
+    def of(self, layout: BucketLayout, parameters: Sequence[Tensor]) -> Reduction:
+        """Return the reduction of a bucket; only shapes and types of the `parameters` are used."""
+        options = self._options
+        op = "sum" if options.predivide != 1.0 else options.op
         found: Reduction
         if options.translates:
-            found = Translated(group, op, options.compression, layout, parameters)
+            found = Translated(self._group, op, options.compression, layout, parameters, self._zeros)
         else:
-            found = InTensors(in_arrays(layout, specs_of(parameters)), layout, parameters)
-        return found if options.predivide == 1.0 else Predivided(found, options.predivide, group.size)
-
-    return reduction_of
+            found = InTensors(self._in_arrays(layout, specs_of(parameters)), layout, parameters)
+        return found if options.predivide == 1.0 else Predivided(found, options.predivide, self._group.size)
 
 
 def states_of(
@@ -49,7 +131,7 @@ def states_of(
     """Load the states `carried`, and return this rank's compression states by the parameters' `id`; see `unpacked`."""
 
     def zeros(index: int) -> Tensor:
-        return torch.zeros_like(parameters[index].detach())
+        return torch.zeros_like(parameters[index].detach(), device=_HOST)
 
     shapes = [tuple(parameter.shape) for parameter in parameters]
     states = unpacked(carried, has_residual, shapes, group, zeros)
@@ -87,8 +169,8 @@ class InTensors:
         self._reduction.load_state(
             member,
             CompressionState(
-                residual=None if state.residual is None else state.residual.detach().numpy(),
-                query=None if state.query is None else state.query.detach().numpy(),
+                residual=None if state.residual is None else state.residual.detach().cpu().numpy(),
+                query=None if state.query is None else state.query.detach().cpu().numpy(),
             ),
         )
 
@@ -101,13 +183,19 @@ class Translated:
     """A reduction of gradients with a compressor of the caller; see `Reduction`."""
 
     def __init__(
-        self, group: Group, op: str, compressor: Any, layout: BucketLayout, parameters: Sequence[Tensor]
+        self,
+        group: Group,
+        op: str,
+        compressor: Any,
+        layout: BucketLayout,
+        parameters: Sequence[Tensor],
+        zeros: Zeros,
     ) -> None:
         self._group = group
         self._op = op
         self._compressor = compressor
-        self._form = layout, parameters
-        memory = torch.zeros(layout.flags_offset, dtype=dtype_of(layout.dtype))
+        self._form = layout, parameters, zeros
+        memory = tensor_of(zeros(group, layout.flags_offset, layout.dtype), dtype_of(layout.dtype))
         self.places = places_in(memory, layout, parameters)
         self._flags = allocate(group, layout.flags, torch.uint8)
         self.flags = self._flags.array

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring.torch.autograd import version_of
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.gradients.parameter_gradient import ParameterGradient, TensorBucket
 
 _LOOKED_AT = 64  # the number of elements to compare in a gradient
@@ -34,13 +35,16 @@ class GradientRecords:
         """Discard all records."""
         self._seen.clear()
 
-    def changed(self) -> str:
+    def changed(self, *, waits: bool) -> str:
         """Return a text that says how recorded gradients were changed, or "" if none was.
 
         A dropped gradient (`.grad` is None) does not count as changed.
+
+        Args:
+            waits: whether the call may wait for a device, to compare elements of gradients on it.
         """
         for each in self._seen:
-            how = each.changed()
+            how = each.changed(waits=waits)
             if how:
                 return f"gradients (that of {each.entry.name} among them) were {how}"
         return ""
@@ -50,7 +54,8 @@ class _Seen:
     """The record of one gradient.
 
     Some operations, such as a loss scaler's `unscale_`, change gradients without increasing torch's version counter.
-    These operations change all gradients. It is therefore enough to compare some elements of a few gradients.
+    These operations change all gradients. It is therefore enough to compare some elements of a few gradients. On a
+    device, the elements are compared only where the caller waits for the device anyway.
     """
 
     __slots__ = ("_address", "_elements", "_gradient", "_in_place", "_version", "entry")
@@ -65,7 +70,7 @@ class _Seen:
         is_dense = gradient.layout is torch.strided and gradient.stride() == entry.view.stride()
         self._elements = _elements_of(gradient) if is_looked_at and is_dense else None
 
-    def changed(self) -> str:
+    def changed(self, *, waits: bool) -> str:
         now = self.entry.parameter.grad
         if now is None:
             return ""
@@ -78,11 +83,20 @@ class _Seen:
             return "" if now.dtype is place.dtype and torch.equal(now, place) else "replaced"
         if self._address is not None and not self._in_place and now.data_ptr() != self._address:
             return "replaced"
-        is_other = self._elements is not None and _elements_of(now) != self._elements
-        return "changed in place" if is_other or version_of(now) != self._version else ""
+        is_other = version_of(now) != self._version or self._has_other_elements(now, waits=waits)
+        return "changed in place" if is_other else ""
+
+    def _has_other_elements(self, now: Tensor, *, waits: bool) -> bool:
+        if self._elements is None or (now.device.type != "cpu" and not waits):
+            return False
+        return _bytes_of(_elements_of(now)) != _bytes_of(self._elements)
 
 
-def _elements_of(gradient: Tensor) -> bytes:
-    """Return a few evenly spaced elements of a dense gradient."""
+def _elements_of(gradient: Tensor) -> Tensor:
+    """Return copies of a few evenly spaced elements of a dense gradient, on its device."""
     flat = gradient.as_strided((gradient.numel(),), (1,))
-    return flat[:: max(1, len(flat) // _LOOKED_AT)].contiguous().view(torch.uint8).numpy().tobytes()
+    return flat[:: max(1, len(flat) // _LOOKED_AT)].clone()
+
+
+def _bytes_of(elements: Tensor) -> bytes:
+    return on_host([elements])[0].view(torch.uint8).numpy().tobytes()

@@ -25,11 +25,11 @@ from multiring.torch.compression import Compression
 from multiring.torch.gradients.adasum_delta import DeltaReducer
 from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home
 from multiring.torch.gradients.bucket_assignment import GradientWatch
-from multiring.torch.gradients.bucket_tensors import spec_of, states_of, tensor_reductions_of
+from multiring.torch.gradients.bucket_tensors import TensorReductions, specs_of, states_of
 from multiring.torch.gradients.hook_registry import is_shared, take_over
 from multiring.torch.gradients.rounds import Round
 from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
-from multiring.torch.interop import described, dtype_name, refuse_elsewhere
+from multiring.torch.interop import described, dtype_name, refuse_unserved
 
 # This is Horovod's text: programs and tests look for it.
 _NOT_SKIPPED = (
@@ -227,10 +227,10 @@ class Distributed(torch.optim.Optimizer):
             self._reducer.is_synchronized = False
             warnings.warn(_NOT_SKIPPED, stacklevel=5)  # where `step` was called
 
-    def _bring_gradients(self) -> None:
+    def _bring_gradients(self, *, waits: bool = False) -> None:
         if self._reducer is None:
             return
-        self._object_to_changes(self._reducer.changed())
+        self._object_to_changes(self._reducer.changed(waits=waits))
         self._reducer.reduce()
         for param_group in self.param_groups:
             for parameter in param_group["params"]:
@@ -268,7 +268,7 @@ class Distributed(torch.optim.Optimizer):
         """
         self.follow_job()
         if self._reducer is not None and not self._skips:
-            self._bring_gradients()
+            self._bring_gradients(waits=True)
             self._reducer.rounds.hand_out()
         return self._delta_reducer is not None or bool(vars(self).get("_step_supports_amp_scaling", False))
 
@@ -428,9 +428,10 @@ def _reducers(
     with nullcontext() if group is None else reporting_errors(group, "DistributedOptimizer"):
         parameters = trained(optimizer, setup.named)
         for name, parameter in parameters:
-            refuse_elsewhere(parameter, f"parameter {name}")
+            refuse_unserved(parameter, f"parameter {name}")
             numpy_dtype(dtype_name(parameter.dtype))
-        specs = [(name, spec_of(parameter)) for name, parameter in parameters]
+        names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
+        specs = list(zip(names, specs_of(tensors), strict=True))
         options.require_fit(specs)
     together = together_of(parameters, setup.groups)
     states: dict[int, CompressionState] = {}
@@ -445,9 +446,8 @@ def _reducers(
     own = _subgroup(group)
     if options.op == "adasum":
         return None, DeltaReducer(parameters, own, options.compression or Compression.none)
-    reducer = AutogradReducer(
-        parameters, own, options, tensor_reductions_of(own, lambda: _subgroup(own), options), together
-    )
+    reductions = TensorReductions(own, lambda: _subgroup(own), options)
+    reducer = AutogradReducer(parameters, own, options, reductions, together)
     reducer.load_states(states)
     return reducer, None
 

@@ -74,7 +74,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 -- Horovod's name and 
         ArgumentError: an option is invalid, alone or with these parameters; a parameter has no name, the name of
             another parameter, or a type that multiring cannot reduce.
         MismatchError: the ranks' parameters or options differ. Every rank raises it.
-        UnsupportedError: a parameter is on a GPU, or the optimizer cannot be distributed.
+        UnsupportedError: a parameter is neither in host memory nor on a CUDA device, or the optimizer cannot be
+            distributed.
         StateError: `init` was not called.
     """
     if num_groups != 0:

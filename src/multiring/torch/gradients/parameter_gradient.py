@@ -27,7 +27,11 @@ class ParameterGradient(BucketMember):
     early_sum: Tensor | None = None  # the result of a reduction before the group of backwards was complete
     rows: Tensor | None = None  # the sparse tensor that the last reduction assigned to `.grad`
     brought: Tensor | None = None  # the `.grad` whose copy is being reduced in a delayed round
+    device: torch.device = field(init=False)  # where the gradient's place is
     _out: dict[int, Tensor] = field(default_factory=dict)  # the tensors handed out last, by the address of the place
+
+    def __post_init__(self) -> None:
+        self.device = self.parameter.device
 
     def handed_out(self, place: Tensor) -> Tensor:
         """Return a tensor for `.grad` in the memory of `place`, this parameter's place in a bucket."""

@@ -158,15 +158,17 @@ class Rounds:
             entry.parameter.grad = found.get(id(entry.parameter))
             entry.is_reduced = entry.parameter.grad is not None
 
-    def changed(self, step: int, passes_done: int, passes: int) -> str:
+    def changed(self, step: int, passes_done: int, passes: int, *, waits: bool) -> str:
         """Return how gradients were changed since the last backward, and why that has no effect; "" if they were not.
 
         Args:
             step: the number of the current step, from 1.
             passes_done: the number of backwards since the last reduction.
             passes: the number of backwards per step.
+            waits: whether the caller waits for the reduced gradients next; otherwise, a round in flight is not delayed
+                by a device.
         """
-        how = self._records.changed()
+        how = self._records.changed(waits=waits or not self.is_on_its_way)
         if how and self.is_on_its_way:
             return (
                 f"{how} after the last backward, but gradient lag is already reducing copies of them while the next "

@@ -22,6 +22,7 @@ from multiring._frontend.process_sets import ProcessSet, global_process_set, mem
 from multiring._runtime import Group, is_initialized
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.interop import described
 from multiring.torch.parallelizing.held import held_by, is_dtensor
 from multiring.torch.step.gradients import buffers_of, evaluated, number, with_gradients
@@ -183,16 +184,22 @@ class Muon(torch.optim.Optimizer):
         owners = owners_of([each.shape for each in matrices], group.size)
         counts = [each.parameter.numel() for each in matrices]
         own = [i for i, owner in enumerate(owners) if owner == group.rank]
-        flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision)
+        # Matrices of the host are gathered from the host; those of devices, from their first device.
+        device = next((each.parameter.device for each in matrices if each.parameter.device.type != "cpu"), None)
+        flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision, device=device)
         for i, place in zip(own, torch.split(flat, [counts[i] for i in own]), strict=True):
             place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
         with internal_errors("Muon"):
             # The data type does not matter to the allgather, so it sends bytes.
-            whole = np.asarray(group.all_gather(flat.view(torch.uint8).numpy()))
+            whole = np.asarray(group.all_gather(on_host([flat])[0].view(torch.uint8).numpy()))
         order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # the order of the gathered results
-        numbers = torch.split(torch.from_numpy(whole).view(self._precision), [counts[i] for i in order])
+        gathered = torch.from_numpy(whole)
+        if device is not None:
+            gathered = gathered.pin_memory()
+        numbers = torch.split(gathered.view(self._precision), [counts[i] for i in order])
         found = dict(zip(order, numbers, strict=True))
-        return [found[i].view(each.shape) for i, each in enumerate(matrices)]
+        devices = [each.parameter.device for each in matrices]
+        return [found[i].to(devices[i], non_blocking=True).view(each.shape) for i, each in enumerate(matrices)]
 
     def _iterated(self, matrix: _Matrix) -> Tensor:
         group = matrix.group

@@ -13,7 +13,7 @@ from multiring.convergence.rate_schedules import LearningRateSchedule
 from multiring.errors import ArgumentError
 from multiring.torch.checkpoint.tensors import placed_as
 from multiring.torch.parallelizing.held import as_spread, is_dtensor, local
-from multiring.torch.step.gradients import plain, scaled, square_of
+from multiring.torch.step.gradients import norm_on_device, plain, scaled, square_of
 from multiring.torch.step.noise import NoiseWatch
 from multiring.torch.step.stages import StepContext, each_gradient, stages_of
 
@@ -178,13 +178,23 @@ class Clipping:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.norm = 0.0  # the norm of the last gradient, before clipping
+        self._norm: float | Tensor = 0.0
+
+    @property
+    def norm(self) -> float:
+        """The norm of the last gradient, before clipping; on a device, reading it waits for the device."""
+        return float(self._norm)
 
     def before(self, step: StepContext) -> None:
         """Scale the gradient down if its norm is above the limit."""
-        self.norm = square_of(step.parameters, step.gradients) ** 0.5
-        if self.norm > self._limit:
-            factor = self._limit / self.norm
+        norm = norm_on_device(step.parameters, step.gradients)
+        if norm is not None:
+            self._norm = norm
+            each_gradient(step, lambda gradients: scaled(gradients, (self._limit / norm).clamp(max=1.0)))
+            return
+        self._norm = square_of(step.parameters, step.gradients) ** 0.5
+        if self._norm > self._limit:
+            factor = self._limit / self._norm
             each_gradient(step, lambda gradients: scaled(gradients, factor))
 
     def after(self, step: StepContext, *, applied: bool) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multiring.errors import ArgumentError, UnsupportedError
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.interop import described
 from multiring.torch.parallelizing.held import PartGradient, held_of, is_dtensor, locals_of, summed_over_parts
 
@@ -38,7 +39,8 @@ def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
 def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> NDArray[np.float64]:
     """Return the norm of each tensor, in an array of shape (tensors,).
 
-    For DTensors, every rank that holds a part must call this function.
+    For DTensors, every rank that holds a part must call this function. For tensors of a device, the call waits until
+    the device has computed the norms.
 
     Args:
         tensors: plain tensors, or DTensors.
@@ -48,10 +50,13 @@ def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
         return np.empty(0)
     whole = tensors if like is None else like
     own = plain(tensors)
-    norms = torch.stack(torch._foreach_norm(own)).double()  # noqa: SLF001 -- torch's name
+    by_tensor = list(torch._foreach_norm(own))  # noqa: SLF001 -- torch's name
+    if len({each.device for each in own}) > 1:
+        by_tensor = on_host(by_tensor)
+    norms = torch.stack(by_tensor).double()
     if any(map(is_dtensor, whole)):
         norms = summed_over_parts(norms.square(), whole).sqrt()
-    found: NDArray[np.float64] = norms.numpy()
+    found: NDArray[np.float64] = on_host([norms])[0].numpy()
     return found
 
 
@@ -73,6 +78,20 @@ def square_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> floa
     return float(told)
 
 
+def norm_on_device(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor | None:
+    """Return the norm of all `gradients` together without waiting for their device.
+
+    The result is None if the gradients are in host memory, on several devices, sparse, or divided among ranks.
+    """
+    devices = {each.device for each in gradients}
+    if len(devices) != 1 or devices == {torch.device("cpu")} or held_of(parameters) is not None:
+        return None
+    if any(is_dtensor(each) or each.layout != torch.strided for each in gradients):
+        return None
+    norms = torch._foreach_norm(plain(gradients))  # noqa: SLF001 -- torch's name
+    return torch.stack(list(norms)).double().square().sum().sqrt()
+
+
 def are_finite(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
     """Return whether all `gradients` are finite on all ranks that hold a part; each such rank must call this."""
     # Check each tensor's norm: the sum of their squares may overflow.
@@ -90,8 +109,10 @@ def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [each.as_subclass(Tensor) if isinstance(each, PartGradient) else each for each in locals_of(tensors)]
 
 
-def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
-    """Return each tensor times `factor`; a DTensor gives a DTensor."""
+def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """Return each tensor times `factor`, a number or a tensor of one number; a DTensor gives a DTensor."""
+    if isinstance(factor, Tensor):
+        return [each * factor for each in tensors]
     if any(map(is_dtensor, tensors)):
         return [each * factor for each in tensors]
     return list(torch._foreach_mul(plain(tensors), factor))  # noqa: SLF001 -- torch's name

@@ -18,6 +18,7 @@ from multiring.convergence.critical_batch import Advice, recommend_batch_size
 from multiring.convergence.noise_scale import ConfidenceInterval, NoiseSample, NoiseScale, sample_of_means
 from multiring.data import Share
 from multiring.errors import ArgumentError, StateError
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.gradients.distributed import Distributed, setup_of
 from multiring.torch.step.gradients import norms_of, square_of
 from multiring.torch.step.stages import Mark, StepContext, stages_of
@@ -287,7 +288,7 @@ class _Observation:
             self._own += float((norms_of(gradients) ** 2).sum())
             return
         width = len(self._sketch)
-        for each in gradients:
+        for each in on_host(gradients):
             flat = nn.functional.pad(each.reshape(-1), (0, -each.numel() % width))
             signs = torch.randint(0, 2, flat.shape, generator=self._signs, dtype=torch.int8).mul_(2).sub_(1)
             self._sketch += (flat * signs).view(-1, width).sum(0)

@@ -13,6 +13,7 @@ from multiring._frontend.errors import internal_errors
 from multiring._gradients.loss_scale import LossScale
 from multiring.convergence.arguments import require_choice
 from multiring.errors import ArgumentError, StateError
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.gradients.distributed import Distributed
 from multiring.torch.interop import described
 from multiring.torch.parallelizing.held import held_by
@@ -46,7 +47,7 @@ class MixedPrecision:
         self._optimizers = optimizers
         self._dtype = _TYPES[dtype]
         self._scale = scale
-        self._loss = 0.0  # the first loss of the step that is not finite, else the last loss
+        self._loss: Tensor | None = None  # the first loss of the step that is not finite, else the last loss
         self._steps = 0  # the number of steps whose gradients have been made
         self._made = _Made({}, set())
         self._round: _Round | None = None
@@ -68,13 +69,25 @@ class MixedPrecision:
 
     def autocast(self) -> Any:
         """Return the context for the forward pass: torch's autocast, or a context without effect for float32."""
-        return torch.autocast("cpu", self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+        return torch.autocast(self._device_type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    @property
+    def _device_type(self) -> str:
+        """The type of the parameters' devices; if it differs, that of the first device that is not the host."""
+        kinds = {
+            each.device.type
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        return next(iter(sorted(kinds - {"cpu"})), "cpu")
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward of the scaled loss; call this outside of `autocast`."""
-        value = float(loss.detach())
-        if math.isfinite(self._loss):
-            self._loss = value
+        # On a device, the value is not known yet.
+        value, last = loss.detach().clone(), self._loss
+        is_first = last is None or last.device != value.device
+        self._loss = value if is_first or last is None else torch.where(last.isfinite(), value, last)
         (loss if self._scale is None else loss * self.scale).backward()  # type: ignore[no-untyped-call] # torch's own
 
     @property
@@ -87,7 +100,7 @@ class MixedPrecision:
         if not self._made.mark or part in self._made.seen_by:
             self._made = _Made({"step": self._steps, "scale": self.scale, "own_loss": self._loss}, set())
             self._steps += 1
-            self._loss = 0.0
+            self._loss = None
         self._made.seen_by.add(part)
         return self._made.mark
 
@@ -152,7 +165,8 @@ class MixedPrecision:
         All ranks must call this in the same step.
         """
         mark = step.marks.get("unscale") or {}
-        losses = np.array([float(mark.get("own_loss") or 0.0)])
+        loss = mark.get("own_loss")
+        losses = np.array([0.0 if loss is None else float(on_host([loss])[0])])
         group = step.optimizer.group if isinstance(step.optimizer, Distributed) else None
         if group is not None and group.size > 1:
             with internal_errors("mixed_precision"):

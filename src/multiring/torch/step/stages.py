@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from multiring.errors import ArgumentError, StateError, UnsupportedError
+from multiring.torch.gradients.device_buckets import on_host
 from multiring.torch.gradients.distributed import Distributed
 
 KEY = "multiring_stages"
@@ -211,7 +212,9 @@ def _take_from_scaler(step: StepContext) -> None:
         return
     # An optimizer without support for a GradScaler rejects these attributes.
     given.update(found_inf=None, grad_scale=None)
-    if bool(found_inf):
+    known = on_host([found_inf] if scale is None else [found_inf, torch.as_tensor(scale)])
+    if bool(known[0]):
         step.drop()
     elif scale is not None:
-        each_gradient(step, lambda gradients: [each / float(scale) for each in gradients])
+        divisor = float(known[1])
+        each_gradient(step, lambda gradients: [each / divisor for each in gradients])
