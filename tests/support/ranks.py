@@ -122,6 +122,8 @@ def report_of(  # noqa: PLR0913 -- all but two by name
         ends_fully=process.ends_fully,
         deadline_s=deadline_s,
     )
+    if name == "torch" and os.environ.get("MULTIRING_TEST_DEVICE") == "cuda":
+        request = _on_devices(request)
     report = _nursery(_settled(home)).run(request)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
@@ -129,6 +131,16 @@ def report_of(  # noqa: PLR0913 -- all but two by name
     for fault, fired_s in zip(faults, report.fired_s, strict=True):
         assert fired_s is not None, f"{fault} never happened; stages: {[each.stages for each in report.outcomes]}"
     return report
+
+
+def _on_devices(request: Request) -> Request:
+    """Return the request with the tensors of the function on stand-in devices; see default_device.py."""
+    runner = "tests.support.default_device"
+    if request.module == "tests.support.cuda_torch_ranks":
+        return request
+    arguments = (request.module, request.function, request.arguments)
+    beforehand = (*request.beforehand, runner, request.module)
+    return replace(request, module=runner, function="run", arguments=arguments, beforehand=beforehand)
 
 
 class _Nursery:

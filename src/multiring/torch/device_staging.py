@@ -112,7 +112,7 @@ class PinnedMemory:
     def take(self, group: Group, count: int, dtype: torch.dtype) -> Shared:
         """Return memory for `count` elements of `dtype`, with undefined contents; see `DeviceStaging.pinned`."""
         if not count:
-            tensor = torch.empty(0, dtype=dtype)
+            tensor = torch.empty(0, dtype=dtype, device="cpu")
             return Shared(array_of(tensor), tensor)
         size = _rounded(count * dtype.itemsize)
         with self._lock:

@@ -116,7 +116,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         self._progress = Progress.beginning(samples)
         # Workers may live longer than an epoch and a job. Shared memory tells them the rank, the number of ranks, the
         # epoch and the first sample.
-        self._told = _shared(torch.zeros(4, dtype=torch.int64))
+        self._told = _shared(torch.zeros(4, dtype=torch.int64, device="cpu"))
         self._tell()
         _tell_workers_of(self)
 
@@ -126,7 +126,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     def _tell(self) -> None:
         """Write the next iteration's rank, number of ranks, epoch and first sample to the workers' shared memory."""
-        self._told.copy_(torch.tensor([*self._place(), self._progress.epoch, self._progress.samples]))
+        self._told.copy_(torch.tensor([*self._place(), self._progress.epoch, self._progress.samples], device="cpu"))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state

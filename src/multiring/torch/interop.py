@@ -135,7 +135,7 @@ def tensor_of(
     """
     wanted = array.shape if shape is None else shape
     if not array.size:
-        return torch.empty(wanted, dtype=dtype)
+        return torch.empty(wanted, dtype=dtype, device="cpu")
     # frombuffer rejects empty buffers and ml_dtypes' bfloat16.
     memory = array.reshape(-1).view(np.uint8)
     if len(wanted) == 1:  # a fast path, which fully_shard needs many times a step
@@ -146,7 +146,9 @@ def tensor_of(
 def at_place(memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int]) -> Tensor:
     """Return a tensor in the memory of `memory` that is not a view; `offset` is in elements of `dtype`."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    placed: Tensor = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, strides)
+    placed: Tensor = torch.empty(0, dtype=dtype, device=memory.device).set_(
+        memory.untyped_storage(), offset, shape, strides
+    )
     return placed
 
 
@@ -154,7 +156,7 @@ def new_memory(group: Group, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     """Return a row-major tensor of undefined contents; a large one is in the arena."""
     size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes <= _SMALL_BYTES:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return tensor_of(group.allocate(size_bytes, np.uint8), dtype, shape)
 
 
@@ -223,7 +225,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
         return False
     # Strides may interleave without overlapping. Count the occupied elements to find out.
     extent = 1 + sum((size - 1) * stride for stride, size in dims)
-    taken = torch.zeros(extent, dtype=torch.bool)
+    taken = torch.zeros(extent, dtype=torch.bool, device="cpu")
     taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
     return int(taken.count_nonzero()) < tensor.numel()
 
@@ -257,10 +259,10 @@ def apart(tensor: Tensor) -> Tensor:
         return placed
     size_bytes = tensor.numel() * tensor.element_size()
     if not size_bytes:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     storage = torch.frombuffer(flat.numpy(), dtype=torch.uint8).untyped_storage()
-    found: Tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+    found: Tensor = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tensor.shape, tensor.stride())
     return found
 
 

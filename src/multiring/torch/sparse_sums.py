@@ -16,7 +16,9 @@ def sum_of_entries(places: Tensor, values: Tensor, shape: Sequence[int]) -> Tens
     Each row of `places` is the index of one entry.
     """
     # Skip the check of the invariants: it would take longer than the sum, and a coalesced tensor satisfies them.
-    return torch.sparse_coo_tensor(places.t(), values, tuple(shape), check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(
+        places.t(), values, tuple(shape), device=values.device, check_invariants=False
+    ).coalesce()
 
 
 def average_of_entries(

@@ -60,7 +60,7 @@ class TensorArrays:
                 f"the checkpoint has tensors of type {str(kind)[:80]!r}, which torch {torch.__version__} does not "
                 "know: want the version that saved it"
             )
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def itemsize(self, array: Tensor) -> int:
         """Return the number of bytes of an element."""
@@ -180,12 +180,12 @@ class _Scratch:
     """Memory that every block reuses. New memory for each block could fragment the heap."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._memory = torch.empty(0, dtype=dtype)
+        self._memory = torch.empty(0, dtype=dtype, device="cpu")
 
     def of(self, shape: torch.Size) -> Tensor:
         """Return memory of this shape. Writing to it overwrites the previous block."""
         if self._memory.numel() < shape.numel():
-            self._memory = torch.empty(shape.numel(), dtype=self._memory.dtype)
+            self._memory = torch.empty(shape.numel(), dtype=self._memory.dtype, device="cpu")
         return self._memory[: shape.numel()].view(shape)
 
 

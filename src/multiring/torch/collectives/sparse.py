@@ -75,12 +75,14 @@ def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combinatio
     shape, device, changed = own.shape, tensor.device, tensor if in_place else None
 
     def start(placed: Name) -> Several:
-        host = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+        host = torch.sparse_coo_tensor(indices, values, shape, device="cpu", check_invariants=False)
         return _submit_on_host(members, host, placed, how, in_place=False)
 
     def finish(found: Tensor) -> Tensor:
         places, sums = (to_device(members, each, device) for each in (found.indices(), found.values()))
-        result = torch.sparse_coo_tensor(places, sums, found.shape, is_coalesced=True, check_invariants=False)
+        result = torch.sparse_coo_tensor(
+            places, sums, found.shape, device=device, is_coalesced=True, check_invariants=False
+        )
         return result if changed is None else _put(changed, result)
 
     return staging.submit(start, finish)
@@ -117,7 +119,7 @@ def _submit_on_host(members: Members, tensor: Tensor, name: Name, how: Combinati
         else:
             total = sum_of_entries(indices, gathered_values, shape)
             places, sums = total.indices(), scaled(total.values(), how.postscale)
-        result = torch.sparse_coo_tensor(places, sums, shape, is_coalesced=True, check_invariants=False)
+        result = torch.sparse_coo_tensor(places, sums, shape, device="cpu", is_coalesced=True, check_invariants=False)
         return _put(tensor, result) if in_place else result
 
     return Several(gathered, finish)

@@ -32,7 +32,7 @@ def shared_zeros_like(tensors: Sequence[Tensor], process_set: ProcessSet = globa
         layout = layout_of(dtype, tuple(tensors[place].shape for place in places))
         array = group.allocate(layout.total * dtype.itemsize, np.uint8)
         array.fill(0)
-        memory = torch.empty(0, dtype=dtype)
+        memory = torch.empty(0, dtype=dtype, device="cpu")
         if array.size:
             memory = at_place(torch.frombuffer(array, dtype=torch.uint8), dtype, 0, (layout.total,))
             blocks.add(array, array.ctypes.data, array.nbytes)  # the tensors' storage holds `array` itself

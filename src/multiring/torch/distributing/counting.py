@@ -108,7 +108,7 @@ def together(batches: Iterator[CountedBatch]) -> Iterator[tuple[Any, Share]]:
 def require_distinct(batch: Any, share: Share) -> None:
     """Raise ArgumentError on every rank if two ranks have the same batch."""
     own = fingerprint(batch) if share.samples else UNKNOWN
-    found: list[int] = allgather(torch.tensor([own]), name="distribute.first_batch").tolist()
+    found: list[int] = allgather(torch.tensor([own], device="cpu"), name="distribute.first_batch").tolist()
     alike = [[str(rank) for rank, each in enumerate(found) if each == one] for one in set(found) - {UNKNOWN}]
     for ranks in sorted(alike):
         if len(ranks) > 1:
@@ -125,7 +125,7 @@ def _told(counted: CountedBatch | None) -> list[tuple[int, int, int]]:
     own = _NOTHING_MORE if counted is None else (counted.samples, counted.total, counted.seen)
     if size() == 1:
         return [own]
-    return [tuple(each) for each in allgather(torch.tensor([own]), name="distribute.counts").tolist()]
+    return [tuple(each) for each in allgather(torch.tensor([own], device="cpu"), name="distribute.counts").tolist()]
 
 
 def _require_same(rows: list[tuple[int, int, int]]) -> None:

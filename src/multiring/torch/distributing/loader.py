@@ -172,7 +172,7 @@ class DistributedLoader(DataLoader[Batch_co]):
             return
         generator.set_state(state)
         if not self._draws_alike:
-            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+            drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
             generator.manual_seed(seed_for(drawn, rank()))
 
     def _advance_epochs(self) -> None:

@@ -27,7 +27,9 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset) or not len(dataset):
         return
     numbers = sorted({step * (len(dataset) - 1) // (_LOOKED_AT - 1) for step in range(_LOOKED_AT)})
-    rows: list[list[int]] = allgather(torch.tensor([_read(loader, numbers)]), name="distribute.samples").tolist()
+    rows: list[list[int]] = allgather(
+        torch.tensor([_read(loader, numbers)], device="cpu"), name="distribute.samples"
+    ).tolist()
     for number, column in zip(numbers, zip(*rows, strict=True), strict=True):
         known = {rank: f"{each:016x}" for rank, each in enumerate(column) if each != UNKNOWN}
         if len(set(known.values())) > 1:

@@ -127,11 +127,13 @@ def measured_peak(
     found = {}
     with torch.no_grad():
         for n in sizes:
-            one, other = torch.ones(n, n, dtype=kind), torch.ones(n, n, dtype=kind)
+            one, other = torch.ones(n, n, dtype=kind, device="cpu"), torch.ones(n, n, dtype=kind, device="cpu")
             found[f"matrix {n}"] = _rate(lambda a=one, b=other: a @ b, 2 * n**3, seconds)  # type: ignore[misc]
         layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False, dtype=kind)
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
-        images = torch.ones(_IMAGES, channels, _PIXELS, _PIXELS, dtype=kind).to(memory_format=torch.channels_last)
+        images = torch.ones(_IMAGES, channels, _PIXELS, _PIXELS, dtype=kind, device="cpu").to(
+            memory_format=torch.channels_last
+        )
         flop = 2 * 9 * channels**2 * _PIXELS**2 * _IMAGES
         found[f"convolution {channels}"] = _rate(lambda: layer(images), flop, seconds)
     return found
