@@ -15,6 +15,7 @@ from tests.support.ranks import Here
 from multiring import Group
 from multiring._runtime.arrays import numpy_dtype
 from multiring._runtime.engines.cuda_arrays import CudaArray
+from multiring._runtime.engines.dlpack import exported
 from multiring._runtime.engines.nccl import NcclEngine
 
 EARLY_S = 0.2
@@ -100,6 +101,7 @@ class OtherArray:
         """Copy `values` to a device; with `is_held`, only after `hold` is released."""
         self._c, self._values = runtime(), np.ascontiguousarray(values)
         self._c.cudaSetDevice(device)
+        self._device = device
         self._stream, self._address = new_stream(), ctypes.c_void_p()
         assert self._c.cudaMalloc(ctypes.byref(self._address), max(self._values.nbytes, 1)) == 0
         self.hold = Hold(self._stream) if is_held else None
@@ -113,7 +115,7 @@ class OtherArray:
             "typestr": self._values.dtype.str,
             "data": (self._address.value or 0, False),
             "strides": None,
-            "stream": self._stream.value,
+            "stream": self.stream,
             "version": 3,
         }
 
@@ -138,6 +140,27 @@ class OtherArray:
         stream = new_stream()
         self._c.cudaMemsetAsync(self._address, 0x55, self._values.nbytes, stream)
         self._c.cudaStreamSynchronize(stream)
+
+
+class ExchangedArray(OtherArray):
+    """An array of a library that knows DLPack only, and only the form from before version 1."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError("this library has no __cuda_array_interface__")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        assert stream is not None
+        if stream != -1:
+            event = ctypes.c_void_p()
+            assert self._c.cudaEventCreateWithFlags(ctypes.byref(event), 2) == 0
+            assert self._c.cudaEventRecord(event, self._stream) == 0
+            assert self._c.cudaStreamWaitEvent(stream, event, 0) == 0
+        name = self._values.dtype.name
+        return exported(self, self._address.value or 0, self._device, self._values.shape, name, None)
 
 
 def values_of(rank: int, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

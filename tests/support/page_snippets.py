@@ -272,6 +272,7 @@ NOT_RUN = {
         "data.md",
         "watch = mt.measure_bottleneck(loader)",
     ): "needs more steps than the loader has; tests/wire/test_data_balance.py",
+    ("group_on_gpu.md", "host = multiring.init()"): "needs GPUs; tests/cuda/test_group.py calls this on stand-ins",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
     ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
 }

@@ -10,12 +10,22 @@ import numpy as np
 import pytest
 from tests.standin.build import built
 from tests.standin.loading import load, nccl, reports, runtime
-from tests.support.cuda_ranks import Hold, OtherArray, device_array, have_time, open_engine, reopen_engine, values_of
+from tests.support.cuda_ranks import (
+    Hold,
+    OtherArray,
+    device_array,
+    have_time,
+    new_stream,
+    open_engine,
+    reopen_engine,
+    values_of,
+)
 from tests.support.faults import freeze as stop
 from tests.support.faults import kill
 from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring import Group
+from multiring._runtime.engines.cuda_driver import CudaError
 from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_library import find_nccl
 from multiring._runtime.engines.nccl_order import DeviceOrder, Time
@@ -25,6 +35,7 @@ from multiring.errors import (
     MismatchError,
     PeerLostError,
     StallError,
+    StateError,
     UnsupportedError,
 )
 
@@ -159,6 +170,99 @@ def test_failures_on_devices() -> None:
     run_ranks(fail, 2)
 
 
+def is_refused_in_a_fork(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except StateError as error:
+        return "this process was forked" in str(error)
+    return False
+
+
+def refuse(here: Here) -> None:
+    """What a rank must not pass is refused, and the group stays usable."""
+    host, _, group = open_engine(here)
+    array = device_array(group, np.ones(4, np.float32))
+    with pytest.raises(UnsupportedError, match="NCCL has no wire types; use wire=None"):
+        group.all_reduce(array, wire="bf16")
+    # A destroyed stream, where CUDA reports it
+    gone = new_stream()
+    assert runtime().cudaStreamDestroy(gone) == 0
+    handle: Any = group.all_reduce_async(array)
+    with pytest.raises(CudaError, match=r"cuStreamWaitEvent: invalid resource handle \(400\)"):
+        handle.order(gone.value)
+    handle.wait()
+    other = OtherArray(np.ones(4), here.rank)
+    other.stream, stream = gone.value or 0, other.stream
+    with pytest.raises(CudaError if here.rank == 1 else MismatchError, match=r"invalid resource handle \(400\)"):
+        group.all_reduce(other if here.rank == 1 else array)
+    other.stream = stream
+    # One rank has no room for the result.
+    rows = device_array(group, np.ones(4, np.float32))
+    for name in ("all_gather", "reduce_scatter"):
+        if here.rank == 0:
+            runtime().standin_fail_allocations(0, 8)
+        with pytest.raises(
+            ArgumentError if here.rank == 0 else MismatchError, match=r"no room for .* bytes on device 0"
+        ):
+            getattr(group, name)(rows)
+        if here.rank == 0:
+            runtime().standin_fail_allocations(-1, 0)
+    # The process has forked.
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(not is_refused_in_a_fork(call) for call in (lambda: group.all_reduce(array), array.get)))
+    assert os.waitpid(child, 0)[1] == 0
+    group.all_reduce(array)
+    assert (array.get() == here.size**2).all()
+    host.barrier()
+
+
+def test_what_is_refused_leaves_the_group_usable() -> None:
+    run_ranks(refuse, 2)
+
+
+def use_two_engines(here: Here) -> None:
+    """Two engines of a process on one device have one order, though each was opened by itself."""
+    host, engine, group = open_engine(here)
+    twin = host.twin()
+    second = NcclEngine.open(twin, here.rank)
+    assert second._device is engine._device
+    groups = [group, twin.on_engine(second)]
+    handles = []
+    for turn in range(6):
+        for each in groups if (turn + here.rank) % 2 else groups[::-1]:
+            array = device_array(each, [turn])
+            handles.append((each.all_reduce_async(array), array, turn))
+    for handle, array, turn in handles:
+        handle.wait()
+        assert array.get() == 2 * turn
+    assert reports() == []
+    host.barrier()
+
+
+def test_engines_of_one_device_share_its_order() -> None:
+    run_ranks(use_two_engines, 2)
+
+
+def leave_first(here: Here) -> None:
+    """A rank that leaves after its part of the last operation does not fail it on the others."""
+    _, engine, group = open_engine(here)
+    array = device_array(group, np.ones(4))
+    group.all_reduce(array)
+    handle = group.all_reduce_async(array)
+    if here.rank == 0:
+        hold = Hold(engine._device.stream)  # behind the operation
+        group_event = engine._device.driver.record(engine._device.stream)
+        have_time(lambda: engine._device.driver.has_happened(group_event))
+        hold.release()
+    handle.wait()
+    assert (array.get() == 4).all()
+
+
+def test_a_rank_may_leave_after_its_last_operation() -> None:
+    run_ranks(leave_first, 2)
+
+
 def reduce_until_it_fails(group: Group, array: Any) -> None:
     while True:
         group.all_reduce(array)
@@ -254,6 +358,19 @@ def test_two_ranks_on_one_device_are_refused() -> None:
     first, second = run_ranks(share, 2)
     assert first == second
     assert "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device" in first
+
+
+def lack_a_driver(here: Here) -> str:
+    host = here.join()
+    load(driver=10020 if here.rank == 1 else 13000)
+    with pytest.raises(UnsupportedError if here.rank == 1 else CollectiveError) as caught:
+        host.on_device(f"cuda:{here.rank}")
+    return str(caught.value)
+
+
+def test_an_old_driver_is_refused_with_both_versions() -> None:
+    text = "the CUDA driver on this host serves CUDA 10.2; want 11.0 or later: install a newer NVIDIA driver"
+    assert run_ranks(lack_a_driver, 2) == [f"rank 1: {text}", text]
 
 
 def lack(here: Here) -> tuple[str, str]:

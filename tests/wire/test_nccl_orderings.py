@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from tests.standin.build import built
 from tests.standin.loading import load
-from tests.support.cuda_ranks import Hold, OtherArray, device_array, have_time, reopen_engine
+from tests.support.cuda_ranks import ExchangedArray, Hold, OtherArray, device_array, have_time, reopen_engine
 from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
+from multiring._runtime.engines import cuda_arrays, nccl_device
 from multiring._runtime.engines import nccl as nccl_engine
-from multiring._runtime.engines import nccl_device
 from multiring._runtime.engines.cuda_arrays import DeviceBlocks, Foreign
+from multiring._runtime.engines.dlpack import imported
 from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator
 from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
@@ -55,6 +56,30 @@ def other_streams_are_awaited(here: Here, host: Group, seed: int) -> bool:
     array.hold.release()
     handle.wait()
     return bool((array.now() == here.size).all())
+
+
+def imported_arrays_are_awaited(here: Here, host: Group, seed: int) -> bool:
+    _, group = reopen_engine(here, host, seed)
+    array = ExchangedArray(np.ones(100), here.rank, is_held=True)
+    handle = group.all_reduce_async(array)
+    have_time(handle.done)
+    assert array.hold is not None
+    array.hold.release()
+    handle.wait()
+    return bool((array.now() == here.size).all())
+
+
+def importers_wait_for_contents(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    other = OtherArray(np.ones(1), here.rank)
+    hold = Hold(engine._device.callers)
+    value = time.monotonic()  # not what the block held before
+    own = device_array(group, np.full(100, value))
+    given = imported(own, other.stream)
+    found = other.copy_of(own)
+    have_time(found.is_there)
+    hold.release()
+    return given.address == own.address and bool((found.get() == value).all())
 
 
 def the_end_is_awaited(here: Here, host: Group, seed: int) -> bool:
@@ -120,7 +145,7 @@ def one_order_for_all_groups(here: Here, host: Group, seed: int) -> bool:
 
     def agree_late(proposed: Time, number: int, operation: object) -> None:
         if proposed.group == slow:  # on each rank, the thread of another group is late
-            time.sleep(0.01)
+            time.sleep(0.04)
         agree(proposed, number, operation)
 
     order.agree = agree_late  # type: ignore[method-assign]
@@ -295,6 +320,14 @@ Program = Callable[[Here, Group, int], bool]
 MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
     "wait for the engine's own inputs": (inputs_are_awaited, (nccl_device, "ready_of", ready_of_none)),
     "wait for other libraries' streams": (other_streams_are_awaited, (nccl_device, "ready_of", ready_of_own)),
+    "have other libraries wait for their arrays": (
+        imported_arrays_are_awaited,
+        (cuda_arrays, "imported", lambda array, _: imported(array, -1)),
+    ),
+    "have an importing library wait for contents": (
+        importers_wait_for_contents,
+        (DeviceBlocks, "have_wait", have_nothing_wait),
+    ),
     "wait for the end": (the_end_is_awaited, (NcclDevice, "_has_done", lambda *_: True)),
     "wait for NCCL's late calls": (late_calls_of_nccl_are_awaited, (NcclCommunicator, "settle", settle_once)),
     "wait before blocks are used again": (

@@ -168,7 +168,7 @@ def _of_numpy(array: "np.ndarray[Any, Any]", *, writes: bool) -> Buffer:
 
 def _of_other(array: Any, *, writes: bool) -> Buffer:
     kind = type(array)
-    if writes and kind.__module__.partition(".")[0] in _IMMUTABLE:
+    if writes and is_immutable(array):
         raise ArgumentError(f"{kind.__module__}.{kind.__qualname__} is immutable; want an array that can be written")
     if hasattr(array, "__dlpack_device__"):
         device = _device_of(array)
@@ -182,6 +182,11 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
     except TypeError:  # the text of this error does not give the reason why the array's library refused
         raise ArgumentError(f"{kind.__qualname__} does not expose its memory: {_refusal_of(array)}") from None
     return Buffer(seen.address, tuple(seen.shape), tuple(seen.strides), seen.dtype, seen)
+
+
+def is_immutable(array: Any) -> bool:
+    """Return whether the array's library does not let anybody write into arrays."""
+    return type(array).__module__.partition(".")[0] in _IMMUTABLE
 
 
 def _device_of(array: Any) -> int:

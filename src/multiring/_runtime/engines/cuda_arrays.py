@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._runtime.arrays import Buffer, numpy_dtype
+from multiring._runtime.arrays import Buffer, is_immutable, numpy_dtype
 from multiring._runtime.engines.cuda_driver import CudaDriver, CudaEvent
+from multiring._runtime.engines.dlpack import CUDA, Imported, exported, imported
 from multiring.errors import ArgumentError, MultiringError
+
+_NO_STREAM, _LEGACY_STREAM = -1, 1  # of DLPack, and of __cuda_array_interface__
+_WITH_STREAM = 3  # the first version of __cuda_array_interface__ that names a stream
 
 
 class DeviceBlocks:
@@ -29,6 +33,16 @@ class DeviceBlocks:
         self.rank = rank  # for errors
         self._free: dict[int, deque[tuple[int, tuple[CudaEvent, ...]]]] = defaultdict(deque)
         self._unknown: deque[int] = deque()  # blocks that a stream may still use, nobody knows until when
+
+    @property
+    def device(self) -> int:
+        """The number of the device."""
+        return self._driver.device
+
+    def have_wait(self, stream: int, events: tuple[CudaEvent, ...]) -> None:
+        """Make a stream of the caller wait for events."""
+        self._driver.enter()
+        self._driver.wait_on(stream, *events)
 
     def take(self, size_bytes: int) -> tuple[int, tuple[CudaEvent, ...]]:
         """Return the address of a block, and the events after which its last users no longer need it.
@@ -91,6 +105,37 @@ class CudaArray:
         self._users: set[int] = set()
         self.address, self.ready = blocks.take(self._taken_bytes)
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self._blocks.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule of the array; `stream` then waits for the contents. None is the legacy default stream.
+
+        See the array API standard for the arguments. The memory is not used again before the work that `stream` has
+        when the importing library lets go of the array.
+
+        Raises:
+            BufferError: a copy, or another device, was asked for.
+            ArgumentError: `stream` is 0.
+        """
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"copy={copy}, dl_device={dl_device}: want no copy, and the array's own device")
+        if stream == 0:
+            raise ArgumentError("stream=0 is ambiguous: want 1 for the legacy default stream, or another stream")
+        if stream != _NO_STREAM:
+            waiting = _LEGACY_STREAM if stream is None else stream
+            self._blocks.have_wait(waiting, self.ready)
+            self.use_on(waiting)
+        address = self.address if self.size_bytes else 0
+        return exported(self, address, self._blocks.device, self.shape, self.dtype, max_version)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
@@ -114,7 +159,7 @@ class CudaArray:
         driver = self._blocks._driver  # noqa: SLF001 -- two classes of one module
         source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape))
         driver.enter()
-        driver.wait_on(self._stream, *self.ready)
+        driver.wait_on(self._stream, *self.ready, *(driver.record(each) for each in self._users))
         if source.nbytes:
             driver.call("cuMemcpyHtoDAsync_v2", self.address, source.ctypes.data, source.nbytes, self._stream)
         self.ready = (driver.record(self._stream),)
@@ -143,33 +188,65 @@ class Foreign:
         self.array, self.ready = array, ready
 
 
-def foreign_buffer(driver: CudaDriver, array: Any, *, writes: bool) -> Buffer:
-    """Return the memory of an array that supports `__cuda_array_interface__`.
+def foreign_buffer(driver: CudaDriver, array: Any, imports: c_void_p, *, writes: bool) -> Buffer:
+    """Return the memory of an array that supports DLPack or `__cuda_array_interface__`.
+
+    `imports` is a stream that waits for the contents, if the array supports DLPack.
 
     Raises:
-        ArgumentError: the array is read-only and `writes` is set, has gaps, or lies on another device.
+        ArgumentError: the array is read-only and `writes` is set, has gaps, or does not lie on the driver's device.
     """
-    told = array.__cuda_array_interface__
-    kind, shape = type(array).__qualname__, tuple(told["shape"])
-    address, is_read_only = told["data"]
-    if writes and is_read_only:
-        raise ArgumentError(f"{kind} is read-only; want an array that can be written, such as a copy")
-    dtype = numpy_dtype("bfloat16" if told["typestr"] == "<V2" else told["typestr"]).name
-    rows = _row_major(shape)
-    size = numpy_dtype(dtype).itemsize
-    strides = rows if told.get("strides") is None else tuple(each // size for each in told["strides"])
-    if math.prod(shape) and any(
-        mine != theirs for mine, theirs, length in zip(rows, strides, shape, strict=True) if length > 1
-    ):
-        raise ArgumentError(f"{kind} of shape {shape} is not row-major; want a contiguous array, such as its copy")
     driver.enter()
-    if math.prod(shape):
-        device = driver.device_of(address)
-        if device != driver.device:
-            where = "not in device memory" if device is None else f"on device {device}"
-            raise ArgumentError(f"{kind} is {where}; want an array on device {driver.device}, the engine's")
-    stream = told.get("stream")
-    return Buffer(address, shape, rows, dtype, Foreign(array, () if stream is None else (driver.record(stream),)))
+    kind = type(array).__qualname__
+    if (exchanged := _cuda_device_of(array)) is not None:
+        _check_device(kind, exchanged, driver.device)
+        stream: int | None = imports.value or 0
+        given = imported(array, imports.value or 0)
+    elif hasattr(array, "__cuda_array_interface__"):
+        given = _interface_of(array)
+        stream = array.__cuda_array_interface__.get("stream")
+        if stream is None and array.__cuda_array_interface__["version"] < _WITH_STREAM:
+            stream = _LEGACY_STREAM  # an older interface does not say where the array is in use
+    else:
+        raise ArgumentError(
+            f"{kind} is not in device memory; want an array of the group's `allocate`, or one with DLPack or "
+            "__cuda_array_interface__ on a CUDA device"
+        )
+    if writes and (given.is_read_only or is_immutable(array)):
+        raise ArgumentError(f"{kind} is read-only; want an array that can be written, such as a copy")
+    rows, is_empty = _row_major(given.shape), 0 in given.shape
+    if given.strides is not None and not is_empty:
+        for mine, theirs, length in zip(rows, given.strides, given.shape, strict=True):
+            if mine != theirs and length > 1:
+                raise ArgumentError(
+                    f"{kind} of shape {given.shape} is not row-major; want a contiguous array, such as its copy"
+                )
+    if not is_empty:
+        _check_device(kind, driver.device_of(given.address), driver.device)
+    ready = () if stream is None else (driver.record(stream),)
+    return Buffer(given.address, given.shape, rows, given.dtype, Foreign((array, given.capsule), ready))
+
+
+def _cuda_device_of(array: Any) -> int | None:
+    """Return the CUDA device on which DLPack finds the array; None if there is none."""
+    kind, number = array.__dlpack_device__() if hasattr(array, "__dlpack_device__") else (0, 0)
+    return int(number) if int(kind) == CUDA else None
+
+
+def _check_device(kind: str, found: int | None, wanted: int) -> None:
+    if found != wanted:
+        where = "not in device memory" if found is None else f"on device {found}"
+        raise ArgumentError(f"{kind} is {where}; want an array on device {wanted}, the engine's")
+
+
+def _interface_of(array: Any) -> Imported:
+    """Return what `__cuda_array_interface__` tells of an array."""
+    told = array.__cuda_array_interface__
+    address, is_read_only = told["data"]
+    dtype = numpy_dtype("bfloat16" if told["typestr"] == "<V2" else told["typestr"])
+    given = told.get("strides")
+    strides = None if given is None else tuple(each // dtype.itemsize for each in given)
+    return Imported(address, -1, tuple(told["shape"]), strides, dtype.name, is_read_only, None)
 
 
 def own_buffer(array: CudaArray) -> Buffer:

@@ -35,6 +35,7 @@ CUDA_SIGNATURES: dict[str, list[Any]] = {
     "cuEventRecord": [c_void_p, c_void_p],
     "cuEventQuery": [c_void_p],
 }
+OLDEST = 11000  # the driver of CUDA 11, the first that NCCL 2.18 was built for
 _OUT_OF_MEMORY, _NOT_INITIALIZED, _NOT_READY = 2, 3, 600
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -66,7 +67,7 @@ class CudaDriver:
         """Load the driver and retain the device's primary context, which other libraries of the process use too.
 
         Raises:
-            UnsupportedError: there is no driver.
+            UnsupportedError: there is no driver, or it is too old.
             ArgumentError: there is no such device.
             CudaError: the driver refuses.
         """
@@ -76,6 +77,13 @@ class CudaDriver:
             raise UnsupportedError(
                 f"no CUDA driver: {error}; want the {DRIVER} of an NVIDIA driver on this host"
             ) from None
+        version = c_int()
+        library.cuDriverGetVersion(ctypes.byref(version))
+        if version.value < OLDEST:
+            raise UnsupportedError(
+                f"the CUDA driver on this host serves CUDA {_shown(version.value)}; want {_shown(OLDEST)} or later: "
+                "install a newer NVIDIA driver"
+            )
         self._functions = {name: getattr(library, name) for name in CUDA_SIGNATURES}
         for name, parameters in CUDA_SIGNATURES.items():
             self._functions[name].argtypes = parameters
@@ -92,7 +100,13 @@ class CudaDriver:
         self.enter()
 
     def enter(self) -> None:
-        """Let this thread use the device."""
+        """Let this thread use the device.
+
+        Raises:
+            StateError: the process was forked after CUDA was initialised.
+        """
+        if os.getpid() != self._process:
+            raise _forked()
         self.call("cuCtxSetCurrent", self._context)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -108,10 +122,7 @@ class CudaDriver:
 
     def _error(self, name: str, code: int) -> MultiringError:
         if code == _NOT_INITIALIZED and os.getpid() != self._process:
-            return StateError(
-                "this process was forked after CUDA was initialised, and CUDA does not work in it; start processes "
-                "with the method spawn"
-            )
+            return _forked()
         text = c_char_p()
         self._functions["cuGetErrorString"](code, ctypes.byref(text))
         return CudaError(f"device {self.device}: {name}: {(text.value or b'unknown error').decode()} ({code})", code)
@@ -174,6 +185,17 @@ class CudaDriver:
         if code not in (0, _NOT_READY):
             raise self._error("cuEventQuery", code)
         return bool(code == 0)
+
+
+def _forked() -> StateError:
+    return StateError(
+        "this process was forked after CUDA was initialised, and CUDA does not work in it; start processes with the "
+        "method spawn"
+    )
+
+
+def _shown(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 class CudaEvent:

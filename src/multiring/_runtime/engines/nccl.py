@@ -10,6 +10,7 @@ NCCL chooses the order of summation; it does not follow the plan's schedule. Ver
 """
 
 import json
+import re
 import threading
 import weakref
 from contextlib import suppress
@@ -34,6 +35,7 @@ from multiring.errors import (
     MismatchError,
     MultiringError,
     PeerLostError,
+    UnsupportedError,
 )
 from multiring.planner import Plan
 
@@ -62,12 +64,12 @@ class NcclEngine(NcclFailures):
         weakref.finalize(self, _release, device, self._made)
 
     @classmethod
-    def open(cls, group: "Group", device: int, *, driver: str = DRIVER) -> "NcclEngine":
+    def open(cls, group: "Group", device: int | str, *, driver: str = DRIVER) -> "NcclEngine":
         """Return this rank's end for `group`, on a device of this process. All ranks of the group must call it.
 
         Args:
             group: a group in host memory.
-            device: the number of the device, as this process sees it.
+            device: the device, as "cuda:N" or as its number N, as this process sees it.
             driver: the CUDA driver's library.
 
         Raises:
@@ -77,7 +79,7 @@ class NcclEngine(NcclFailures):
         """
         host = group.twin()
         try:
-            engine = cls(host, NcclDevice.of(device, driver, group.ranks[group.rank]))
+            engine = cls(host, NcclDevice.of(_number_of(device), driver, group.ranks[group.rank]))
         except MultiringError as error:
             _told_by_all(host, {"problem": str(error)})
             raise
@@ -101,15 +103,10 @@ class NcclEngine(NcclFailures):
         return CudaArray(self._device.blocks, self._device.callers, shape, dtype)
 
     def buffer_of(self, array: Any, *, writes: bool) -> Buffer:
-        """Return the device memory of an array of this engine, or of one with `__cuda_array_interface__`."""
+        """Return the device memory of an array of this engine, or of one with DLPack or `__cuda_array_interface__`."""
         if isinstance(array, CudaArray):
             return own_buffer(array)
-        if not hasattr(array, "__cuda_array_interface__"):
-            raise ArgumentError(
-                f"{type(array).__qualname__} is not in device memory; want an array of the group's `allocate`, or one "
-                "with __cuda_array_interface__"
-            )
-        return foreign_buffer(self._device.driver, array, writes=writes)
+        return foreign_buffer(self._device.driver, array, self._device.imports, writes=writes)
 
     def start(self, number: int, plan: Plan, request: Request, buffers: tuple[Buffer | None, Buffer]) -> NcclOperation:
         """Start an operation on which all ranks have agreed. NCCL, not `plan`, decides how data travel."""
@@ -277,6 +274,17 @@ def _release(device: NcclDevice, made: list[NcclCommunicator]) -> None:
     for each in made:
         device.call(each.abort)
     device.remove_owner()
+
+
+def _number_of(device: int | str) -> int:
+    """Return the number of a CUDA device that is named "cuda:N" or N."""
+    found = re.fullmatch(r"(?:cuda:)?(\d+)", str(device))
+    if found is not None:
+        return int(found[1])
+    kind = str(device).partition(":")[0]
+    if kind != "cuda" and kind.isalpha():
+        raise UnsupportedError(f"device={str(device)!r} is not served; want a CUDA device, such as 'cuda:0'")
+    raise ArgumentError(f"device={str(device)!r}: want 'cuda:N' or N, the number of a CUDA device")
 
 
 def _wait_quietly(operation: NcclOperation) -> None:

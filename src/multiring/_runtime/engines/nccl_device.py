@@ -120,6 +120,7 @@ class NcclDevice:
         self.driver, self.library = driver, library
         self.stream = driver.new_stream()  # of all operations
         self.callers = driver.new_stream()  # of copies to and from the host
+        self.imports = driver.new_stream()  # waits for arrays of other libraries
         self.blocks = DeviceBlocks(driver, rank)
         self.order = DeviceOrder()
         self.in_flight: deque[NcclOperation] = deque()
@@ -245,4 +246,5 @@ def have_wait(driver: CudaDriver, stream: int, event: CudaEvent, buffers: tuple[
     driver.wait_on(stream, event)
     for each in buffers:
         if each is not None and isinstance(each.owner, CudaArray):
+            each.owner.ready = (event,)
             each.owner.use_on(stream)

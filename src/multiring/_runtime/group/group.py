@@ -239,3 +239,28 @@ class Group(Collectives):
         """
         key = self._calls.purpose_key(f"engine {engine.name}")
         return Group(self._calls.services, self._ranks, self._topology, key, engine)
+
+    def on_device(self, device: int | str) -> "Group":
+        """Return a group of the same ranks whose arrays lie on CUDA devices. NCCL carries its collectives.
+
+        Every rank of this group must make the call, with a device of its own. `allocate` of the new group returns
+        arrays in the device's memory, with `put`, `get`, DLPack and `__cuda_array_interface__`. The collectives also
+        take other libraries' arrays on that device. The handles have a method `order(stream)`, which makes a stream of
+        the program wait for the result in place of the host. Averages of integers, 16-bit integers and wire types are
+        refused. Messages and barriers work as in any group. Verified without a GPU only.
+
+        Args:
+            device: this rank's device as "cuda:N" or N, as this process sees it.
+
+        Raises:
+            ArgumentError: there is no such device, or this group's own arrays lie on devices.
+            UnsupportedError: the device is of another kind, or this host has no driver or no NCCL that works.
+            CollectiveError: this happened on another rank, or two ranks have the same device.
+        """
+        # Few programs have a device, and CUDA's declarations take time to import.
+        from multiring._runtime.engines.nccl import NcclEngine  # noqa: PLC0415
+
+        if self._calls.engine is not None:
+            raise ArgumentError(f"{self} has its arrays on devices already; call on_device of a group in host memory")
+        twin = self.twin()
+        return twin.on_engine(NcclEngine.open(twin, device))

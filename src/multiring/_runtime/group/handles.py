@@ -360,6 +360,11 @@ class SteppedHandle:
     def _run(self, timeout: float | None) -> Any:  # noqa: ARG002 -- subclasses use it
         return self._steps()
 
+    def order(self, stream: int) -> Any:
+        """Wait on the host, as the steps do not run on a device alone; then every stream finds the result."""
+        del stream
+        return self.wait()
+
 
 class TimedSteps(SteppedHandle):
     """A SteppedHandle whose time-out covers all steps together.
@@ -409,6 +414,11 @@ class ChainedHandle(Waiter):
             if self._future.done() and self._future.exception() is error:
                 raise
             raise TimeoutError(f"{self._title} is still in flight after {timeout:g} s") from None
+
+    def order(self, stream: int) -> Any:
+        """Wait on the host, as the steps do not run on a device alone; then every stream finds the result."""
+        del stream
+        return self.wait()
 
 
 _LOST = re.compile(r"rank (\d+) ")  # the beginning of the native core's text about a lost rank
