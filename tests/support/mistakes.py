@@ -226,7 +226,7 @@ def _() -> object:
     return mt.allreduce(np.ones(2))
 
 
-@made_by(together, "a tensor that is not in host memory")
+@made_by(together, "a tensor without values")
 def _() -> object:
     return mt.allreduce(torch.ones(2, device="meta"))
 

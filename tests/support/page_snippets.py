@@ -269,6 +269,10 @@ NOT_RUN = {
         "import multiring.chainer as chainermn",
     ): "needs an older NumPy; tests/frameworks/chainer/test_chainer.py",
     (
+        "gpu.md",
+        "mt.init()  # selects this rank's GPU when the program first uses CUDA",
+    ): "needs CUDA; tests/cuda/test_collectives_on_devices.py",
+    (
         "data.md",
         "watch = mt.measure_bottleneck(loader)",
     ): "needs more steps than the loader has; tests/wire/test_data_balance.py",

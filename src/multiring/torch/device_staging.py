@@ -84,7 +84,7 @@ class _Registration:
 
 
 def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch does not annotate it
+    return torch.cuda.cudart()
 
 
 def _unregister(address: int, _memory: object) -> None:

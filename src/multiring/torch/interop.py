@@ -41,19 +41,6 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def refuse_elsewhere(tensor: Tensor, name: str) -> None:
-    """Raise UnsupportedError unless `tensor` is a dense tensor in host memory.
-
-    Args:
-        tensor: any tensor.
-        name: the tensor's name in the error.
-    """
-    if tensor.device.type != "cpu":
-        remedy = "it has no values yet: use to_empty(device='cpu'), and load some" if tensor.is_meta else "use .cpu()"
-        raise UnsupportedError(f"{name} is on {tensor.device}; multiring moves host memory only so far: {remedy}")
-    refuse_layout(tensor, name)
-
-
 def refuse_layout(tensor: Tensor, name: str) -> None:
     """Raise UnsupportedError unless `tensor` is dense; `name` is its name in the error."""
     if tensor.layout != torch.strided:
@@ -70,10 +57,10 @@ def refuse_unserved(tensor: Tensor, name: str) -> None:
     """
     if tensor.device.type == "cuda" and tensor.layout == torch.strided and _ROCM is None:
         return
-    if tensor.is_cpu or tensor.is_meta:
-        refuse_elsewhere(tensor, name)
-        return
-    refuse_other_devices(tensor.device, name)
+    if tensor.is_meta:
+        raise UnsupportedError(f"{name} is on meta and has no values yet: use to_empty(device='cpu'), and load some")
+    if not tensor.is_cpu:
+        refuse_other_devices(tensor.device, name)
     refuse_layout(tensor, name)
 
 

@@ -111,7 +111,7 @@ def misuse(here: Here) -> None:
             (
                 lambda: wrap(parameters((2,), device="meta")),
                 UnsupportedError,
-                "parameter a is on meta; multiring moves host",
+                "parameter a is on meta and has no values yet",
             ),
             (lambda: mt.DistributedOptimizer(torch.optim.LBFGS(shared)), UnsupportedError, "LBFGS decides by the loss"),
         ]

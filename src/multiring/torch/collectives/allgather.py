@@ -29,7 +29,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         ArgumentError: this rank is not in the set, or another operation in progress has this name.
         CollectiveError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
             raises it.
-        UnsupportedError: the tensor is not a dense tensor in host memory.
+        UnsupportedError: the tensor is not dense, or neither in host memory nor on a CUDA device.
     """
     require_plain(tensor)
     found: Tensor

@@ -66,7 +66,7 @@ def allreduce(
             has this name.
         CollectiveError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
             it.
-        UnsupportedError: the tensor is not in host memory.
+        UnsupportedError: the tensor is neither in host memory nor on a CUDA device.
     """
     how, compression = combination(op, average, prescale_factor, postscale_factor), compressor_of(compression)
     direct = without_compressor(how, compression, [tensor])

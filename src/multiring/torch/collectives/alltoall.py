@@ -41,7 +41,7 @@ def alltoall(
             name.
         CollectiveError: the ranks' calls differ, a tensor has no dimension, or a rank has failed. Every rank
             raises it.
-        UnsupportedError: the tensor is not a dense tensor in host memory.
+        UnsupportedError: the tensor is not dense, or neither in host memory nor on a CUDA device.
     """
     require_plain(tensor)
     if wants_gradient(tensor):

@@ -34,7 +34,7 @@ def broadcast(
         ArgumentError: the root or this rank is not in the set, or another operation in progress has this name.
         CollectiveError: the ranks' calls differ (inputs are unchanged), or a rank has failed. Every rank raises
             it.
-        UnsupportedError: the tensor is not a dense tensor in host memory.
+        UnsupportedError: the tensor is not dense, or neither in host memory nor on a CUDA device.
     """
     require_plain(tensor)
     found: Tensor

@@ -60,7 +60,7 @@ def reducescatter(
             has this name.
         CollectiveError: `op` is neither Average nor Sum, the ranks' calls differ, a tensor has no dimension, or
             a rank has failed. Every rank raises it.
-        UnsupportedError: the tensor is not a dense tensor in host memory.
+        UnsupportedError: the tensor is not dense, or neither in host memory nor on a CUDA device.
     """
     compression = compressor_of(compression)
     require_compressor(compression)
