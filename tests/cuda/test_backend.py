@@ -142,6 +142,10 @@ def in_order(here: Here, place: str) -> None:
         futures.append(work.get_future().then(lambda done: done.value()[0] * 2))
     for number, future in enumerate(futures):
         same(future.wait(), torch.full((500,), 2.0 * (number * here.size + total)))
+    work = dist.all_reduce(torch.ones(3, device=device), async_op=True)
+    work.wait()
+    (ended,) = work.get_future().value()  # the future of an operation that has ended is complete
+    same(ended, torch.full((3,), float(here.size)))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -158,8 +158,11 @@ class StagedWork(dist.Work):
                 ended: Future[Any] = Future(devices=[self._device])
                 # torch's C++ code sees only errors raised by a callback; an exception set from Python is a mere value.
                 self._future = ended.then(self._outcome)
-                # A callback may wait for another operation, so neither thread of StagedTensors may run it.
-                self._owner.complete(self, _OnStream(ended, self._device, self._stream))
+                setter = _OnStream(ended, self._device, self._stream)
+                if self._has_ended.is_set():
+                    setter.set_result(None)
+                else:  # a callback may wait for another operation, so neither thread of StagedTensors may run it
+                    self._owner.complete(self, setter)
             return self._future
 
     def _outcome(self, _ended: "Future[Any]") -> list[Tensor]:
