@@ -1,5 +1,6 @@
 """Streams, events and memory of torch's CUDA build on the stand-ins, beside the record of an H100."""
 
+import ctypes
 import json
 import threading
 from pathlib import Path
@@ -39,46 +40,63 @@ def test_torch_behaves_as_on_the_device_of_the_record(names: list[str]) -> None:
     assert run_cuda(experiment, names, devices=1) == [{name: record[name] for name in names}]
 
 
-def orderings(_: Here) -> list[list[float]]:
+class Hold:
+    """Work on the current stream that lasts until `release`."""
+
+    def __init__(self) -> None:
+        self._flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        address = ctypes.c_void_p(self._flag.data_ptr())
+        assert ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2(stream, address, ctypes.c_uint32(1), 0) == 0
+
+    def release(self) -> None:
+        self._flag.fill_(1)
+
+
+def orderings(here: Here) -> list[list[float]]:
     """Return what a consumer sees with and without each of three orderings."""
+    assert here.size == 1
     side, seen = torch.cuda.Stream(), []
     host = torch.ones(1000).pin_memory()
     for is_ordered in (True, False):
-        found = []
         # A copy on the current stream, read on another
         device = torch.zeros(1000, device="cuda")
         torch.cuda.synchronize()
-        torch.cuda._sleep(40_000_000)
+        hold = Hold()
         device.copy_(host, non_blocking=True)
         if is_ordered:
             side.wait_stream(torch.cuda.current_stream())
+            hold.release()
         with torch.cuda.stream(side):
-            found.append((device * 2)[0].item())
+            found = [(device * 2)[0].item()]
+        hold.release()
         # A result of another stream, read by the host
         torch.cuda.synchronize()
+        back = torch.zeros(1000).pin_memory()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(40_000_000)
-            back = torch.zeros(1000).pin_memory()
+            hold = Hold()
             back.copy_(device, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         if is_ordered:
+            hold.release()
             event.synchronize()
         found.append(back[0].item())
+        hold.release()
         # A block that is freed while another stream writes it
         torch.cuda.synchronize()
         block = torch.empty(1 << 20, device="cuda")
         with torch.cuda.stream(side):
-            torch.cuda._sleep(40_000_000)
-            block.fill_(7)
+            hold = Hold()
+            block.copy_(torch.ones(1 << 20).pin_memory(), non_blocking=True)
         if is_ordered:
             block.record_stream(side)
         address = block.data_ptr()
         del block
-        later = torch.zeros(1 << 20, device="cuda")
-        found.append(float(later.data_ptr() == address))
-        seen.append(found)
+        found.append(float(torch.empty(1 << 20, device="cuda").data_ptr() == address))
+        hold.release()
         torch.cuda.synchronize()
+        seen.append(found)
     return seen
 
 

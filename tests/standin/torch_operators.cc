@@ -307,6 +307,11 @@ at::Tensor& copy(at::Tensor& target, const at::Tensor& source, bool is_non_block
   return target;
 }
 
+// Sums the values of equal indices, which torch does with kernels of its own.
+at::Tensor coalesce(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU).coalesce().to(tensor.device());
+}
+
 // torch would warn that each operator has a kernel already.
 class Quiet : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -323,4 +328,7 @@ extern "C" __attribute__((visibility("default"))) void standin_install(const cha
   for (int each = 0; each < count; ++each)
     library->impl(names[each], torch::CppFunction::makeFromBoxedFunction<&compute_on_the_host>());
   library->impl("copy_", torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(copy)));
+  static auto* sparse =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  sparse->impl("_coalesce", torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(coalesce)));
 }
