@@ -1,6 +1,7 @@
 // libcuda.so.1: the driver's functions. Unlike the runtime's, they need cuInit, and a context in each thread.
 #include <cstring>
 
+#include "capture.h"
 #include "declarations.h"
 #include "runtime.h"
 
@@ -112,6 +113,17 @@ int cuStreamQuery(void* stream) {
 }
 int cuStreamSynchronize(void* stream) {
   return call([=] { return standin::wait_for_stream(stream); });
+}
+int cuStreamIsCapturing(void* stream, int* status) {
+  return call([=] {
+    if (standin::device_of_stream(stream) < 0) return static_cast<int>(standin::kInvalidHandle);
+    *status = standin::capture_of(stream, nullptr);
+    return static_cast<int>(standin::kOk);
+  });
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  *mode = static_cast<int>(standin::Captures::exchange(static_cast<standin::CaptureMode>(*mode)));
+  return standin::kOk;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   return call([=] { return standin::have_stream_wait(stream, event); });

@@ -65,9 +65,9 @@ class Hold:
         self._released.set()
 
 
-def have_time(is_early: Callable[[], bool]) -> bool:
-    """Wait until something happens that must not, for a while; return whether it did."""
-    end_s = time.monotonic() + EARLY_S
+def have_time(is_early: Callable[[], bool], most_s: float = EARLY_S) -> bool:
+    """Wait for at most `most_s` until something happens, often what must not; return whether it did."""
+    end_s = time.monotonic() + most_s
     while not (found := is_early()) and time.monotonic() < end_s:
         time.sleep(0.002)
     return found

@@ -1,5 +1,6 @@
 """The nccl engine on stand-ins of CUDA and NCCL: values, orderings, failures."""
 
+import ctypes
 import os
 import signal
 import time
@@ -188,7 +189,7 @@ def refuse(here: Here) -> None:
     gone = new_stream()
     assert runtime().cudaStreamDestroy(gone) == 0
     handle: Any = group.all_reduce_async(array)
-    with pytest.raises(CudaError, match=r"cuStreamWaitEvent: invalid resource handle \(400\)"):
+    with pytest.raises(CudaError, match=r"cuStreamIsCapturing: invalid resource handle \(400\)"):
         handle.order(gone.value)
     handle.wait()
     other = OtherArray(np.ones(4), here.rank)
@@ -196,6 +197,16 @@ def refuse(here: Here) -> None:
     with pytest.raises(CudaError if here.rank == 1 else MismatchError, match=r"invalid resource handle \(400\)"):
         group.all_reduce(other if here.rank == 1 else array)
     other.stream = stream
+    # A stream that is being captured; the capture stays as it is.
+    captured, graph = new_stream(), ctypes.c_void_p()
+    assert runtime().cudaStreamBeginCapture(captured, 0) == 0
+    with pytest.raises(ArgumentError, match="is being captured, and a graph cannot hold operations of multiring"):
+        handle.order(captured.value)
+    other.stream = captured.value or 0
+    with pytest.raises(ArgumentError, match="is being captured"):
+        group.all_reduce(other)
+    other.stream = stream
+    assert runtime().cudaStreamEndCapture(captured, ctypes.byref(graph)) == 0
     # One rank has no room for the result.
     rows = device_array(group, np.ones(4, np.float32))
     for name in ("all_gather", "reduce_scatter"):
@@ -269,9 +280,10 @@ def reduce_until_it_fails(group: Group, array: Any) -> None:
 
 
 def stick(here: Here) -> str:
-    _, engine, group = open_engine(here)
+    host, engine, group = open_engine(here)
     array = device_array(group, np.ones(4))
     group.all_reduce(array)
+    host.barrier()
     if here.rank == 1:
         runtime().standin_fail_on_stream(engine._device.callers, 710)
     began = time.monotonic()

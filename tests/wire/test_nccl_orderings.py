@@ -3,6 +3,7 @@
 For each ordering there is a program that is right with it, and a mutant of the engine without it.
 """
 
+import ctypes
 import gc
 import time
 import weakref
@@ -12,14 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.standin.build import built
-from tests.standin.loading import load
-from tests.support.cuda_ranks import ExchangedArray, Hold, OtherArray, device_array, have_time, reopen_engine
+from tests.standin.loading import load, runtime
+from tests.support.cuda_ranks import (
+    ExchangedArray,
+    Hold,
+    OtherArray,
+    device_array,
+    have_time,
+    new_stream,
+    reopen_engine,
+)
 from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
 from multiring._runtime.engines import cuda_arrays, nccl_device
 from multiring._runtime.engines import nccl as nccl_engine
 from multiring._runtime.engines.cuda_arrays import DeviceBlocks, Foreign
+from multiring._runtime.engines.cuda_driver import CudaDriver
 from multiring._runtime.engines.dlpack import imported
 from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator
@@ -261,6 +271,18 @@ def earlier_operations_end_before_an_abort(here: Here, host: Group, seed: int) -
     return bool((array.get() == here.size).all())
 
 
+def captures_of_the_program_stay_valid(here: Here, host: Group, seed: int) -> bool:
+    gc.collect()
+    # The thread of the last program's device may end late, and this program needs a new one.
+    assert have_time(lambda: all(each._has_ended for each in list(NcclDevice._shared.values())), 5.0)
+    _, group = reopen_engine(here, host, seed)
+    array, stream, graph = device_array(group, [1.0]), new_stream(), ctypes.c_void_p()
+    assert runtime().cudaStreamBeginCapture(stream, 0) == 0
+    group.all_reduce(array)
+    is_valid = runtime().cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    return is_valid and bool(array.get() == here.size)
+
+
 def next_as_agreed_here(order: DeviceOrder) -> Any:
     with order._changed:
         return order._agreed.pop(next(iter(order._agreed))) if order._agreed else None
@@ -327,6 +349,10 @@ MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
     "have an importing library wait for contents": (
         importers_wait_for_contents,
         (DeviceBlocks, "have_wait", have_nothing_wait),
+    ),
+    "ignore captures of other threads": (
+        captures_of_the_program_stay_valid,
+        (CudaDriver, "ignore_captures", have_nothing_wait),
     ),
     "wait for the end": (the_end_is_awaited, (NcclDevice, "_has_done", lambda *_: True)),
     "wait for NCCL's late calls": (late_calls_of_nccl_are_awaited, (NcclCommunicator, "settle", settle_once)),

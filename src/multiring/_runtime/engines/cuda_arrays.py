@@ -39,9 +39,22 @@ class DeviceBlocks:
         """The number of the device."""
         return self._driver.device
 
+    def after(self, streams: Collection[int]) -> tuple[CudaEvent, ...]:
+        """Return events after the work that streams of the caller have now.
+
+        Raises:
+            ArgumentError, CudaError: a stream is being captured, or is gone.
+        """
+        if streams:
+            self._driver.enter()
+        for each in streams:
+            self._driver.check_caller(each)
+        return tuple(self._driver.record(each) for each in streams)
+
     def have_wait(self, stream: int, events: tuple[CudaEvent, ...]) -> None:
         """Make a stream of the caller wait for events."""
         self._driver.enter()
+        self._driver.check_caller(stream)
         self._driver.wait_on(stream, *events)
 
     def take(self, size_bytes: int) -> tuple[int, tuple[CudaEvent, ...]]:
@@ -74,10 +87,8 @@ class DeviceBlocks:
         Any thread may call this method.
         """
         try:
-            if streams:
-                self._driver.enter()
-            last_use = (*ready, *(self._driver.record(each) for each in streams))
-        except MultiringError:  # a stream is gone, or the device has an error that stays
+            last_use = (*ready, *self.after(streams))
+        except MultiringError:  # a stream is gone or being captured, or the device has an error that stays
             self._unknown.append(address)
         else:
             self._free[size_bytes].append((address, last_use))
@@ -159,7 +170,7 @@ class CudaArray:
         driver = self._blocks._driver  # noqa: SLF001 -- two classes of one module
         source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape))
         driver.enter()
-        driver.wait_on(self._stream, *self.ready, *(driver.record(each) for each in self._users))
+        driver.wait_on(self._stream, *self.ready, *self._blocks.after(self._users))
         if source.nbytes:
             driver.call("cuMemcpyHtoDAsync_v2", self.address, source.ctypes.data, source.nbytes, self._stream)
         self.ready = (driver.record(self._stream),)
@@ -223,7 +234,11 @@ def foreign_buffer(driver: CudaDriver, array: Any, imports: c_void_p, *, writes:
                 )
     if not is_empty:
         _check_device(kind, driver.device_of(given.address), driver.device)
-    ready = () if stream is None else (driver.record(stream),)
+    if stream is None:
+        ready: tuple[CudaEvent, ...] = ()
+    else:
+        driver.check_caller(stream)
+        ready = (driver.record(stream),)
     return Buffer(given.address, given.shape, rows, given.dtype, Foreign((array, given.capsule), ready))
 
 

@@ -30,6 +30,8 @@ CUDA_SIGNATURES: dict[str, list[Any]] = {
     "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
     "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
     "cuStreamSynchronize": [c_void_p],
+    "cuStreamIsCapturing": [c_void_p, POINTER(c_int)],
+    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
     "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
@@ -38,6 +40,7 @@ CUDA_SIGNATURES: dict[str, list[Any]] = {
 OLDEST = 11000  # the driver of CUDA 11, the first that NCCL 2.18 was built for
 _OUT_OF_MEMORY, _NOT_INITIALIZED, _NOT_READY = 2, 3, 600
 _NON_BLOCKING, _NO_TIMING = 1, 2
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -174,6 +177,25 @@ class CudaDriver:
         """Make `stream` wait for the events, without making the host wait."""
         for event in events:
             self.call("cuStreamWaitEvent", stream, event.handle, 0)
+
+    def check_caller(self, stream: int) -> None:
+        """Check that a stream of the caller can order work.
+
+        Raises:
+            ArgumentError: the stream is being captured. Its events would draw the engine's streams into the capture.
+            CudaError: the driver does not know the stream.
+        """
+        found = c_int()
+        self.call("cuStreamIsCapturing", stream, ctypes.byref(found))
+        if found.value:
+            raise ArgumentError(
+                f"stream {stream:#x} is being captured, and a graph cannot hold operations of multiring; end the "
+                "capture first"
+            )
+
+    def ignore_captures(self) -> None:
+        """Let this thread make calls that the captures of other threads would forbid, and that would spoil these."""
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(c_int(_RELAXED)))
 
     def has_happened(self, event: "CudaEvent") -> bool:
         """Return whether a stream has come to the event.

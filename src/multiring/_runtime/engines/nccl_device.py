@@ -128,7 +128,7 @@ class NcclDevice:
         self._is_woken = False
         self._calls: deque[Callable[[], None]] = deque()
         self._owners = 0
-        self._has_ended = False
+        self._was_owned = self._has_ended = False
         threading.Thread(target=self._run, name="multiring nccl", daemon=True).start()
 
     @property
@@ -139,6 +139,7 @@ class NcclDevice:
     def add_owner(self) -> bool:
         """Keep the thread for one more end of the engine; return False if it has ended."""
         with self._changed:
+            self._was_owned = True
             self._owners += not self._has_ended
             return not self._has_ended
 
@@ -161,13 +162,14 @@ class NcclDevice:
 
     def _run(self) -> None:
         self.driver.enter()
+        self.driver.ignore_captures()
         moved_s = time.monotonic()
         while True:
             if self._guarded_step():
                 moved_s = time.monotonic()
                 continue
             with self._changed:
-                if self._owners == 0 and not self.in_flight and self._is_woken:
+                if self._was_owned and self._owners == 0 and not self.in_flight and not self._calls:
                     self._has_ended = True
                     return
                 quiet_s = (time.monotonic() - moved_s) / _SHARE
@@ -243,6 +245,7 @@ def ready_of(buffer: Buffer) -> tuple[CudaEvent, ...]:
 def have_wait(driver: CudaDriver, stream: int, event: CudaEvent, buffers: tuple[Buffer | None, Buffer]) -> None:
     """Make a stream of the caller wait for `event`, and keep the buffers for the stream's later work."""
     driver.enter()
+    driver.check_caller(stream)
     driver.wait_on(stream, event)
     for each in buffers:
         if each is not None and isinstance(each.owner, CudaArray):
