@@ -1,5 +1,6 @@
 """Every collective of device tensors gives the bits of the same collective of host tensors."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ from tests.support.ranks import Here
 from torch import Tensor
 
 import multiring.torch as mt
+from multiring._frontend.submission_line import SubmissionLine
 from multiring.errors import ArgumentError, CollectiveError, MismatchError, UnsupportedError
 
 SHAPES = ((1, 1), (1, 2), (2, 1))
@@ -252,6 +254,32 @@ def _negotiations() -> int:
 @pytest.mark.parametrize(("hosts", "devices"), SHAPES)
 def test_operations_of_host_and_device_tensors_keep_the_programs_order(hosts: int, devices: int) -> None:
     run_cuda(in_order, hosts=hosts, devices=devices)
+
+
+def slow_copy_on_one_rank(here: Here) -> tuple[int, int]:
+    """Return the negotiations of a program whose first copy is slow on rank 1: as it is, and without the line's order."""
+    mt.init()
+    found = []
+    for is_mutated in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_mutated:
+                patch.setattr(SubmissionLine, "is_ahead", lambda _: False)
+            original = torch.cuda.Event.synchronize
+            if here.rank:
+                patch.setattr(torch.cuda.Event, "synchronize", lambda event: (time.sleep(0.5), original(event)))
+            first = mt.allreduce_async(torch.full((3,), 1.0, device=here_device()), op="sum")
+            time.sleep(0.2)
+            second = mt.allreduce_async(torch.full((3,), 2.0), op="sum")
+            assert mt.synchronize(second).tolist() == [4.0] * 3
+            assert mt.synchronize(first).tolist() == [2.0] * 3
+            mt.barrier()
+        found.append(_negotiations())
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(("hosts", "devices"), SHAPES[1:])
+def test_host_operations_do_not_overtake_device_operations(hosts: int, devices: int) -> None:
+    assert set(run_cuda(slow_copy_on_one_rank, hosts=hosts, devices=devices)) == {(0, 1)}
 
 
 def without_a_host_wait(here: Here) -> None:
