@@ -257,14 +257,14 @@ def test_operations_of_host_and_device_tensors_keep_the_programs_order(hosts: in
 
 
 def slow_copy_on_one_rank(here: Here) -> tuple[int, int]:
-    """Return the negotiations of a program whose first copy is slow on rank 1: as it is, and without the line's order."""
+    """Return the negotiations of a program whose first copy is slow on rank 1, with the line's order and without it."""
     mt.init()
     found = []
+    original = torch.cuda.Event.synchronize
     for is_mutated in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             if is_mutated:
                 patch.setattr(SubmissionLine, "is_ahead", lambda _: False)
-            original = torch.cuda.Event.synchronize
             if here.rank:
                 patch.setattr(torch.cuda.Event, "synchronize", lambda event: (time.sleep(0.5), original(event)))
             first = mt.allreduce_async(torch.full((3,), 1.0, device=here_device()), op="sum")
