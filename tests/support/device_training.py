@@ -27,9 +27,9 @@ class Halves:
         return tensor.to(context)
 
 
-def join(here: Here) -> torch.device:
+def join(here: Here, **settings: Any) -> torch.device:
     """Join the job, and return this rank's device."""
-    plain.join(here)
+    plain.join(here, **settings)
     return torch.device("cuda", torch.cuda.current_device())
 
 
