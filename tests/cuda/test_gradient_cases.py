@@ -125,6 +125,28 @@ def test_a_model_on_the_host_and_on_a_device() -> None:
     run_cuda(both, devices=2)
 
 
+def clipped(here: Here) -> None:
+    """Clip a model on two devices, and a parameter of one number, whose type must stay."""
+    device = join(here)
+    found = []
+    for places in ((HOST, HOST), (HOST, device), (device, device)):
+        weights = [nn.Parameter(torch.ones(3, device=places[0])), nn.Parameter(torch.tensor(1.5, device=places[1]))]
+        optimizer = mt.DistributedOptimizer(torch.optim.SGD(weights, lr=0.1))
+        clipping = mt.clip_gradients(optimizer, 0.5)
+        (weights[0].sum() * (1.0 + here.rank)).backward()  # type: ignore[no-untyped-call] # torch's own
+        (weights[1] * 2.0).backward()
+        optimizer.step()
+        assert weights[1].grad is not None
+        assert weights[1].grad.dtype is torch.float32
+        found.append([clipping.norm, *weights[0].tolist(), weights[1].item()])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+    assert found[2] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_clipping_on_two_devices() -> None:
+    run_cuda(clipped, devices=2)
+
+
 # ---- devices that do not fit ----
 
 

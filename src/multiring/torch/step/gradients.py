@@ -111,8 +111,8 @@ def plain(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
     """Return each tensor times `factor`, a number or a tensor of one number; a DTensor gives a DTensor."""
-    if isinstance(factor, Tensor):
-        return [each * factor for each in tensors]
+    if isinstance(factor, Tensor) or len({each.device for each in tensors}) > 1:
+        return [(each * factor).to(each.dtype) for each in tensors]  # a tensor of one number keeps its type
     if any(map(is_dtensor, tensors)):
         return [each * factor for each in tensors]
     return list(torch._foreach_mul(plain(tensors), factor))  # noqa: SLF001 -- torch's name
