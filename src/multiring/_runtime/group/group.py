@@ -246,7 +246,8 @@ class Group(Collectives):
         Every rank of this group must make the call, with a device of its own. `allocate` of the new group returns
         arrays in the device's memory, with `put`, `get`, DLPack and `__cuda_array_interface__`. The collectives also
         take other libraries' arrays on that device. The handles have a method `order(stream)`, which makes a stream of
-        the program wait for the result in place of the host. Averages of integers, 16-bit integers and wire types are
+        the program wait for the result in place of the host. After a MismatchError, the contents of the arrays may be
+        undefined; its text says so. The group stays usable. Averages of integers, 16-bit integers and wire types are
         refused. Messages and barriers work as in any group. Verified without a GPU only.
 
         Args:
