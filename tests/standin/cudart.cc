@@ -157,9 +157,18 @@ int cudaGraphDestroy(void* graph) {
 }
 int cudaGraphExecDestroy(void* graph) { return cudaGraphDestroy(graph); }
 
-// The memory of a stand-in belongs to its process. Programs must manage without handles for other processes.
-int cudaIpcGetMemHandle(void*, void*) { return noted(standin::kNotSupported); }
-int cudaIpcGetEventHandle(void*, void*) { return noted(standin::kNotSupported); }
+int cudaIpcGetMemHandle(void* handle, void* address) {
+  static_assert(sizeof(standin::MemoryHandle) <= sizeof(IpcHandle));
+  return call([=] { return standin::make_handle(static_cast<standin::MemoryHandle*>(handle), address); });
+}
+int cudaIpcOpenMemHandle(void** made, IpcHandle handle, unsigned) {
+  standin::MemoryHandle opened{};
+  std::memcpy(&opened, &handle, sizeof opened);
+  return call([=] { return standin::open_handle(made, opened); });
+}
+int cudaIpcCloseMemHandle(void* address) { return call([=] { return standin::close_handle(address); }); }
+// No stand-in opens an event of another process.
+int cudaIpcGetEventHandle(void*, void* event) { return call([=] { return standin::check_for_handle(event); }); }
 
 #pragma GCC visibility pop
 }

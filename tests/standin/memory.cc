@@ -56,8 +56,41 @@ DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
     std::perror("stand-in: making device memory");
     std::abort();
   }
-  seen_ = mapped(file_, bytes, PROT_NONE);
-  reached_ = mapped(file_, bytes, PROT_READ | PROT_WRITE);
+  map();
+}
+
+DeviceMemory::DeviceMemory(int file, size_t bytes) : bytes_(bytes), file_(file) { map(); }
+
+void DeviceMemory::map() {
+  seen_ = mapped(file_, bytes_, PROT_NONE);
+  reached_ = mapped(file_, bytes_, PROT_READ | PROT_WRITE);
+}
+
+bool DeviceMemory::find(const void* address, size_t* offset, size_t* bytes) const {
+  if (!holds(address, 1)) return false;
+  const std::lock_guard lock(mutex_);
+  const auto block = std::prev(blocks_.upper_bound(static_cast<const char*>(address) - seen_));
+  *offset = block->first;
+  *bytes = block->second;
+  return true;
+}
+
+void* DeviceMemory::open(size_t offset, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  blocks_[offset] = bytes;
+  ++opened_[offset];
+  return seen_ + offset;
+}
+
+bool DeviceMemory::close(const void* address) {
+  const std::lock_guard lock(mutex_);
+  const size_t offset = static_cast<const char*>(address) - seen_;
+  const auto found = opened_.find(offset);
+  if (!sees(address) || found == opened_.end()) return false;
+  if (--found->second != 0) return true;
+  opened_.erase(found);
+  blocks_.erase(offset);
+  return true;
 }
 
 // Takes the values out of a block, and the pages of a large one.

@@ -13,6 +13,7 @@ namespace standin {
 class DeviceMemory {
  public:
   explicit DeviceMemory(size_t bytes);
+  DeviceMemory(int file, size_t bytes);  // of another process
 
   // Returns null if there is no room. The new memory is filled with 0xff, which is NaN (of a large block, the start).
   void* allocate(size_t bytes);
@@ -21,10 +22,17 @@ class DeviceMemory {
   bool holds(const void* address, size_t bytes) const;  // whether all bytes lie in one allocated block
   void* reached(const void* address) const;             // the address at which streams find the memory
   size_t bytes() const { return bytes_; }
+
+  // For handles that another process opens.
+  int file() const { return file_; }
+  bool find(const void* address, size_t* offset, size_t* bytes) const;  // the block that holds the address
+  void* open(size_t offset, size_t bytes);                              // lets the block be used until as many `close`
+  bool close(const void* address);
   size_t used() const;
 
  private:
   void spoil(size_t offset, size_t bytes);
+  void map();
 
   size_t bytes_;
   int file_;
@@ -33,6 +41,7 @@ class DeviceMemory {
   mutable std::mutex mutex_;
   std::map<size_t, size_t> blocks_;  // offset and size of each allocated block
   size_t used_ = 0;
+  std::map<size_t, int> opened_;  // how often, by offset
 };
 
 // Ranges of page-locked host memory.

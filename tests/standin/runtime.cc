@@ -1,11 +1,14 @@
 #include "runtime.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -32,10 +35,39 @@ class Machine {
   }
   int count() const { return static_cast<int>(devices_.size()); }
   Device& device(int number) { return *devices_[number]; }
-  int device_of(const void* address) const {
+  // Returns the memory in which an address lies, and its device; null for the host's.
+  DeviceMemory* memory_of(const void* address, int* device = nullptr) {
     for (int number = 0; number < count(); ++number)
-      if (devices_[number]->memory.sees(address)) return number;
-    return -1;
+      if (devices_[number]->memory.sees(address)) {
+        if (device != nullptr) *device = number;
+        return &devices_[number]->memory;
+      }
+    const std::lock_guard lock(opened_mutex_);
+    for (const Opened& each : opened_)
+      if (each.memory->sees(address)) {
+        if (device != nullptr) *device = each.device;
+        return each.memory.get();
+      }
+    return nullptr;
+  }
+  int device_of(const void* address) {
+    int device = -1;
+    memory_of(address, &device);
+    return device;
+  }
+  // Opens the memory of another process's device; null if that process has ended.
+  DeviceMemory* open(int process, int file, size_t bytes, int device) {
+    const std::lock_guard lock(opened_mutex_);
+    for (const Opened& each : opened_)
+      if (each.process == process && each.file == file) return each.memory.get();
+    const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+    char target[64] = {};
+    if (::readlink(path.c_str(), target, sizeof target - 1) < 0) return nullptr;
+    if (std::strncmp(target, "/memfd:standin", 14) != 0) return nullptr;
+    const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (own < 0) return nullptr;
+    opened_.push_back({process, file, device, std::make_unique<DeviceMemory>(own, bytes)});
+    return opened_.back().memory.get();
   }
   void wait() {
     for (auto& each : devices_) each->streams.wait();
@@ -71,7 +103,16 @@ class Machine {
   }
 
  private:
+  // The memory of another process's device. It stays mapped.
+  struct Opened {
+    int process;
+    int file;
+    int device;
+    std::unique_ptr<DeviceMemory> memory;
+  };
   std::vector<std::unique_ptr<Device>> devices_;
+  std::mutex opened_mutex_;
+  std::vector<Opened> opened_;
   std::mutex events_mutex_;
   std::unordered_map<void*, std::shared_ptr<Event>> events_;
 };
@@ -263,8 +304,40 @@ Place place_of(const void* address) {
 }
 
 void* reached(const void* address) {
+  const DeviceMemory* memory = machine().memory_of(address);
+  return memory == nullptr ? const_cast<void*>(address) : memory->reached(address);
+}
+
+int make_handle(MemoryHandle* handle, const void* address) {
+  if (const int code = state_code()) return code;
   const int device = machine().device_of(address);
-  return device < 0 ? const_cast<void*>(address) : machine().device(device).memory.reached(address);
+  if (device < 0) return kInvalidValue;
+  const DeviceMemory& memory = machine().device(device).memory;
+  *handle = {::getpid(), memory.file(), memory.bytes(), 0, 0};
+  return memory.find(address, &handle->offset, &handle->bytes) ? kOk : kInvalidValue;
+}
+
+int open_handle(void** made, const MemoryHandle& handle) {
+  if (const int code = state_code()) return code;
+  if (handle.process == ::getpid()) return kInvalidContext;
+  DeviceMemory* memory = machine().open(handle.process, handle.file, handle.all, current);
+  if (memory == nullptr) return kInvalidHandle;
+  *made = memory->open(handle.offset, handle.bytes);
+  return kOk;
+}
+
+int close_handle(const void* address) {
+  if (const int code = state_code()) return code;
+  DeviceMemory* memory = machine().memory_of(address);
+  if (memory == nullptr) return kInvalidValue;
+  wait_for_all();
+  return memory->close(address) ? kOk : kInvalidValue;
+}
+
+int check_for_handle(void* event_handle) {
+  if (const int code = state_code()) return code;
+  const auto event = machine().event_of(event_handle);
+  return event != nullptr && (event->flags & 4) != 0 ? kOk : kInvalidHandle;
 }
 
 int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool waits) {
@@ -275,8 +348,8 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
   const StreamPointer stream = stream_of(handle);
   if (stream == nullptr) return kInvalidHandle;
   for (const void* each : {static_cast<const void*>(to), from}) {
-    const int device = machine().device_of(each);
-    if (device >= 0 && !machine().device(device).memory.holds(each, bytes)) return kInvalidValue;
+    const DeviceMemory* memory = machine().memory_of(each);
+    if (memory != nullptr && !memory->holds(each, bytes)) return kInvalidValue;
   }
   void* target = reached(to);
   Work work;
@@ -297,10 +370,10 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
 int fill(void* to, int value, size_t bytes, void* handle, bool waits) {
   if (const int code = state_code()) return code;
   if (bytes == 0) return kOk;
-  const int device = machine().device_of(to);
+  const DeviceMemory* memory = machine().memory_of(to);
   const StreamPointer stream = stream_of(handle);
   if (stream == nullptr) return kInvalidHandle;
-  if (device < 0 || !machine().device(device).memory.holds(to, bytes)) return kInvalidValue;
+  if (memory == nullptr || !memory->holds(to, bytes)) return kInvalidValue;
   const MarkPointer mark = push(stream, [target = reached(to), value, bytes] { std::memset(target, value, bytes); }, true);
   return waits ? wait(mark) : static_cast<int>(kOk);
 }

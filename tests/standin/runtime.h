@@ -47,6 +47,19 @@ struct Place {
 Place place_of(const void* address);
 void* reached(const void* address);  // the address at which streams find the memory
 
+// A block of device memory for another process.
+struct MemoryHandle {
+  int process;
+  int file;
+  size_t all;  // bytes of the device
+  size_t offset;
+  size_t bytes;
+};
+int make_handle(MemoryHandle* handle, const void* address);
+int open_handle(void** made, const MemoryHandle& handle);
+int close_handle(const void* address);
+int check_for_handle(void* event);  // whether an event may have a handle
+
 // Copies on a stream. `kind` is the runtime's; 4 goes by the addresses. `waits`: the call ends after the copy.
 int copy(void* to, const void* from, size_t bytes, int kind, void* stream, bool waits);
 int fill(void* to, int value, size_t bytes, void* stream, bool waits);

@@ -1,9 +1,17 @@
 """The functions of the CUDA runtime that the tests call. multiring itself calls the driver only."""
 
-from ctypes import POINTER, c_float, c_int, c_long, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_byte, c_float, c_int, c_long, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 _HANDLE = POINTER(c_void_p)
+
+
+class IpcHandle(Structure):
+    """cudaIpcMemHandle_t: the name of a block of device memory, for another process."""
+
+    _fields_ = (("reserved", c_byte * 64),)
+
+
 RUNTIME_SIGNATURES: dict[str, list[Any]] = {
     "cudaGetDeviceCount": [POINTER(c_int)],
     "cudaSetDevice": [c_int],
@@ -48,6 +56,8 @@ RUNTIME_SIGNATURES: dict[str, list[Any]] = {
     "cudaGraphDestroy": [c_void_p],
     "cudaGraphExecDestroy": [c_void_p],
     "cudaIpcGetMemHandle": [c_void_p, c_void_p],
+    "cudaIpcOpenMemHandle": [_HANDLE, IpcHandle, c_uint],
+    "cudaIpcCloseMemHandle": [c_void_p],
     "cudaIpcGetEventHandle": [c_void_p, c_void_p],
 }
 RUNTIME_TEXTS: dict[str, list[Any]] = {"cudaGetErrorName": [c_int], "cudaGetErrorString": [c_int]}

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.studies.gpu import behaviours_cuda, behaviours_nccl
 from tests.standin.build import built, declarations
 from tests.standin.loading import load, nccl, reports, runtime
+from tests.standin.runtime_signatures import IpcHandle
 from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring._runtime.arrays import numpy_dtype
@@ -51,6 +52,7 @@ ALIKE = [
         "copies_of_wrong_pointers",
         "out_of_memory",
         "free_waits_for_the_device",
+        "ipc_handle_of_an_event",
         "fork_after_the_context",
     ],
     ["sticky_error"],
@@ -366,6 +368,34 @@ def test_a_rank_dies_in_a_collective(is_reported: bool) -> None:  # noqa: FBT001
     first, second = report_of(lose_a_rank, 2, is_reported).outcomes
     assert second.exit_code == -signal.SIGKILL
     assert (first.error, first.exit_code) == (None, 0), first.output
+
+
+def share_memory(here: Here) -> int:
+    me, handle, opened = Rank(here, devices=1, device=0), IpcHandle(), ctypes.c_void_p()
+    values = np.arange(5, dtype=np.float32)
+    own = me.put(values)
+    if here.rank == 0:
+        assert me.c.cudaIpcGetMemHandle(ctypes.byref(handle), own) == 0
+        assert me.c.cudaIpcOpenMemHandle(ctypes.byref(opened), handle, 1) == 201  # of this process
+    told = np.frombuffer(bytes(handle), np.uint8).copy()
+    assert me.c.cudaStreamSynchronize(me.stream) == 0
+    me.group.broadcast(told)
+    if here.rank == 1:
+        assert me.c.cudaIpcOpenMemHandle(ctypes.byref(opened), IpcHandle.from_buffer_copy(told.tobytes()), 1) == 0
+        found = me.get(opened, values)
+        assert me.c.cudaMemcpyAsync(opened, me.put(values + 1), values.nbytes, 3, me.stream) == 0
+        assert me.c.cudaStreamSynchronize(me.stream) == 0
+        assert (found == values).all()
+        assert me.c.cudaIpcCloseMemHandle(opened) == 0
+        assert me.c.cudaMemsetAsync(opened, 0, 4, me.stream) == 1  # it is closed
+    me.group.barrier()
+    found = me.get(own, values)
+    assert me.c.cudaStreamSynchronize(me.stream) == 0
+    return int((found - values).max())
+
+
+def test_a_process_opens_device_memory_of_another() -> None:
+    assert run_ranks(share_memory, 2) == [1, 0]
 
 
 def touch(here: Here) -> list[Any]:
