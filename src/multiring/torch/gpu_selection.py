@@ -68,7 +68,7 @@ def _select() -> None:
             "%d ranks of this host share %d GPUs; start %d ranks to give each a GPU of its own", ranks, gpus, gpus
         )
     # torch calls the function when it initialises CUDA, or at once if it has done so.
-    torch.cuda._lazy_call(partial(_make_current, rank % gpus))  # type: ignore[no-untyped-call] # noqa: SLF001 -- torch has no public function that delays a call
+    torch.cuda._lazy_call(partial(_make_current, rank % gpus))  # noqa: SLF001 -- torch has no public function that delays a call
 
 
 def _make_current(index: int) -> None:
