@@ -174,7 +174,9 @@ def _of_other(array: Any, *, writes: bool) -> Buffer:
         device = _device_of(array)
         if device != _HOST:
             named = _DEVICES.get(device, f"DLPack device type {device}")
-            raise UnsupportedError(f"{kind.__qualname__} in {named} memory; multiring moves host memory only so far")
+            raise UnsupportedError(
+                f"{kind.__qualname__} is in {named} memory; want host memory, or a group of `Group.on_device` for CUDA"
+            )
     elif not hasattr(array, "__dlpack__"):
         return _of_buffer(array, writes=writes)
     try:
