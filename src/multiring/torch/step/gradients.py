@@ -50,9 +50,10 @@ def norms_of(tensors: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
         return np.empty(0)
     whole = tensors if like is None else like
     own = plain(tensors)
-    by_tensor = list(torch._foreach_norm(own))  # noqa: SLF001 -- torch's name
-    if len({each.device for each in own}) > 1:
-        by_tensor = on_host(by_tensor)
+    if len({each.device for each in own}) > 1:  # torch's operations on lists are fast on one device only
+        by_tensor = on_host([each.norm() for each in own])
+    else:
+        by_tensor = list(torch._foreach_norm(own))  # noqa: SLF001 -- torch's name
     norms = torch.stack(by_tensor).double()
     if any(map(is_dtensor, whole)):
         norms = summed_over_parts(norms.square(), whole).sqrt()
