@@ -1,6 +1,7 @@
 """Copies between devices and pinned memory keep the order of streams; each ordering left out gives wrong values."""
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -110,6 +111,16 @@ def wrong_rounds(rounds: int, device: torch.device) -> int:
     return sum(map(is_wrong, range(rounds), [device] * rounds))
 
 
+def overwritten(start: torch.Tensor) -> torch.Tensor:
+    """Return a sum in place, which must come after a kernel that is still to write the tensor."""
+    own = start.clone()
+    handle = mt.allreduce_async_(own, op="sum")
+    while not mt.poll(handle):
+        time.sleep(0.001)
+    own.fill_(-3.0)
+    return mt.synchronize(handle)
+
+
 def is_wrong(number: int, device: torch.device) -> bool:
     main, side, other = torch.cuda.default_stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
     values = torch.arange(COUNT, dtype=torch.float32) + number
@@ -129,6 +140,7 @@ def is_wrong(number: int, device: torch.device) -> bool:
         other.wait_event(started)
         third = mt.allreduce(start, op="sum") + 1
     first, second = first + 1, second + 1
+    again = [overwritten(start) for _ in range(3)]
     with torch.cuda.stream(side):
         side.wait_stream(main)
         mt.allreduce_(own, op="sum", prescale_factor=2.0)
@@ -137,8 +149,9 @@ def is_wrong(number: int, device: torch.device) -> bool:
     main.wait_stream(side)
     size = mt.size()
     torch.cuda.synchronize(device)
-    found = [each.cpu() for each in (first, second, third, *junk, *fresh)]
+    found = [each.cpu() for each in (first, second, third, *again, *junk, *fresh)]
     wanted = [values * 6 * size + 1, values * 5 * size + 1, values * size + 1]
+    wanted += [values * size] * 3
     wanted += [torch.full((COUNT,), -9.0)] * 4 + [torch.full((COUNT,), float(each)) for each in range(6)]
     return any(not torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
