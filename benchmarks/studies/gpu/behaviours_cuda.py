@@ -72,8 +72,14 @@ def device_memory(size: int) -> ctypes.c_void_p:
     """Return the address of new device memory of `size` bytes, all 0."""
     made = ctypes.c_void_p()
     runtime().cudaMalloc(ctypes.byref(made), ctypes.c_size_t(size))
-    runtime().cudaMemset(made, 0, ctypes.c_size_t(size))
+    fill(made, 0, size)
     return made
+
+
+def fill(address: ctypes.c_void_p, byte: int, size: int) -> None:
+    """Fill device memory, and wait, because a non-blocking stream does not wait for it."""
+    runtime().cudaMemset(address, byte, ctypes.c_size_t(size))
+    runtime().cudaStreamSynchronize(ctypes.c_void_p(0))
 
 
 def pinned(size: int) -> ctypes.c_void_p:
@@ -217,7 +223,7 @@ def elapsed_time() -> list[Any]:
 def host_function_runs_in_stream_order() -> list[Any]:
     """Run a host function after a copy; return the value that it saw, and the code of a CUDA call in it."""
     c, one, host, device = runtime(), stream(), pinned(8), device_memory(8)
-    c.cudaMemset(device, 7, ctypes.c_size_t(8))
+    fill(device, 7, 8)
     seen: list[int] = []
 
     def function(_: Any) -> None:
@@ -378,7 +384,7 @@ def register_two_mappings_of_the_same_memory() -> list[int]:
     mapping = mmap.mmap(descriptor, PAGE)
     second = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     device, one = device_memory(PAGE), stream()
-    c.cudaMemset(device, 5, ctypes.c_size_t(PAGE))
+    fill(device, 5, PAGE)
     codes = [register(first, PAGE), register(second, PAGE), copy(first, device, PAGE, DEVICE_TO_HOST, one)]
     c.cudaStreamSynchronize(one)
     return [*codes, value(second)]
@@ -396,7 +402,7 @@ def register_in_two_processes() -> Any:
         from benchmarks.studies.gpu.behaviours_cuda import *
         m = mmap.mmap({descriptor}, PAGE)
         a = ctypes.addressof(ctypes.c_char.from_buffer(m)); c = runtime()
-        d, s = device_memory(PAGE), stream(); c.cudaMemset(d, 6, ctypes.c_size_t(PAGE))
+        d, s = device_memory(PAGE), stream(); fill(d, 6, PAGE)
         print(register(a, PAGE), copy(a, d, PAGE, 2, s), c.cudaStreamSynchronize(s), flush=True); import os; os._exit(0)
     """
     done = subprocess.run(  # noqa: S603 -- our own
@@ -433,7 +439,7 @@ def registered_memory_is_unmapped_and_mapped_again() -> list[int]:
     again = libc.mmap(where, PAGE, 3, 0x21 | 0x10, -1, 0)
     codes += [register(again, PAGE), unregister(again), register(again, PAGE)]
     device, one = device_memory(PAGE), stream()
-    runtime().cudaMemset(device, 4, ctypes.c_size_t(PAGE))
+    fill(device, 4, PAGE)
     codes += [copy(again, device, PAGE, DEVICE_TO_HOST, one), runtime().cudaStreamSynchronize(one), value(again)]
     return codes
 
