@@ -157,6 +157,9 @@ def devices_that_do_not_fit(here: Here) -> None:
     assert "the ranks differ" in str(differing.value)
     with pytest.raises(MultiringError, match=r"0\.weight is on meta"):
         shared(model_of("perceptron", torch.device("meta")))
+    other = torch.device("cuda", 1 - (device.index or 0))
+    with pytest.raises(MultiringError, match=r"parameters on cuda:\d and on cuda:\d: want one device for each rank"):
+        shared(nn.Sequential(nn.Linear(2, 2).to(device), nn.Linear(2, 2).to(other)))
     for delays in (False, True):
         model = model_of("perceptron", HOST)
         optimizer = shared(model)
