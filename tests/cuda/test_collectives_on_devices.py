@@ -217,6 +217,24 @@ def mixed_groups(here: Here) -> None:
         assert torch.equal(own.cpu(), wanted)
 
 
+def zeros_on_the_device(here: Here) -> None:
+    mt.init()
+    kinds = [torch.ones(3), torch.ones(2, 2), torch.ones(4, dtype=torch.float64), torch.ones(0)]
+    like = [each.to(here_device()) if place % 2 else each for place, each in enumerate(kinds)]
+    own = mt.shared_zeros_like(like)
+    for found, wanted in zip(own, like, strict=True):
+        assert (found.device, found.dtype, found.shape) == (wanted.device, wanted.dtype, wanted.shape)
+        assert not found.count_nonzero()
+        found.add_(here.rank + 1)
+    for summed in mt.grouped_allreduce_(own, op=mt.Sum):
+        assert (summed == sum(range(1, here.size + 1))).all()
+    mt.shutdown()
+
+
+def test_zeros_for_gradients_are_where_the_tensors_are() -> None:
+    run_cuda(zeros_on_the_device)
+
+
 @pytest.mark.parametrize(("hosts", "devices"), SHAPES)
 def test_a_group_may_have_tensors_on_host_and_device(hosts: int, devices: int) -> None:
     run_cuda(mixed_groups, hosts=hosts, devices=devices)

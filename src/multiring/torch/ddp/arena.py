@@ -18,6 +18,8 @@ def shared_zeros_like(tensors: Sequence[Tensor], process_set: ProcessSet = globa
     buffer, without a copy. The function is local: no other rank takes part. The memory is released when the last of the
     tensors is deleted.
 
+    For tensors on a device, the zeros are on this device instead, since the arena is host memory.
+
     Args:
         tensors: tensors whose shapes and types are used, for example a model's parameters, to get tensors for their
             gradients.
@@ -26,9 +28,13 @@ def shared_zeros_like(tensors: Sequence[Tensor], process_set: ProcessSet = globa
     group = members_of(process_set).group
     for tensor in tensors:
         require_plain(tensor)
-    found: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+    found = {
+        place: torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        for place, tensor in enumerate(tensors)
+        if not tensor.is_cpu
+    }
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_cpu):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype and tensor.is_cpu]
         layout = layout_of(dtype, tuple(tensors[place].shape for place in places))
         array = group.allocate(layout.total * dtype.itemsize, np.uint8)
         array.fill(0)
