@@ -122,7 +122,7 @@ def options(here: Here) -> None:
         for found, wanted in zip(founds, mt.grouped_allreduce(pair, compression=name), strict=True):
             check(name, found, wanted)
     for dtype in (torch.float32, torch.float16, torch.int32):
-        scales = {"op": "sum", "prescale_factor": 0.3, "postscale_factor": 2.5}
+        scales: dict[str, Any] = {"op": "sum", "prescale_factor": 0.3, "postscale_factor": 2.5}
         scaled = of(rank, (100,), dtype)
         check("scales", mt.allreduce(scaled.to(device), **scales), mt.allreduce(scaled, **scales))
         check("scales", mt.reducescatter(scaled.to(device), **scales), mt.reducescatter(scaled, **scales))
@@ -162,7 +162,8 @@ def gradients(here: Here) -> None:
         for device in (torch.device("cpu"), here_device()):
             leaf = of(here.rank, (4, 3)).to(device).requires_grad_()
             result = function(leaf * 2)
-            (result * torch.arange(float(result.numel()), device=device).view_as(result)).sum().backward()
+            loss: Any = (result * torch.arange(float(result.numel()), device=device).view_as(result)).sum()
+            loss.backward()
             assert leaf.grad is not None
             found.append(leaf.grad)
         check(name, found[1], found[0])
@@ -255,7 +256,7 @@ def in_order(here: Here) -> None:
             assert mt.synchronize(mt.allgather_async(of(rank, (2,)).to(device))).shape == (2 * size,)
         while not mt.poll(handle):
             pass
-        wanted = sum(of(each, (50 + number,), salt=number) for each in range(size))
+        wanted = torch.stack([of(each, (50 + number,), salt=number) for each in range(size)]).sum(0)
         assert torch.allclose(mt.synchronize(handle).cpu(), wanted)
     # Host and device operations were posted in the program's order, so the ranks negotiated nothing.
     assert mt.size() == 1 or _negotiations() == 0
@@ -284,7 +285,12 @@ def slow_copy_on_one_rank(here: Here) -> tuple[int, int]:
             if is_mutated:
                 patch.setattr(SubmissionLine, "is_ahead", lambda _: False)
             if here.rank:
-                patch.setattr(torch.cuda.Event, "synchronize", lambda event: (time.sleep(0.5), original(event)))
+
+                def late(event: Any) -> None:
+                    time.sleep(0.5)
+                    original(event)
+
+                patch.setattr(torch.cuda.Event, "synchronize", late)
             first = mt.allreduce_async(torch.full((3,), 1.0, device=here_device()), op="sum")
             time.sleep(0.2)
             second = mt.allreduce_async(torch.full((3,), 2.0), op="sum")

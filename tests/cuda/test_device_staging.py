@@ -39,7 +39,9 @@ class Hasty(torch.cuda.Event):
 
 
 def deaf(stream: torch.cuda.Stream) -> Deaf:
-    return Deaf(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+    kind: Any = Deaf
+    made: Deaf = kind(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+    return made
 
 
 def streams_of_other_devices(staging: DeviceStaging) -> None:
@@ -76,7 +78,8 @@ def early_return(patch: pytest.MonkeyPatch) -> None:
 
 def hasty_host(patch: pytest.MonkeyPatch) -> None:
     def recorded(_self: DeviceStaging, stream: Any) -> Any:
-        event = Hasty(blocking=True)
+        kind: Any = Hasty
+        event = kind(blocking=True)
         event.record(stream)
         return event
 
@@ -118,7 +121,8 @@ def overwritten(start: torch.Tensor) -> torch.Tensor:
     while not mt.poll(handle):
         time.sleep(0.001)
     own.fill_(-3.0)
-    return mt.synchronize(handle)
+    found: torch.Tensor = mt.synchronize(handle)
+    return found
 
 
 def is_wrong(number: int, device: torch.device) -> bool:

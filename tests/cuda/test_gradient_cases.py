@@ -134,7 +134,7 @@ def clipped(here: Here) -> None:
         optimizer = mt.DistributedOptimizer(torch.optim.SGD(weights, lr=0.1))
         clipping = mt.clip_gradients(optimizer, 0.5)
         (weights[0].sum() * (1.0 + here.rank)).backward()  # type: ignore[no-untyped-call] # torch's own
-        (weights[1] * 2.0).backward()
+        (weights[1] * 2.0).backward()  # type: ignore[no-untyped-call] # as above
         optimizer.step()
         assert weights[1].grad is not None
         assert weights[1].grad.dtype is torch.float32
@@ -173,8 +173,8 @@ def devices_that_do_not_fit(here: Here) -> None:
         before = [each.detach().clone() for each in model.parameters()]
         with pytest.raises(MultiringError, match=r"4\.bias is on cuda:\d now, and was on cpu when the Distributed"):
             take_step(here, model, optimizer, 2, place)
-        for one, other in zip(before, model.parameters(), strict=True):
-            assert torch.equal(one, other)
+        for kept, weight in zip(before, model.parameters(), strict=True):
+            assert torch.equal(kept, weight)
 
 
 def take_step(here: Here, model: nn.Module, optimizer: Any, step: int, device: torch.device) -> None:

@@ -32,7 +32,8 @@ class Net(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs."""
-        return self.head(self.body(inputs))
+        found: Tensor = self.head(self.body(inputs))
+        return found
 
     def get_extra_state(self) -> Tensor:
         """Return `told`."""
@@ -60,7 +61,7 @@ def is_on(device: torch.device, model: nn.Module) -> bool:
     return all(each.device == device for each in (*model.parameters(), *model.buffers()))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+def train(model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for step in range(steps):
         optimizer.zero_grad()
         inputs = torch.randn(4, 8 * 16, generator=torch.Generator().manual_seed(step)).to(here_device())
@@ -68,7 +69,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Any] = {
     "adam": lambda parameters, rank: torch.optim.Adam(parameters, lr=0.1 * (rank + 1)),
     "sgd": lambda parameters, rank: torch.optim.SGD(parameters, lr=0.1 * (rank + 1), momentum=0.9),
     "capturable": lambda parameters, rank: torch.optim.Adam(
@@ -161,7 +162,7 @@ def objects_and_metrics(here: Here) -> None:
     assert rows.device == device
     assert rows.tolist() == [float(each) for each in range(size) for _ in range(1 + each)]
     model = Net().to(device)
-    state = mt.elastic.TorchState(model=model, optimizer=torch.optim.Adam(model.parameters()), tensor=tied)
+    state: Any = mt.elastic.TorchState(model=model, optimizer=torch.optim.Adam(model.parameters()), tensor=tied)
     state.sync()
     assert state.tensor.device == device
     assert state.tensor.tolist() == [0.0, 0.0]

@@ -73,7 +73,7 @@ def with_tensors_on_device(here: Here, module: str, name: str, arguments: tuple[
     for method in ("numpy", "__array__"):
         setattr(Tensor, method, _copied_back(getattr(Tensor, method)))
     original = torch.from_numpy
-    torch.from_numpy = lambda array: _moved(original(array))
+    setattr(torch, "from_numpy", lambda array: _moved(original(array)))  # noqa: B010 -- mypy knows its parameter by name
     with OnDevice(torch.device("cuda", torch.cuda.current_device())):
         return function(here, *arguments)
 
