@@ -40,6 +40,7 @@ from multiring.torch.gradients.parameter_gradient import ParameterGradient
 SEEDS = range(5 if "MULTIRING_TEST_ALL_SEEDS" in os.environ else 1)
 LATE = {"delay_us": 1000}
 LATE_US = 12_000
+TRIES = 5  # runs of a program with a mutant, until one is wrong
 SLOW_S = 0.006  # how much later rank 1 starts the host's reductions
 
 Patch = pytest.MonkeyPatch
@@ -275,7 +276,14 @@ def caught(here: Here, place: str) -> dict[str, tuple[bool, bool]]:
                 expected[program] = program(here, HOST)
                 right[program] = is_right(program, here, device, expected[program])
             mutate(patch)
-            found[name] = right[program], is_right(program, here, device, expected[program])
+            # How late a busy machine is decides, too, whether one run is wrong.
+            is_found = False
+            for _ in range(TRIES):
+                own = is_right(program, here, device, expected[program])
+                is_found = not all(mt.allgather_object(own))
+                if is_found:
+                    break
+            found[name] = right[program], not is_found
     dist.destroy_process_group()
     return found
 
