@@ -34,6 +34,7 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),
     ("README.md", "multiring run -n 2 train.py"): Run(

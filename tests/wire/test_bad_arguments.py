@@ -143,7 +143,7 @@ WRONG_ALONE = [
     alone(
         "CUDA",
         reduce(Stranger(device=2)),
-        "Stranger in CUDA memory; multiring moves host memory",
+        "Stranger is in CUDA memory; want host memory",
         error=UnsupportedError,
     ),
     alone("device", reduce(Stranger(device=99)), "in DLPack device type 99 memory", error=UnsupportedError),

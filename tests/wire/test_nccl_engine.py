@@ -186,13 +186,13 @@ def refuse(here: Here) -> None:
     with pytest.raises(UnsupportedError, match="NCCL has no wire types; use wire=None"):
         group.all_reduce(array, wire="bf16")
     # A destroyed stream, where CUDA reports it
+    other = OtherArray(np.ones(4), here.rank)  # a stream that is made later could get the handle of the destroyed one
     gone = new_stream()
     assert runtime().cudaStreamDestroy(gone) == 0
     handle: Any = group.all_reduce_async(array)
     with pytest.raises(CudaError, match=r"cuStreamIsCapturing: invalid resource handle \(400\)"):
         handle.order(gone.value)
     handle.wait()
-    other = OtherArray(np.ones(4), here.rank)
     other.stream, stream = gone.value or 0, other.stream
     with pytest.raises(CudaError if here.rank == 1 else MismatchError, match=r"invalid resource handle \(400\)"):
         group.all_reduce(other if here.rank == 1 else array)

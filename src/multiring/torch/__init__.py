@@ -47,6 +47,7 @@ from multiring._frontend.requests import error_of
 from multiring._frontend.timeline import start_timeline, stop_timeline
 from multiring._gradients.options import PowerSGD
 from multiring.errors import CollectiveError
+from multiring.torch import device_pickling as device_pickling
 from multiring.torch import elastic
 from multiring.torch.c10d import registration as registration
 from multiring.torch.c10d.monitored import monitored_barrier
@@ -71,7 +72,6 @@ from multiring.torch.collectives.sparse import sparse_allreduce_async
 from multiring.torch.compression import Compression
 from multiring.torch.ddp.arena import shared_zeros_like
 from multiring.torch.ddp.comm_hook import BucketSharing, allreduce_hook
-from multiring.torch.device_pickling import reduce_storage as reduce_storage
 from multiring.torch.distributing import DistributedLoader, distribute
 from multiring.torch.feeding import DataLoader, IterableDataset
 from multiring.torch.gpu_selection import init, local_device
