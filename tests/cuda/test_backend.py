@@ -293,5 +293,20 @@ def abort(here: Here, place: str) -> None:
         dist.all_reduce(tensor)
 
 
+def use_what_has_ended(here: Here, place: str) -> None:
+    """An operation on a group that has ended raises, and does not wait for the group's threads."""
+    device = join(here, place)
+    group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(10, device=device))
+    group.shutdown()
+    for where in ("cpu", device):
+        with pytest.raises(RuntimeError, match="make it anew"):
+            group.allreduce([torch.ones(10, device=where)])
+
+
+def test_a_group_that_has_ended_refuses_operations(tmp_path: Path) -> None:
+    run_cuda(use_what_has_ended, str(tmp_path / "meet"), deadline_s=30)
+
+
 def test_an_abort_ends_what_waits(tmp_path: Path) -> None:
     run_cuda(abort, str(tmp_path / "meet"))

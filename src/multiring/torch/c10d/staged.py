@@ -228,7 +228,8 @@ class StagedTensors:
         self._streams: dict[torch.device, Any] = {}
         self._issuing: SimpleQueue[_Item | Callable[[], None] | None] = SimpleQueue()
         self._returning: SimpleQueue[_Item | None] = SimpleQueue()
-        self._has_pending = False
+        self._lock = threading.Lock()  # nothing is put behind the end of the queue, where nobody would take it
+        self._has_pending = self._is_closed = False
         for name, run in (("issuing", self._issue), ("returning", self._return)):
             threading.Thread(target=run, name=f"multiring {name}", daemon=True).start()
 
@@ -260,24 +261,36 @@ class StagedTensors:
             if isinstance(error, MultiringError):
                 raise torch_error(name, error) from error
             raise
-        self._put(item)
+        if not self._put(item):
+            raise dist.DistBackendError(f"{name}: the process group has ended; make it anew")
         return item.work
 
     def wait_until_issued(self) -> None:
         """Wait until the operations so far are issued, so that the next operation on the host comes after them."""
-        if self._has_pending:
-            is_issued = threading.Event()
-            self._issuing.put(is_issued.set)
-            is_issued.wait()
+        if not self._has_pending:
+            return
+        is_issued = threading.Event()
+        with self._lock:
             self._has_pending = False
+            if self._is_closed:
+                return
+            self._issuing.put(is_issued.set)
+        is_issued.wait()
 
     def close(self) -> None:
         """End the threads after the operations so far."""
-        self._issuing.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._issuing.put(None)
 
-    def _put(self, item: "_Item | Callable[[], None]") -> None:
-        self._has_pending = True
-        self._issuing.put(item)
+    def _put(self, item: "_Item | Callable[[], None]") -> bool:
+        """Queue an operation; return False if the threads end."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._has_pending = True
+            self._issuing.put(item)
+            return True
 
     def _prepared(
         self,
