@@ -1,10 +1,14 @@
-"""Tests with torch's CUDA build on stand-ins of CUDA and NCCL: make test-cuda, or .ci/with-cuda pytest tests/cuda."""
+"""Tests with torch's CUDA build on stand-ins of CUDA and NCCL: make test-cuda, or .ci/with-cuda pytest tests/cuda.
+
+MULTIRING_TEST_DEVICE=cuda without `.ci/with-cuda` runs them on real devices; those that ask the stand-ins fail there.
+"""
 
 import os
 
+_has_standins = "STANDIN_LIBRARIES" in os.environ
 # The environment of `make test` has torch's CPU build.
-collect_ignore_glob = [] if "STANDIN_LIBRARIES" in os.environ else ["test_*.py"]
-if "STANDIN_LIBRARIES" in os.environ:
+collect_ignore_glob = [] if _has_standins or os.environ.get("MULTIRING_TEST_DEVICE") == "cuda" else ["test_*.py"]
+if _has_standins:
     from tests.standin.torch_devices import install
 
     install()

@@ -130,7 +130,7 @@ def _wanted() -> dict[str, _Imports]:
     found["libnccl.so.2"].names |= {each for each in loose if each.startswith("nccl")}
     others = {each for each in loose if _LOOSE.match(each)}
     found["libcuda.so.1"].names |= {each for each in loose - others if re.match(r"cu[A-Z]", each)}
-    found["libnvrtc.so.13"].names |= others  # any of the libraries serves, because these names have no version
+    found["libcudart.so.13"].names |= others  # always loaded; any library serves, as these names have no version
     return found
 
 

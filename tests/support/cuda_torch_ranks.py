@@ -63,11 +63,12 @@ def on_device(here: Here, module: str, name: str, standin: dict[str, Any], argum
     settings = {"host": here.rank // devices, **standin}
     os.environ |= {f"STANDIN_{each.upper()}": str(value) for each, value in settings.items()}
     torch.set_num_threads(1)
-    torch.cuda.set_device(here.rank % devices)
+    torch.cuda.set_device(here.rank % devices % torch.cuda.device_count())
     function: Any = importlib.import_module(module)
     for each in name.split("."):
         function = getattr(function, each)
     return function(here, *arguments)
 
 
-install()  # once in the process from which ranks are forked
+if "STANDIN_OPERATORS" in os.environ:  # else the devices are real, and ranks may share one
+    install()  # once in the process from which ranks are forked
