@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.cuda.test_torch_alone import MODELS, train
-from tests.support.cuda_torch_ranks import SHAPES, report_of_cuda, run_cuda
+from tests.support.cuda_torch_ranks import SHAPES, TRAINING_SHAPES, report_of_cuda, run_cuda
 from tests.support.faults import kill
 from tests.support.ranks import Here
 from torch import Tensor, nn
@@ -181,7 +181,7 @@ def training(here: Here, place: str, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "hook", "fsdp"])
-@pytest.mark.parametrize(("hosts", "devices"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("hosts", "devices"), TRAINING_SHAPES)
 def test_training(kind: str, hosts: int, devices: int, tmp_path: Path) -> None:
     run_cuda(training, str(tmp_path / "meet"), "perceptron", kind, hosts=hosts, devices=devices)
 

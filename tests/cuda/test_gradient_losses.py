@@ -1,4 +1,4 @@
-"""Training on CUDA devices has the losses of one process, by DistributedOptimizer, `distribute` and DDP."""
+"""Training on CUDA devices has the losses of one process, by DistributedOptimizer, `distribute`, DDP and FSDP2."""
 
 import warnings
 from contextlib import nullcontext
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.cuda_torch_ranks import TRAINING_SHAPES, run_cuda
 from tests.support.device_training import HOST, OPTIMIZERS, ROWS, Halves, batch, join, mean_loss, model_of
 from tests.support.ranks import Here
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,8 +20,9 @@ import multiring.torch as mt
 from multiring import is_initialized
 
 STEPS = 20
-FIRST_SCALE = 1.5 * 2.0**19  # three steps overflow; afterwards the gradients are far from the limit
-SHAPES = [(1, 1), (1, 2), (2, 1)]
+# A rank's fp16 gradients are larger than those of one process, because the mean is over fewer samples. The scale
+# alternates between one that is far too large for both, every seventh step, and one that is small enough for both.
+LARGE_SCALE, FACTOR, INTERVAL = 1.5 * 2.0**20, 128.0, 6
 
 
 class Training:
@@ -31,7 +33,12 @@ class Training:
         self.model, self.optimizer, self.device = model, optimizer, device
         self._type = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=FIRST_SCALE, growth_interval=1000, enabled=precision == "fp16"
+            device.type,
+            init_scale=LARGE_SCALE,
+            growth_factor=FACTOR,
+            backoff_factor=1 / FACTOR,
+            growth_interval=INTERVAL,
+            enabled=precision == "fp16",
         )
         self.scales: list[float] = []
 
@@ -91,10 +98,16 @@ def of_ranks(here: Here, name: str, training: Training) -> tuple[Tensor, list[fl
     return torch.stack(losses), training.scales
 
 
-def by_ddp(here: Here, name: str, precision: str, place: str, **sharing: Any) -> tuple[Tensor, list[float]]:
+def meet(here: Here, place: str, backend: str) -> torch.device:
+    """Initialize torch's group, whose CUDA tensors go through `backend`; return this rank's device."""
     device = join_once(here)
-    backend = "cpu:multiring,cuda:multiring" if sharing.pop("uses_backend", False) else "cpu:multiring,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"file://{place}", rank=here.rank, world_size=here.size)
+    backends = f"cpu:multiring,cuda:{backend}"
+    dist.init_process_group(backends, init_method=f"file://{place}", rank=here.rank, world_size=here.size)
+    return device
+
+
+def by_ddp(here: Here, name: str, precision: str, place: str, **sharing: Any) -> tuple[Tensor, list[float]]:
+    device = meet(here, place, "multiring" if sharing.pop("uses_backend", False) else "nccl")
     model = model_for_ranks(name, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of unusual process groups
@@ -118,7 +131,22 @@ def by_backend(here: Here, name: str, precision: str, place: str) -> tuple[Tenso
     return by_ddp(here, name, precision, place, has_hook=False, uses_backend=True)
 
 
-WAYS = {"optimizer": by_optimizer, "distribute": by_distribute, "hook": by_hook, "backend": by_backend}
+def by_fsdp(here: Here, name: str, precision: str, place: str) -> tuple[Tensor, list[float]]:
+    model = model_for_ranks(name, meet(here, place, "multiring"))
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
+    fully_shard(model)
+    return of_ranks(here, name, Training(model, OPTIMIZERS["sgd"](model.parameters()), precision))
+
+
+WAYS = {
+    "optimizer": by_optimizer,
+    "distribute": by_distribute,
+    "hook": by_hook,
+    "backend": by_backend,
+    "fsdp": by_fsdp,
+}
 
 
 def compare(here: Here, way: str, name: str, place: str) -> None:
@@ -146,26 +174,28 @@ def compare_distances(here: Here, precision: str, place: str) -> None:
         assert scales == expected_scales, (way, scales, expected_scales)
         leave()
     if precision == "fp16":
-        assert expected_scales[0] < FIRST_SCALE  # a step was skipped
-        assert max(expected_scales) > min(expected_scales)
+        grown = [step for step, scale in enumerate(expected_scales) if scale == LARGE_SCALE]
+        assert grown == [INTERVAL, 2 * INTERVAL + 1]  # the steps after these, and the first, were skipped
     assert far["by_hook"] <= 1.5 * far["by_nccl"], far
     assert far["by_optimizer"] <= 1.5 * far["by_nccl"], far
 
 
-@pytest.mark.parametrize(("hosts", "devices"), SHAPES)
+@pytest.mark.parametrize(("hosts", "devices"), TRAINING_SHAPES)
 @pytest.mark.parametrize("way", WAYS)
 def test_losses(way: str, hosts: int, devices: int, tmp_path: Path) -> None:
     run_cuda(compare, way, "perceptron", str(tmp_path / "meet"), hosts=hosts, devices=devices)
 
 
+@pytest.mark.parametrize(("hosts", "devices"), TRAINING_SHAPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_convolution_and_batch_norm(way: str, tmp_path: Path) -> None:
-    run_cuda(compare, way, "convolution", str(tmp_path / "meet"), hosts=1, devices=2)
+def test_convolution_and_batch_norm(way: str, hosts: int, devices: int, tmp_path: Path) -> None:
+    run_cuda(compare, way, "convolution", str(tmp_path / "meet"), hosts=hosts, devices=devices)
 
 
+@pytest.mark.parametrize(("hosts", "devices"), TRAINING_SHAPES)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_autocast(precision: str, tmp_path: Path) -> None:
-    run_cuda(compare_distances, precision, str(tmp_path / "meet"), hosts=1, devices=2)
+def test_autocast(precision: str, hosts: int, devices: int, tmp_path: Path) -> None:
+    run_cuda(compare_distances, precision, str(tmp_path / "meet"), hosts=hosts, devices=devices)
 
 
 def hook_options(here: Here, place: str) -> None:

@@ -1,6 +1,6 @@
 """Each ordering of device buckets is needed: gradients are wrong, or an error is raised, if it is left out.
 
-`make test-cuda` takes one seed of the stand-ins' delays. With MULTIRING_TEST_ALL_SEEDS=1, the tests take five.
+`make test-cuda` takes one seed of the stand-ins' delays; benchmarks/evidence/torch/on_devices.py takes five.
 """
 
 import os
