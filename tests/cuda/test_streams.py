@@ -3,19 +3,16 @@
 import ctypes
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.studies.gpu.behaviours_cuda import CUDA
-from benchmarks.studies.gpu.behaviours_nccl import NCCL
-from benchmarks.studies.gpu.behaviours_torch import TORCH
 from tests.standin.torch_devices import fail_allocations, fail_call, host_waits
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.ranks import Here
 
-RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_behaviours_h100_202611.json"
+from multiring._verify.behaviours.table import BEHAVIOURS, recorded
+
 # Recorded experiments. Each list runs in one process.
 ALIKE = [
     ["torch_copies_and_the_host", "torch_warnings_of_synchronisation", "torch_allocator_reuse"],
@@ -30,13 +27,12 @@ ALIKE = [
 
 
 def experiment(_: Here, names: list[str]) -> dict[str, Any]:
-    behaviours = CUDA | TORCH | NCCL
-    return json.loads(json.dumps({name: behaviours[name]() for name in names}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({name: BEHAVIOURS[name]() for name in names}))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
 def test_torch_behaves_as_on_the_device_of_the_record(names: list[str]) -> None:
-    record = json.loads(RECORD.read_text("utf-8"))
+    record = recorded()
     assert run_cuda(experiment, names, devices=1) == [{name: record[name] for name in names}]
 
 

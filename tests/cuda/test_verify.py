@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from multiring._verify.behaviours.table import BEHAVIOURS, VARYING, recorded, results_here
 from multiring._verify.results import PASSED
 from multiring._verify.running import chosen, machine_here, run_all
 
@@ -19,3 +20,10 @@ def test_a_part_passes(name: str, tmp_path: Path) -> None:
     assert result.status == PASSED, result
     assert result.checks
     assert f"## {name}: " in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_experiments_run_alone_and_beside_the_record() -> None:
+    record = recorded()
+    assert record.keys() == BEHAVIOURS.keys() > VARYING
+    names = ["a_wait_means_the_record_before_it", "sticky_error", "torch_errors_that_stay"]
+    assert results_here(names, PYTHON) == {name: record[name] for name in names}

@@ -1,4 +1,4 @@
-"""The stand-ins of CUDA and NCCL behave like the H100 of benchmarks/results, and report what NCCL leaves undefined."""
+"""The stand-ins of CUDA and NCCL behave like the H100 of the record, and report what NCCL leaves undefined."""
 
 import ctypes
 import faulthandler
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.studies.gpu import behaviours_cuda, behaviours_nccl
 from tests.standin.build import built, declarations
 from tests.standin.loading import load, nccl, reports, runtime
 from tests.standin.runtime_signatures import IpcHandle
@@ -21,9 +20,10 @@ from tests.support.ranks import Here, report_of, run_ranks
 
 from multiring._runtime.arrays import numpy_dtype
 from multiring._runtime.engines.nccl_library import NcclConfig, UniqueId
+from multiring._verify.behaviours import calls, nccl_calls
+from multiring._verify.behaviours.table import BEHAVIOURS, MODULES, recorded
 from multiring.errors import PeerLostError
 
-RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_behaviours_h100_202611.json"
 OCCUPIED_US = 100_000
 FLOAT32, SUM = 7, 0
 # The recorded experiments that the stand-ins repeat. Each list runs in one process.
@@ -82,7 +82,7 @@ class Tensor:
 
     def __init__(self, values: Any) -> None:
         self._values = np.array(values, np.float32)
-        self._address = behaviours_cuda.device_memory(self._values.nbytes)
+        self._address = calls.device_memory(self._values.nbytes)
         self._copy(self._address, self._values.ctypes.data)
 
     def data_ptr(self) -> int:
@@ -125,15 +125,14 @@ def experiment(here: Here, names: list[str]) -> dict[str, Any]:
     assert here.size == 1
     load()
     c = runtime()
-    for module in (behaviours_cuda, behaviours_nccl):
+    for module in (calls, nccl_calls, *MODULES):
         vars(module).update(runtime=lambda: c, pytorch=Torch, occupy=lambda on: c.standin_occupy(on, OCCUPIED_US))
-    behaviours = behaviours_cuda.CUDA | behaviours_nccl.NCCL
-    return json.loads(json.dumps({name: behaviours[name]() for name in names}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({name: BEHAVIOURS[name]() for name in names}))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
 def test_the_stand_ins_behave_like_the_device_of_the_record(names: list[str]) -> None:
-    record = json.loads(RECORD.read_text("utf-8"))
+    record = recorded()
     (found,) = run_ranks(experiment, 1, names)
     told = dict(found)
     if "nccl_two_ranks_on_one_gpu_in_one_process" in told:  # the number of the device and the order of the ranks

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
 
-from benchmarks.studies.gpu.behaviours_cuda import (
+from multiring._verify.behaviours.calls import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     PORTABLE,
@@ -34,7 +34,7 @@ from benchmarks.studies.gpu.behaviours_cuda import (
     stream,
     unregister,
 )
-from benchmarks.studies.gpu.behaviours_nccl import BFLOAT16, FLOAT32, SUM, alone, library
+from multiring._verify.behaviours.nccl_calls import BFLOAT16, FLOAT32, SUM, alone, library
 
 NO_GPU = 3
 SIZES = [1 << bits for bits in (10, 14, 16, 18, 20, 22, 24, 26, 28)]

@@ -34,6 +34,9 @@ def _two_gpus(gpus: int) -> int | None:
 
 PARTS = (
     VerifyPart(name="versions", title="libraries, versions and devices", ranks=lambda _: 1, limit_s=60),
+    VerifyPart(
+        name="behaviours", title="how CUDA, torch and NCCL behave, beside an H100", ranks=lambda _: 1, limit_s=300
+    ),
     VerifyPart(name="collectives", title="collectives of CUDA tensors beside sums on the host", ranks=_two),
     VerifyPart(name="backend", title='torch.distributed with the backend "multiring"', ranks=_two),
     VerifyPart(name="training", title="training beside one process", ranks=_two, limit_s=180),

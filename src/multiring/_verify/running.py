@@ -102,7 +102,7 @@ def run_part(part: VerifyPart, machine: dict[str, Any], python: Sequence[str] = 
     with tempfile.TemporaryDirectory(prefix="multiring-verify-") as place:
         target = Path(place) / "result.json"
         command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *python, str(_WORKER)]
-        code, output = _ended([*command, part.name, str(target)], part.limit_s)
+        code, output = _ended([*command, part.name, str(target), *python], part.limit_s)
         told = json.loads(target.read_text(encoding="utf-8")) if target.exists() else None
     seconds = time.monotonic() - began_s
     checks = [Check(**each) for each in told["checks"]] if told else []

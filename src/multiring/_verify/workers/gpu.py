@@ -1,4 +1,4 @@
-"""One rank of a part of `multiring verify gpu`: python gpu.py PART RESULT."""
+"""One rank of a part of `multiring verify gpu`: python gpu.py PART RESULT PYTHON..."""
 
 import json
 import os
@@ -21,6 +21,7 @@ import multiring
 import multiring.torch as mt
 import multiring_torch
 from multiring._runtime.engines.nccl import NcclEngine
+from multiring._verify.behaviours.table import BEHAVIOURS, VARYING, recorded, results_here
 from multiring.errors import MultiringError
 
 dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
@@ -79,6 +80,18 @@ def versions(report: RankClaims, device: torch.device) -> None:
         "CPUs": len(os.sched_getaffinity(0)),
     }
     report.check("CUDA answers", torch.ones(2, device=device).sum().item() == 2)
+
+
+def behaviours(report: RankClaims, _device: torch.device) -> None:
+    """Repeat the recorded experiments, each in a process of its own."""
+    record = recorded()
+    found = results_here(BEHAVIOURS, python=sys.argv[3:])
+    for name, expected in record.items():
+        if name in VARYING:
+            report.figures[name] = found[name]
+            continue
+        is_same = found[name] == expected
+        report.check(name, is_same, "" if is_same else f"here {found[name]!r}, on the H100 {expected!r}")
 
 
 def _draws() -> np.random.Generator:
@@ -336,7 +349,8 @@ def gpus(report: RankClaims, device: torch.device) -> None:
 
 
 _PARTS: dict[str, Callable[[RankClaims, torch.device], None]] = {
-    each.__name__: each for each in (versions, collectives, backend, training, caller, refusals, death, nccl, gpus)
+    each.__name__: each
+    for each in (versions, behaviours, collectives, backend, training, caller, refusals, death, nccl, gpus)
 }
 
 

@@ -1,4 +1,4 @@
-"""Behaviours of PyTorch's CUDA layer on which an adapter relies. See behaviours.py."""
+"""Experiments with PyTorch's CUDA layer, on which an adapter relies."""
 
 import threading
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.studies.gpu.behaviours_cuda import LONG, PAGE, pytorch, register, shared
+from multiring._verify.behaviours.calls import LONG, PAGE, pytorch, register, shared
 
 TORCH: dict[str, Callable[[], Any]] = {}
 

@@ -1,25 +1,21 @@
-"""Behaviours of NCCL on one GPU, called through ctypes. See behaviours.py."""
+"""Experiments with NCCL on one GPU, called through ctypes."""
 
 import ctypes
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.gpu.behaviours_cuda import CUDA, event, loaded, occupy, pytorch, runtime, stream
+from multiring._runtime.engines.nccl_library import UniqueId
+from multiring._verify.behaviours.calls import event, loaded, occupy, pytorch, runtime, stream
 
 NCCL: dict[str, Callable[[], Any]] = {}
 INT8, INT32, FLOAT16, FLOAT32, BFLOAT16 = 0, 2, 6, 7, 9
 SUM, AVERAGE = 0, 4
 IN_PROGRESS = 7
-
-
-class UniqueId(ctypes.Structure):
-    """ncclUniqueId."""
-
-    _fields_ = (("internal", ctypes.c_byte * 128),)
 
 
 def nccl(behaviour: Callable[[], Any]) -> Callable[[], Any]:
@@ -32,7 +28,7 @@ def nccl(behaviour: Callable[[], Any]) -> Callable[[], Any]:
 def library() -> ctypes.CDLL:
     """Return PyTorch's NCCL."""
     runtime()
-    n = ctypes.CDLL(None)  # a stand-in that is loaded before all others goes first
+    n = ctypes.CDLL(None)  # a library that is loaded before all others goes first
     if not hasattr(n, "ncclAllReduce"):
         n = ctypes.CDLL(loaded("libnccl.so"))
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -286,23 +282,19 @@ def abort_while_a_rank_is_missing() -> dict[str, Any]:
 @nccl
 def two_processes_on_one_gpu() -> Any:
     """Make a communicator of two processes on the same GPU; return each one's code and NCCL's last text."""
-    import subprocess  # noqa: PLC0415 -- here alone, with sys
-    import sys  # noqa: PLC0415
-
     text = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]);"
-        "from benchmarks.studies.gpu.behaviours_nccl import *;"
+        "import os, sys;"
+        "from multiring._verify.behaviours.nccl_calls import *;"
         "n, made = library(), ctypes.c_void_p();"
-        "name = unique_id() if sys.argv[2] == '0' else UniqueId.from_buffer_copy(bytes.fromhex(sys.argv[3]));"
-        "print(bytes(name).hex() if sys.argv[2] == '0' else '', flush=True);"
-        "code = n.ncclCommInitRank(ctypes.byref(made), 2, name, int(sys.argv[2]));"
+        "name = unique_id() if sys.argv[1] == '0' else UniqueId.from_buffer_copy(bytes.fromhex(sys.argv[2]));"
+        "print(bytes(name).hex() if sys.argv[1] == '0' else '', flush=True);"
+        "code = n.ncclCommInitRank(ctypes.byref(made), 2, name, int(sys.argv[1]));"
         "print(code, (n.ncclGetLastError(None) or b'').decode()[:120], flush=True); os._exit(0)"
     )
-    one = subprocess.Popen([sys.executable, "-c", text, str(Path.cwd()), "0"], stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own
-    assert one.stdout is not None
-    name = one.stdout.readline().strip()
+    one = subprocess.Popen([sys.executable, "-c", text, "0"], stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own
+    name = one.stdout.readline().strip() if one.stdout else ""
     other = subprocess.run(  # noqa: S603 -- our own
-        [sys.executable, "-c", text, str(Path.cwd()), "1", name],
+        [sys.executable, "-c", text, "1", name],
         capture_output=True,
         text=True,
         timeout=40,
@@ -365,6 +357,3 @@ def after_a_sticky_error() -> dict[str, Any]:
     found["abort"] = n.ncclCommAbort(comm)
     found["abort within 5 s"] = time.monotonic() - began < 5
     return found
-
-
-assert not set(NCCL) & set(CUDA)
