@@ -60,6 +60,13 @@ from multiring.lab import LabPlan
         (["all_reduce", "--link", "1gbit"], "--link needs a lab: give its number of hosts with --hosts H"),
         (["all_reduce", "--hosts", "2", "--link", "fast"], "'fast' is not a rate"),
         (["all_reduce", "--hosts", "2", "--uplink", "1gbit"], "needs several racks, but the lab has only one"),
+        (["broadcast", "--device", "cuda"], "broadcast --device cuda: only all_reduce is timed on GPUs"),
+        (["all_reduce", "--device", "cuda", "--hosts", "2"], "--hosts does not go with --device cuda: omit one"),
+        (["all_reduce", "--device", "cuda", "--no-one"], "--no-one does not go with --device cuda: omit one of them"),
+        (
+            ["all_reduce", "--device", "cuda", "--against", "mpich"],
+            "'mpich' does not take CUDA tensors here, want one of gloo, nccl",
+        ),
         (["--install", "nccl"], "there is no recipe to install 'nccl'"),
     ],
 )

@@ -114,6 +114,7 @@ def test_the_table_has_milliseconds_and_shares() -> None:
         ({"network": "alexnet"}, "unknown network 'alexnet', want one of resnet50, vgg16, embedding"),
         ({"dtype": "float16"}, "unknown type 'float16', want one of bfloat16, float32"),
         ({"ranks": 1}, "ranks 1: want at least 2"),
+        ({"device": "tpu"}, "unknown device 'tpu', want one of cpu, cuda"),
         ({"threads": 0}, "threads 0: want at least 1"),
         ({"batch": 0}, "batch 0: want at least 1"),
         ({"image_size": 63}, "image size 63: want at least 64"),
@@ -193,6 +194,44 @@ def test_a_wire_type_is_timed_beside_none(tmp_path: Path, monkeypatch: pytest.Mo
         made = bench.compare(StepQuestion(network="resnet50", ranks=4, hosts=4))
     assert [timing.library for timing in made.timings] == ["multiring", "ddp", "multiring-bf16", "independent"]
     assert seen == [("multiring", ""), ("ddp", ""), ("multiring", "bf16"), ("independent", "")]
+
+
+def test_a_library_that_cannot_run_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    asked: list[tuple[str, int]] = []
+
+    def run_for(_: Jobs, title: str, start: JobCommand, _answers: Any, ranks: int) -> list[dict[str, Any]]:
+        library = title.rpartition(" ")[2]
+        asked.append((library, ranks))
+        assert start.command[start.command.index("-n") + 1] == str(ranks)
+        if library == "ddp-nccl":
+            return [{"wrong": "", "not_run": "2 ranks share 1 GPU"}] * ranks
+        seconds = {"multiring": 3.0, "alone": 1.0, "independent": 2.0}[library]
+        return [{"wrong": "", "seconds": [seconds], "version": "1", "settings": {}}] * ranks
+
+    monkeypatch.setattr(Jobs, "run_for", run_for)
+    with Jobs(10.0) as jobs:
+        bench = StepBench(jobs, StepManner(alternations=2), ["ddp-nccl", "alone"])
+        made = bench.compare(StepQuestion(network="resnet50", device="cuda"))
+    once = [("multiring", 2), ("ddp-nccl", 2), ("alone", 1), ("independent", 2)]
+    assert asked == [*once, ("independent", 2), ("alone", 1), ("multiring", 2)]
+    lines = step_lines(made)
+    assert "2 ranks on cuda" in lines[0]
+    assert "  ddp-nccl: NOT RUN: 2 ranks share 1 GPU" in lines
+    assert "  multiring / alone: 3.000 [3.000, 3.000]" in lines
+    record = step_records(made, CIRCUMSTANCES)[1]
+    assert (record["library"], record["not_run"], record["verified"]) == ("ddp-nccl", "2 ranks share 1 GPU", False)
+    assert made.exposed_s("ddp-nccl") is None
+
+
+def test_a_device_is_not_for_shards_or_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Jobs(10.0) as jobs:
+        sharding, plain = StepBench(jobs, StepManner(), ["fsdp"]), StepBench(jobs, StepManner())
+        with pytest.raises(ValueError, match="--device cuda is not for fsdp: leave it out"):
+            sharding.compare(StepQuestion(network="transformer", device="cuda"))
+        with pytest.raises(ValueError, match="--device cuda is not for --emulate: leave it out"):
+            plain.compare(StepQuestion(network="resnet50", device="cuda", is_emulated=True))
 
 
 def test_a_batch_that_nobody_names_is_the_networks() -> None:

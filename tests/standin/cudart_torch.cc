@@ -61,6 +61,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   found->asyncEngineCount = 3;
   found->concurrentKernels = 1;
   found->pciBusID = device + 1;
+  found->uuid.bytes[0] = static_cast<char>(device + 1);
+  found->uuid.bytes[1] = static_cast<char>(standin::setting("STANDIN_HOST", 0));
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* found, cudaDeviceAttr attribute, int device) {

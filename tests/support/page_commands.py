@@ -59,6 +59,10 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("bench.md", "sudo .venv/bin/python benchmarks/tools/two_commits/main.py 6cd2d84"): Read(
         "takes an hour; tests/pure/test_two_commits.py"
     ),
+    ("bench.md", "multiring bench all_reduce --device cuda"): Read("needs a GPU; tests/cuda/test_bench_on_devices.py"),
+    ("bench_step.md", "multiring bench step --device cuda --networks resnet50 --batch 64 --alternations 1"): Read(
+        "needs a GPU; tests/cuda/test_bench_on_devices.py"
+    ),
     ("bench_step.md", "multiring bench step"): Read(BENCH),
     (
         "bench_step.md",

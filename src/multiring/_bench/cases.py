@@ -19,6 +19,8 @@ LEAST_POOLED_BYTES = 2**16
 class Question:
     """One size of one collective; every library is timed on it.
 
+    `device`: "cpu", or "cuda" for tensors in device memory.
+
     Raises:
         ArgumentError: the collective, type or operation is unknown, or the ranks cannot divide the size.
     """
@@ -29,6 +31,7 @@ class Question:
     dtype: str = "float32"
     op: str = "sum"
     hosts: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for value, known, what in (

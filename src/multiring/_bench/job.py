@@ -37,13 +37,17 @@ class JobCommand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAnswer:
-    """One rank's answer: the seconds of each call, or (`not_offered`) the reason for missing times."""
+    """One rank's answer: the seconds of each call, or (`not_offered`) the reason for missing times.
+
+    `calls`: if not 0, each of `seconds` is the median of so many calls.
+    """
 
     seconds: tuple[float, ...] = ()
     version: str = ""
     settings: Mapping[str, str]
     not_offered: str = ""
     wrong: str = ""
+    calls: int = 0
 
 
 class WrongResultError(MultiringError, RuntimeError):

@@ -70,6 +70,7 @@ def records_of(comparison: Comparison, circumstances: Circumstances) -> list[dic
             "size_bytes": question.size_bytes,
             "pool_bytes": comparison.pool_bytes,
             "dtype": question.dtype,
+            "device": question.device,
         }
         if timing.not_offered:
             made.append(record | {"not_offered": timing.not_offered})
@@ -125,14 +126,16 @@ def lines_of(comparison: Comparison) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     where = f"{question.ranks} ranks" + (f" on {question.hosts} hosts" if question.hosts > 1 else "")
     what = f"{question.collective} {question.op}" if question.op != "sum" else question.collective
+    where += f" on {question.device}" if question.device != "cpu" else ""
     used = f"rotating over {size_text(comparison.pool_bytes)} a rank" if comparison.pool_bytes else "one buffer"
     lines = [f"{what}, {size_text(question.size_bytes)} {question.dtype}, {where}, {used}"]
     for row in rows:
         cells = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
         cells += [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
         lines.append("  " + "  ".join(cells).rstrip())
+    missing = "not offered" if question.device == "cpu" else "NOT RUN"
     lines += [
-        f"  {timing.library}: not offered: {timing.not_offered}" for timing in comparison.timings if timing.not_offered
+        f"  {timing.library}: {missing}: {timing.not_offered}" for timing in comparison.timings if timing.not_offered
     ]
     if comparison.bound is not None:
         how = f": {comparison.bound.formula}" if comparison.bound.formula else ""

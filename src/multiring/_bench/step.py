@@ -15,10 +15,13 @@ from multiring._bench.machine import OtherWorkMeter
 from multiring._bench.statistics import Interval, median_interval, ratio_interval
 from multiring._bench.variants import VARIANTS
 from multiring._bench.workers.step_case import (
+    ALONE,
     ANSWER,
     DDP,
+    DDP_NCCL,
     DDP_OURS,
     DDP_OURS_HOOK,
+    DEVICES,
     DTYPES,
     FSDP,
     FSDP_OURS,
@@ -34,10 +37,12 @@ from multiring.errors import ArgumentError
 WORKER = Path(__file__).parent / "workers" / "step_worker.py"
 PACER = WORKER.with_name("step_pace.py")
 USUAL = ("resnet50", "vgg16", "embedding")
+USUAL_ON_GPUS = ("resnet50", "transformer")
 PEERS = (DDP,)
+PEERS_ON_GPUS = (DDP, DDP_NCCL, ALONE)
 SHARDED = (FSDP, FSDP_OURS, FSDP_OURS_ARENA)
 # These libraries are used only if the user names them, and so is the network that is not in USUAL.
-OTHERS = (DDP_OURS, DDP_OURS_HOOK, *SHARDED)
+OTHERS = (DDP_OURS, DDP_OURS_HOOK, *SHARDED, DDP_NCCL, ALONE)
 _CODED = {name: variant.wire for name, variant in VARIANTS.items() if variant.wire}
 _MEMORY_SHARE = 0.8
 LEAST_IMAGE = 64  # pixels; smaller images would have no pixels in the last layers
@@ -51,8 +56,10 @@ class StepQuestion:
 
     `is_emulated`: ranks sleep instead of computing, for the time that the computation took on a core of its own.
 
+    `device`: the type of the device that has the model.
+
     Raises:
-        ArgumentError: the network or type is unknown, or a number is out of range.
+        ArgumentError: the network, type or device is unknown, or a number is out of range.
     """
 
     network: str
@@ -63,9 +70,14 @@ class StepQuestion:
     dtype: str = "bfloat16"
     image_size: int = 224
     is_emulated: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for value, known, what in ((self.network, NETWORKS, "network"), (self.dtype, DTYPES, "type")):
+        for value, known, what in (
+            (self.network, NETWORKS, "network"),
+            (self.dtype, DTYPES, "type"),
+            (self.device, DEVICES, "device"),
+        ):
             if value not in known:
                 raise ArgumentError(f"unknown {what} {value!r}, want one of {', '.join(known)}")
         for name, least in (("ranks", 2), ("threads", 1), ("batch", 1), ("image_size", LEAST_IMAGE)):
@@ -110,12 +122,13 @@ class StepManner:
 
 @dataclass(slots=True)
 class StepTiming:
-    """One library's figures: the slowest rank's median step of each alternation."""
+    """One library's figures: the slowest rank's median step of each alternation; or why there are none."""
 
     library: str
     seconds: list[float] = field(default_factory=list)
     version: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    not_run: str = ""
 
     @property
     def interval(self) -> Interval:
@@ -137,8 +150,8 @@ class StepComparison:
     pace: Pace | None = None
 
     def timing(self, library: str) -> StepTiming | None:
-        """Return the timing of `library`, or None."""
-        return next((timing for timing in self.timings if timing.library == library), None)
+        """Return the timing of `library`, or None if it was not timed."""
+        return next((timing for timing in self.timings if timing.library == library and timing.seconds), None)
 
     def ratio(self, library: str, other: str) -> Interval | None:
         """Return the step of `other` divided by that of `library`: above 1, `library` is faster."""
@@ -165,6 +178,9 @@ class StepBench:
         launcher: the command line before the ranks' own command; None: start the ranks on this host.
         tell: gets progress messages.
     """
+
+    python: tuple[str, ...] = (sys.executable,)
+    """The command that runs a Python program."""
 
     def __init__(
         self,
@@ -210,7 +226,7 @@ class StepBench:
         Raises:
             WrongResultError: gradients are not the mean of all ranks' gradients, or parameters differ after a step.
             JobError: a job failed or hung.
-            ArgumentError: the question is emulated, and a library shards the model.
+            ArgumentError: a library shards the model, and the question is emulated or on a device.
             StoppedError: a signal came.
         """
         sharded = [name for name in self._libraries if name in SHARDED]
@@ -219,16 +235,25 @@ class StepBench:
                 f"{', '.join(sharded)} shard parameters, but an emulated network never reads parameters: leave out "
                 "these libraries, or do not emulate"
             )
+        if question.device != "cpu" and (sharded or question.is_emulated):
+            raise ArgumentError(
+                f"--device {question.device} is not for {', '.join(sharded or ['--emulate'])}: leave it out"
+            )
         meter = OtherWorkMeter()
         pace = self._measure(question) if question.is_emulated else None
         timings = [StepTiming(library) for library in self._libraries]
         for turn in range(self._manner.alternations):
             # Reverse every other turn, so that no library always runs after the same other library.
             for timing in timings if turn % 2 == 0 else reversed(timings):
+                if timing.not_run:
+                    continue
                 self._tell(
                     f"{question.network}, alternation {turn + 1} of {self._manner.alternations}: {timing.library}"
                 )
                 answers = self._run(question, timing.library)
+                timing.not_run = next((each["not_run"] for each in answers if each.get("not_run")), "")
+                if timing.not_run:
+                    continue
                 timing.seconds.append(max(statistics.median(answer["seconds"]) for answer in answers))
                 timing.version, timing.settings = answers[0]["version"], answers[0]["settings"]
         return StepComparison(
@@ -259,8 +284,9 @@ class StepBench:
         """Run one job, and return its ranks' answers."""
         folder, case_file = self._prepared(question, library)
         title = f"a step of {question.network} with {library}"
-        start = self._start(question, case_file)
-        found = self._jobs.run_for(title, start, lambda: _answers(folder, question.ranks), question.ranks)
+        ranks = 1 if library == ALONE else question.ranks
+        start = self._start(question, case_file, ranks)
+        found = self._jobs.run_for(title, start, lambda: _answers(folder, ranks), ranks)
         shutil.rmtree(folder)
         return found
 
@@ -282,13 +308,14 @@ class StepBench:
             steps=self._manner.steps,
             warmup=self._manner.warmup,
             out_dir=str(folder),
+            device=question.device,
         )
         case.write(case_file)
         return folder, case_file
 
-    def _start(self, question: StepQuestion, case_file: Path) -> JobCommand:
-        here = (sys.executable, "-m", "multiring", "run", "-n", str(question.ranks), "--")
-        command = (*(self._launcher or here), sys.executable, str(WORKER), str(case_file))
+    def _start(self, question: StepQuestion, case_file: Path, ranks: int) -> JobCommand:
+        here = (sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--")
+        command = (*(self._launcher or here), *self.python, str(WORKER), str(case_file))
         return JobCommand(command=command, variables={"OMP_NUM_THREADS": str(question.threads)})
 
 
@@ -296,6 +323,8 @@ def check_step_memory(question: StepQuestion) -> None:
     """Raise ArgumentError if the ranks would not fit into this machine's memory."""
     # Parameters, gradients, momentum and gradients in flight are float32; weights and their gradients also bfloat16.
     needed = question.ranks * 5 * question.gradient_bytes
+    if question.device != "cpu":
+        return  # the devices have memory of their own
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _MEMORY_SHARE * present:
         raise ArgumentError(

@@ -6,7 +6,7 @@ from multiring._bench.machine import QUIET_CORES
 from multiring._bench.records import Circumstances, today
 from multiring._bench.statistics import Interval
 from multiring._bench.step import StepComparison, StepTiming
-from multiring._bench.workers.step_case import DDP, INDEPENDENT, NETWORKS, OURS
+from multiring._bench.workers.step_case import ALONE, DDP, INDEPENDENT, NETWORKS, OURS
 
 
 def why_steps_not_publishable(comparison: StepComparison) -> list[str]:
@@ -14,7 +14,7 @@ def why_steps_not_publishable(comparison: StepComparison) -> list[str]:
     reasons = []
     if comparison.other_cores > QUIET_CORES:
         reasons.append(f"other work took {comparison.other_cores:.0%} of a core, more than {QUIET_CORES:.0%}")
-    if not all(timing.interval.is_sure for timing in comparison.timings):
+    if not all(timing.interval.is_sure for timing in comparison.timings if timing.seconds):
         reasons.append(f"{comparison.manner.alternations} alternations give no 95 % interval, want at least 6")
     return reasons
 
@@ -36,6 +36,7 @@ def step_records(comparison: StepComparison, circumstances: Circumstances) -> li
         "batch": question.samples,
         "image_size": question.image_size,
         "dtype": question.dtype,
+        "device": question.device,
         "parameters": NETWORKS[question.network].parameters,
         "gradient_bytes": question.gradient_bytes,
         "emulated_compute_s": None if comparison.pace is None else comparison.pace.step_s,
@@ -52,8 +53,8 @@ def step_records(comparison: StepComparison, circumstances: Circumstances) -> li
     return [
         {"network": question.network, "library": timing.library, "version": timing.version}
         | common
-        | _figures(comparison, timing)
-        | {"verified": True, "steps": comparison.manner.steps, "settings": dict(timing.settings)}
+        | (_figures(comparison, timing) if timing.seconds else {"not_run": timing.not_run})
+        | {"verified": not timing.not_run, "steps": comparison.manner.steps, "settings": dict(timing.settings)}
         | ending
         for timing in comparison.timings
     ]
@@ -83,6 +84,7 @@ def step_lines(comparison: StepComparison) -> list[str]:
     question = comparison.question
     size = f" of {question.image_size} pixels" if question.network != "embedding" else ""
     where = f"{question.ranks} ranks" + (f" on {question.hosts} hosts" if question.hosts > 1 else "")
+    where += f" on {question.device}" if question.device != "cpu" else ""
     what = f"{question.network}, {question.samples} samples{size} a rank, {question.dtype}"
     gradients = f"{question.gradient_bytes / 1e6:.1f} MB of gradients"
     lines = [f"{what}, {where} x {question.threads} threads, {gradients}"]
@@ -96,6 +98,10 @@ def step_lines(comparison: StepComparison) -> list[str]:
     for row in rows:
         cells = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    lines += [f"  {timing.library}: NOT RUN: {timing.not_run}" for timing in comparison.timings if timing.not_run]
+    longer = comparison.ratio(ALONE, OURS)
+    if longer is not None:
+        lines.append(f"  {OURS} / {ALONE}: {longer.middle:.3f} [{longer.low:.3f}, {longer.high:.3f}]")
     faster = comparison.ratio(OURS, DDP)
     if faster is not None:
         lines.append(f"  {DDP} / {OURS}: {faster.middle:.3f} [{faster.low:.3f}, {faster.high:.3f}]")
@@ -103,6 +109,8 @@ def step_lines(comparison: StepComparison) -> list[str]:
 
 
 def _row(comparison: StepComparison, timing: StepTiming) -> tuple[str, ...]:
+    if timing.not_run:
+        return (timing.library, "-", "", "", "", "", "", "")
     own = timing.interval
     cells = (timing.library, f"{own.middle * 1e3:.1f} ms", f"[{own.low * 1e3:.1f}, {own.high * 1e3:.1f}]")
     exposed, ratio = comparison.exposed_s(timing.library), comparison.ratio(timing.library, INDEPENDENT)

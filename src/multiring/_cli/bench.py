@@ -18,7 +18,7 @@ from multiring._bench.libraries import libraries
 from multiring._bench.plot import check_plot, plot
 from multiring._bench.records import Circumstances, lines_of, records_of, settings_lines
 from multiring._bench.workers.contract import COLLECTIVES, DTYPES, OPS
-from multiring._cli import bench_lab, bench_step
+from multiring._cli import bench_device, bench_lab, bench_step
 from multiring._cli.forecast import ForecastPrinter
 from multiring._cli.output import READER_GONE, ReaderGoneError, show
 from multiring.errors import ArgumentError
@@ -45,8 +45,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--against", metavar="PEER,...|none", help="other libraries (default: all installed ones)")
     what.add_argument("--ranks", type=int, metavar="N", help="number of ranks on this host (default 2)")
+    what.add_argument("--sizes", metavar="SIZE,...", help=f"sizes of each rank's buffer (default {_SIZES})")
     what.add_argument(
-        "--sizes", default=_SIZES, metavar="SIZE,...", help=f"sizes of each rank's buffer (default {_SIZES})"
+        "--device",
+        default="cpu",
+        choices=bench_device.DEVICES,
+        help="cuda: time all_reduce of CUDA tensors by multiring.torch, Gloo and NCCL (default cpu)",
     )
     what.add_argument("--dtype", default="float32", help=", ".join(DTYPES))
     what.add_argument("--op", default="sum", help=", ".join(OPS))
@@ -96,7 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         if arguments.kind is None:
             raise ArgumentError(f"nothing to time: name step, or one of {', '.join(COLLECTIVES)}")
-        return bench_step.run(arguments) if arguments.kind == "step" else _bench(arguments)
+        if arguments.kind == "step":
+            return bench_step.run(arguments)
+        return _bench(arguments) if arguments.device == "cpu" else bench_device.run(arguments)
     except ReaderGoneError:
         return READER_GONE
     except WrongResultError as error:
@@ -183,7 +189,8 @@ def _cases(arguments: argparse.Namespace, ranks: int, hosts: int) -> Iterable[tu
         )
     if arguments.no_one and arguments.pool_mib == 0:
         raise ArgumentError("--no-one and --pool-mib 0 leave nothing to time")
-    sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in arguments.sizes.split(",")]
+    given = _SIZES if arguments.sizes is None else arguments.sizes
+    sizes = [0] if arguments.kind == "barrier" else [parse_size(text) for text in given.split(",")]
     for size_bytes in sizes:
         question = Question(
             collective=arguments.kind,

@@ -10,14 +10,24 @@ import sys
 
 from multiring._bench.job import Jobs
 from multiring._bench.records import settings_lines
-from multiring._bench.step import OTHERS, PEERS, USUAL, StepBench, StepManner, StepQuestion, check_step_memory
+from multiring._bench.step import (
+    OTHERS,
+    PEERS,
+    PEERS_ON_GPUS,
+    USUAL,
+    USUAL_ON_GPUS,
+    StepBench,
+    StepManner,
+    StepQuestion,
+    check_step_memory,
+)
 from multiring._bench.step_records import step_lines, step_records
-from multiring._bench.workers.step_case import DTYPES, INDEPENDENT, NETWORKS, OURS
+from multiring._bench.workers.step_case import DEVICES, DTYPES, INDEPENDENT, NETWORKS, OURS
 from multiring._cli import bench_lab
 from multiring._cli.forecast import ForecastPrinter
 from multiring._cli.output import show
 from multiring._schedule import WIRES
-from multiring.errors import LaunchError
+from multiring.errors import ArgumentError, LaunchError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument(
         "--networks",
-        default=",".join(USUAL),
         metavar="NAME,...",
-        help=f"names from {', '.join(NETWORKS)}; default {','.join(USUAL)}",
+        help=f"names from {', '.join(NETWORKS)}; default {','.join(USUAL)}, and {','.join(USUAL_ON_GPUS)} on GPUs",
+    )
+    what.add_argument(
+        "--device", default=DEVICES[0], choices=DEVICES, help=f"the devices of the models (default {DEVICES[0]})"
     )
     what.add_argument(
         "--against",
-        default=",".join(PEERS),
         metavar="NAME,...|none",
-        help=f"other libraries: ddp (the default), {', '.join(OTHERS)} and, in a lab, "
+        help=f"other libraries: ddp (the default), {', '.join(OTHERS)} (with --device cuda, the default is "
+        f"{','.join(PEERS_ON_GPUS)}) and, in a lab, "
         f"{', '.join(f'multiring-{wire}' for wire in WIRES)} (wire types)",
     )
     what.add_argument(
@@ -78,6 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise LaunchError(f"there is no torch to train with; install it with: {sys.executable} -m pip install torch")
     plan = bench_lab.plan_of(arguments)
     ranks = bench_lab.ranks_of(arguments, plan)
+    is_on_host = arguments.device == DEVICES[0]
+    if plan is not None and not is_on_host:
+        raise ArgumentError(f"--device {arguments.device} is for this host's GPUs, not for a lab: omit --hosts")
+    networks = arguments.networks or ",".join(USUAL if is_on_host else USUAL_ON_GPUS)
     questions = [
         StepQuestion(
             network=network,
@@ -88,8 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
             dtype=arguments.dtype,
             image_size=arguments.image_size,
             is_emulated=arguments.emulate,
+            device=arguments.device,
         )
-        for network in arguments.networks.split(",")
+        for network in networks.split(",")
     ]
     for question in questions:
         check_step_memory(question)
@@ -105,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         bench = StepBench(
             jobs,
             manner,
-            against or (),
+            (PEERS if is_on_host else PEERS_ON_GPUS) if against is None else against,
             leave_out=tuple(filter(None, arguments.leave_out.split(","))),
             launcher=launcher,
             tell=forecast.record,

@@ -30,7 +30,7 @@ from multiring.errors import ArgumentError
 # + 129 parameters. The transformer with f features has 12 blocks of 12 f^2 + 13 f parameters. It also has two tables of
 # 8192 f, one table of 128 f, and 2 f more.
 PARAMETERS = {"resnet50": 25_557_032, "vgg16": 138_357_544, "embedding": 25_633_025, "transformer": 97_737_216}
-ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring", "fsdp-multiring-arena"}
+ADAPTED = {"ddp-multiring", "ddp-multiring-hook", "fsdp", "fsdp-multiring", "fsdp-multiring-arena", "ddp-nccl", "alone"}
 ONCE = StepManner(alternations=1, steps=1, warmup=0)
 SMALL = StepQuestion(network="embedding", batch=8)
 PRETENDERS = Path(__file__).parents[2] / "support" / "step_workers"

@@ -58,6 +58,8 @@ class Case:
     pool_bytes: 0 for one buffer that all calls use; else calls rotate over buffers of this size in total.
     calls, warmup: the number of timed calls, and the number of calls before them.
     cores: rank r runs on cores[r % len(cores)]; empty: ranks are not bound.
+    turns, seconds: of a worker that times several libraries in turns: the number of turns, and the time of the calls in
+    each turn if `calls` is 0.
     """
 
     library: str
@@ -72,6 +74,8 @@ class Case:
     warmup: int = 3
     root: int = 0
     cores: tuple[int, ...] = ()
+    turns: int = 1
+    seconds: float = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -304,7 +308,9 @@ def given_settings() -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in sys.argv[2:])}
 
 
-def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, settings: dict[str, str]) -> None:
+def write_result(
+    case: Case, rank: int, seconds: Sequence[float], version: str, settings: dict[str, str], calls: int = 0
+) -> None:
     """Write this rank's times to the case's folder.
 
     Args:
@@ -313,13 +319,19 @@ def write_result(case: Case, rank: int, seconds: Sequence[float], version: str, 
         seconds: the seconds of each call.
         version: the library's version, and other facts that identify the build.
         settings: the library's settings, with reasons from its documentation.
+        calls: the number of calls behind each of `seconds` if the worker chose it, else 0.
     """
-    _write(case, rank, {"seconds": list(seconds), "version": version, "settings": settings})
+    _write(case, rank, {"seconds": list(seconds), "version": version, "settings": settings, "calls": calls})
+
+
+def offer_nothing(case: Case, rank: int, why: str) -> None:
+    """Answer that this library cannot run the case."""
+    _write(case, rank, {"not_offered": why})
 
 
 def refuse(case: Case, rank: int, why: str) -> NoReturn:
     """Answer that this library has no such operation, and end the case."""
-    _write(case, rank, {"not_offered": why})
+    offer_nothing(case, rank, why)
     raise _Refused(why)
 
 

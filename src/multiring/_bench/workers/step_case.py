@@ -29,6 +29,9 @@ OURS, DDP, INDEPENDENT = "multiring", "ddp", "independent"
 # and fully_shard over Gloo, over multiring, and over multiring with messages in its arena.
 DDP_OURS, DDP_OURS_HOOK = "ddp-multiring", "ddp-multiring-hook"
 FSDP, FSDP_OURS, FSDP_OURS_ARENA = "fsdp", "fsdp-multiring", "fsdp-multiring-arena"
+# On GPUs: DistributedDataParallel over NCCL, and one process that has a GPU for itself.
+DDP_NCCL, ALONE = "ddp-nccl", "alone"
+DEVICES = ("cpu", "cuda")
 ANSWER = "rank"  # the name of a rank's answer file
 _POLL_S = 0.001
 
@@ -43,6 +46,7 @@ class StepCase:
     steps, warmup: the number of timed steps, and the number of steps before them. The verifying steps come first.
     wire: the wire type of OURS for gradients between hosts; "": exact.
     pace: the file with a measured `Pace`, by which compute is emulated; "": compute is real.
+    device: the type of the device that has the model.
     """
 
     library: str
@@ -56,6 +60,7 @@ class StepCase:
     out_dir: str
     wire: str = ""
     pace: str = ""
+    device: str = "cpu"
 
     def write(self, path: Path) -> None:
         """Write the case for `read_case`."""

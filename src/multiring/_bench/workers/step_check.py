@@ -45,7 +45,7 @@ def signed_sums(model: nn.Module) -> Sums:
             whole = flat.numel() // PERIOD * PERIOD
             folded = flat[:whole].view(-1, PERIOD).sum(0, dtype=torch.float64)
             folded[: flat.numel() - whole] += flat[whole:]
-            sums[name] = float(folded @ signs), float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+            sums[name] = float(folded.cpu() @ signs), float(torch.linalg.vector_norm(flat, dtype=torch.float64))
     return sums
 
 
@@ -78,5 +78,5 @@ def digest(model: nn.Module) -> str:
     """Return a digest of the bits of all parameters."""
     seen = hashlib.sha256()
     for parameter in model.parameters():
-        seen.update(gathered(parameter.detach()).reshape(-1).numpy().data)
+        seen.update(gathered(parameter.detach()).reshape(-1).cpu().numpy().data)
     return seen.hexdigest()

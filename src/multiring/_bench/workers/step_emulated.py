@@ -103,6 +103,7 @@ class EmulatedTask(StepTask):
 
     def verified(self) -> None:
         """Make optimizers sleep from now on."""
+        super().verified()
         for optimizer in self._optimizers:
             optimizer.seconds = self._pace.optimizer_s
 

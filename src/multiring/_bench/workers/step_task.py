@@ -1,5 +1,8 @@
 """The compute of one rank in a training step: a network's gradients on the rank's own samples."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -12,18 +15,26 @@ LEARNING_RATE, MOMENTUM = 1e-3, 0.9
 class StepTask:
     """One rank's network and batch.
 
-    All ranks have the same weights and different samples.
+    All ranks have the same weights and different samples. On a GPU, the rank's device is `device`.
     """
 
-    def __init__(self, case: StepCase, rank: int) -> None:
+    device = torch.device("cpu")
+    is_verified = False
+
+    def __init__(self, case: StepCase, rank: int, local_rank: int = 0) -> None:
         self.case = case
         self.rank = rank
         network = NETWORKS[case.network]
         torch.manual_seed(0)
         self.model = network.make()
+        if case.device == "cuda":
+            self.device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+            self.model.to(self.device)
         self.model.to(memory_format=network.memory_format)  # type: ignore[call-overload] # torch has no stub for it
         torch.manual_seed(1 + rank)
-        self._inputs, self._targets = network.samples(case.batch, case.image_size)
+        inputs, targets = network.samples(case.batch, case.image_size)
+        self._inputs, self._targets = inputs.to(self.device), targets.to(self.device)
         self._loss = network.loss
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -36,14 +47,33 @@ class StepTask:
 
     def forward(self, model: nn.Module) -> Tensor:
         """Return the loss of the rank's batch."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.dtype == "bfloat16"):
+        # Kernels of a GPU need not give the same bits twice. In float32, the difference is far below the tolerance.
+        is_half = self.case.dtype == "bfloat16" and (self.is_verified or self.device.type == "cpu")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
             outputs = model(self._inputs)
         return self._loss(outputs.float(), self._targets)
 
     def reproducible_backward(self, model: nn.Module) -> None:
         """Run `backward` with dropout that is the same every time and differs between ranks."""
         torch.manual_seed(1000 + self.rank)
-        self.backward(model)
+        with _reproducible_kernels():
+            self.backward(model)
 
     def verified(self) -> None:
         """Announce that the following steps are only timed."""
+        self.is_verified = True
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextlib.contextmanager
+def _reproducible_kernels() -> Iterator[None]:
+    """Let cuDNN choose algorithms whose results have the same bits every time."""
+    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before

@@ -22,8 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch as mt
 from multiring._bench.workers.step_case import (
+    ALONE,
     ANSWER,
     DDP,
+    DDP_NCCL,
     DDP_OURS,
     DDP_OURS_HOOK,
     FSDP,
@@ -173,8 +175,24 @@ LIBRARIES: dict[str, Callable[[StepTask, FileRendezvous], contextlib.AbstractCon
     FSDP: partial(with_fsdp, backend="gloo"),
     FSDP_OURS: partial(with_fsdp, backend="multiring"),
     FSDP_OURS_ARENA: partial(with_fsdp, backend="multiring", in_arena=True),
+    DDP_NCCL: partial(with_ddp, backend="nccl"),
     INDEPENDENT: with_nobody,
+    ALONE: with_nobody,
 }
+
+
+def refusal(task: StepTask, rendezvous: FileRendezvous) -> str:
+    """Return why the case's library cannot run here, or ""."""
+    if task.case.library != DDP_NCCL:
+        return ""
+    if task.device.type != "cuda" or not dist.is_nccl_available():
+        return f"{DDP_NCCL} needs GPUs, and a torch with NCCL"
+    rendezvous.tell("device", str(torch.cuda.get_device_properties(task.device).uuid))
+    gpus = len(set(rendezvous.hear("device")))
+    if gpus == rendezvous.ranks:
+        return ""
+    return f"{rendezvous.ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}, and NCCL wants one each"
+
 
 # ---- verification and timing ----
 
@@ -216,12 +234,14 @@ def time_steps(case: StepCase, task: StepTask, training: Training, rendezvous: F
     task.verified()
     for _ in range(case.warmup):
         training.step(task)
+    task.synchronize()
     rendezvous.tell("warm", None)
     rendezvous.hear("warm")
     seconds = []
     for _ in range(case.steps):
         start = time.perf_counter()
         training.step(task)
+        task.synchronize()
         seconds.append(time.perf_counter() - start)
     rendezvous.tell("timed", None)
     # Independent ranks do not end together. Ranks that end first continue, so that the last rank is timed under the
@@ -237,7 +257,13 @@ def main() -> None:
     settings = Settings.from_environment()
     rendezvous = FileRendezvous(Path(case.out_dir), settings.rank or 0, settings.size or 1)
     torch.set_num_threads(case.threads)
-    task = EmulatedTask(case, rendezvous.rank) if case.pace else StepTask(case, rendezvous.rank)
+    if case.device == "cuda" and not torch.cuda.device_count():
+        raise SystemExit(f"torch {torch.__version__} sees no GPU: want a GPU and torch's CUDA build, or --device cpu")
+    place = (rendezvous.rank, settings.local_rank or 0)
+    task = EmulatedTask(case, rendezvous.rank) if case.pace else StepTask(case, *place)
+    if reason := refusal(task, rendezvous):
+        rendezvous.tell(ANSWER, {"wrong": "", "not_run": reason})
+        return
     task.reproducible_backward(task.model)
     alone = signed_sums(task.model)
     task.model.zero_grad()
