@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,9 @@ def run_cuda(
         arguments: arguments of the function.
         hosts: 1, 2 or 4. With several hosts, a host has at most 2 devices.
         devices: devices of a host, and ranks of a host.
-        settings: `standin` (a dict of the stand-ins' settings, such as {"seed": 3, "delay_us": 2000}), and options of
-            `run_ranks`.
+        settings: `standin` (a dict of the stand-ins' settings, such as {"seed": 3, "delay_us": 2000}), `killed` (how
+            many processes of a rank kill themselves, each replaced by a new one, by rank; the function's last argument
+            is then the number of the process, from 0), and options of `run_ranks`.
     """
     found: list[Any] = _on_devices(run_ranks, function, arguments, hosts, devices, settings)
     return found
@@ -54,13 +56,25 @@ def _on_devices(
     assert (hosts, devices) in SHAPES, (hosts, devices)
     engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
     standin = {"devices": devices, **settings.pop("standin", {})}
+    killed = settings.pop("killed", None)
     here = (function.__module__, function.__qualname__)
     process = settings.pop("process", Process(nursery="torch", beforehand=(__name__, function.__module__)))
-    return run(on_device, hosts * devices, *here, standin, arguments, engine=engine, process=process, **settings)
+    return run(
+        on_device, hosts * devices, *here, standin, killed, arguments, engine=engine, process=process, **settings
+    )
 
 
-def on_device(here: Here, module: str, name: str, standin: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+def on_device(
+    here: Here,
+    module: str,
+    name: str,
+    standin: dict[str, Any],
+    killed: dict[int, int] | None,
+    arguments: tuple[Any, ...],
+) -> Any:
     """Run a function of a test file on one rank."""
+    if killed is not None:
+        arguments = (*arguments, _number_of_process(killed.get(here.rank, 0)))
     devices = standin["devices"]
     settings = {"host": here.rank // devices, **standin}
     os.environ |= {f"STANDIN_{each.upper()}": str(value) for each, value in settings.items()}
@@ -70,6 +84,17 @@ def on_device(here: Here, module: str, name: str, standin: dict[str, Any], argum
     for each in name.split("."):
         function = getattr(function, each)
     return function(here, *arguments)
+
+
+def _number_of_process(killed: int) -> int:
+    """Fork `killed` processes, one after the death of the other; return the number of each, and of this process."""
+    for number in range(killed):
+        child = os.fork()
+        if child == 0:
+            return number
+        _, status = os.waitpid(child, 0)
+        assert status == signal.SIGKILL, f"process {number} ended with status {status} and was not killed"
+    return killed
 
 
 if "STANDIN_OPERATORS" in os.environ:  # else the devices are real, and ranks may share one

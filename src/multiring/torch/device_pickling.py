@@ -14,7 +14,9 @@ from multiring._frontend.object_collectives import add_reducer
 
 def reduce_storage(value: Any) -> Any:
     """Return the reduced form of a storage on a CUDA device; NotImplemented for any other value."""
-    if not isinstance(value, torch.storage.TypedStorage) or value.device.type != "cuda":
+    if not isinstance(value, torch.storage.TypedStorage):
+        return NotImplemented
+    if value._untyped_storage.device.type != "cuda":  # noqa: SLF001 -- each public way warns that the type is deprecated
         return NotImplemented
     saved = io.BytesIO()
     torch.save(value, saved, _use_new_zipfile_serialization=False)
