@@ -53,8 +53,8 @@ BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
 BUILD_ON_TORCH = ("training", "_verify")
-# A worker of the bench is a program of its own; no module imports it.
-WORKERS = "multiring._bench.workers.*"
+# Workers of `bench` and `verify` are programs of their own; no module imports them.
+WORKERS = ("multiring._bench.workers.*", "multiring._verify.workers.*")
 
 
 def rooms() -> set[str]:
@@ -109,14 +109,15 @@ def contracts() -> str:
             _contract(framework, f"{framework} is imported by its adapter only", "forbidden"),
             _lines("source_modules", [f"multiring.{room}" for room in others]),
             _lines("forbidden_modules", [framework]),
-            _lines("ignore_imports", [f"{WORKERS} -> {framework}", f"{WORKERS} -> multiring.{framework}"]),
+            _lines("ignore_imports", _by_workers(framework, f"multiring.{framework}", f"multiring.{framework}.*")),
             "unmatched_ignore_imports_alerting = none",
         ]
     text += [
         _contract("mpi", "mpi4py is imported where runtime needs it only", "forbidden"),
         _lines("source_modules", [f"multiring.{room}" for room in sorted(rooms() - {"_runtime"})]),
         _lines("forbidden_modules", ["mpi4py"]),
-        _lines("ignore_imports", [f"{WORKERS} -> mpi4py"]),
+        _lines("ignore_imports", _by_workers("mpi4py")),
+        "unmatched_ignore_imports_alerting = none",
         "allow_indirect_imports = True",
         _contract("agreement", "The agreement stands alone", "forbidden"),
         _lines("source_modules", ["multiring._agreement"]),
@@ -126,6 +127,10 @@ def contracts() -> str:
         ),
     ]
     return "\n".join(text) + "\n"
+
+
+def _by_workers(*modules: str) -> list[str]:
+    return [f"{worker} -> {module}" for worker in WORKERS for module in modules]
 
 
 def _contract(number: str, name: str, kind: str) -> str:

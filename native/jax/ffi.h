@@ -42,12 +42,23 @@ struct ErrorCreateArgs {
 
 struct Error;
 
+struct StreamGetArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  void* ctx;
+  void* stream;  // written by XLA: on CUDA, a CUstream
+};
+
 struct FfiApi {
   size_t struct_size;
   Extension* extension_start;
   Version api_version;
   const void* internal_api;
   Error* (*XLA_FFI_Error_Create)(ErrorCreateArgs*);
+  const void* XLA_FFI_Error_GetMessage;
+  const void* XLA_FFI_Error_Destroy;
+  const void* XLA_FFI_Handler_Register;
+  Error* (*XLA_FFI_Stream_Get)(StreamGetArgs*);
 };
 
 struct Buffer {

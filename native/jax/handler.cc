@@ -1,16 +1,19 @@
 // The handler of multiring's custom calls in JAX programs. It uses the C interface of entry/multiring.h.
 //
-// A call has any number of arrays; the arrays of one element type form one request. On a CPU, XLA runs one custom call
-// at a time, in the order of the compiled program. The handler waits for its requests; it blocks no Python thread.
+// A call has any number of arrays; the arrays of one element type form one request. XLA runs one custom call at a time,
+// in the order of the compiled program. The handler waits for its requests; it blocks no Python thread. Arrays on a CUDA
+// device are copied to the host before the requests, and the results back after them, on the stream of the program.
 
 #include <array>
 #include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "device_arrays.h"
 #include "entry/call.h"
 #include "ffi.h"
 
@@ -23,7 +26,7 @@ std::atomic<MultiringEntry*> entry{nullptr};
 constexpr std::array<int, 15> kTypes{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 11, 12, 15, 18};
 // XLA's error codes for multiring's errors, in the order of multiring.h.
 constexpr std::array<int, 9> kCodes{0, 3, 9, 10, 4, 9, 12, 1, 13};
-constexpr int kInvalidArgument = 3, kFailedPrecondition = 9, kUnimplemented = 12;
+constexpr int kInternal = 13, kInvalidArgument = 3, kFailedPrecondition = 9, kUnimplemented = 12;
 
 // The common result of the requests of one call.
 class Ending {
@@ -89,7 +92,22 @@ Error* refused(const CallFrame* frame, int code, const std::string& text) {
   return frame->api->XLA_FFI_Error_Create(&made);
 }
 
-Error* execute(const CallFrame* frame) {
+// Returns the stream of a program on a device.
+Error* stream_of(const CallFrame* frame, void*& stream) {
+  StreamGetArgs asked{sizeof asked, nullptr, frame->ctx, nullptr};
+  Error* error = frame->api->XLA_FFI_Stream_Get(&asked);
+  stream = asked.stream;
+  return error;
+}
+
+std::vector<Buffer> arrays_of(const Buffers& buffers) {
+  std::vector<Buffer> found;
+  for (int64_t each = 0; each < buffers.size - 1; ++each)  // the last one is a token
+    found.push_back(*static_cast<const Buffer*>(buffers.args[each]));
+  return found;
+}
+
+Error* execute(const CallFrame* frame, bool on_device) {
   const auto* span = static_cast<const ByteSpan*>(frame->attrs.attrs[0]);
   const std::string text(span->ptr, span->len);
   CallText call;
@@ -100,12 +118,19 @@ Error* execute(const CallFrame* frame) {
     return refused(frame, kFailedPrecondition,
                    "multiring is not loaded in this process: import multiring.jax before running this program");
   std::vector<Part> parts;
-  // The last input and the last result are tokens that order the program's calls. The arrays precede them.
-  const int64_t count = frame->rets.size - 1;
-  *static_cast<unsigned char*>(static_cast<const Buffer*>(frame->rets.args[count])->data) = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto* input = static_cast<const Buffer*>(frame->args.args[i]);
-    const auto* result = static_cast<const Buffer*>(frame->rets.args[i]);
+  // The last input and the last result are tokens that order the program's calls. The arrays precede them. Nobody reads
+  // a token's value.
+  std::vector<Buffer> inputs = arrays_of(frame->args), results = arrays_of(frame->rets);
+  std::optional<DeviceArrays> device;
+  if (on_device) {
+    void* stream = nullptr;
+    if (Error* error = stream_of(frame, stream); error != nullptr) return error;
+    device.emplace(stream);
+    if (const std::string why = device->begin(inputs, results); !why.empty()) return refused(frame, kInternal, why);
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Buffer* input = &inputs[i];
+    const Buffer* result = &results[i];
     int32_t type = 0;
     while (type < static_cast<int32_t>(kTypes.size()) && kTypes[static_cast<size_t>(type)] != input->dtype) ++type;
     if (type == static_cast<int32_t>(kTypes.size())) {
@@ -142,9 +167,24 @@ Error* execute(const CallFrame* frame) {
     to->start(to->self, &request);
   }
   ending.wait();
-  if (ending.error() == MULTIRING_OK) return nullptr;
+  if (ending.error() == MULTIRING_OK) {
+    const std::string why = device ? device->finish() : "";
+    return why.empty() ? nullptr : refused(frame, kInternal, why);
+  }
   const auto kind = static_cast<size_t>(ending.error());
   return refused(frame, kCodes[kind < kCodes.size() ? kind : kCodes.size() - 1], ending.text());
+}
+
+Error* handle(CallFrame* frame, bool on_device) {
+  const auto* extension = frame->extension_start;
+  if (extension != nullptr && extension->type == kMetadataExtension) {
+    auto* metadata = reinterpret_cast<MetadataExtension*>(frame->extension_start)->metadata;
+    metadata->api_version.major_version = frame->api->api_version.major_version;
+    metadata->api_version.minor_version = frame->api->api_version.minor_version;
+    metadata->traits = 0;  // so XLA does not put calls into CUDA graphs
+    return nullptr;
+  }
+  return frame->stage == kExecute ? execute(frame, on_device) : nullptr;
 }
 
 }  // namespace
@@ -152,18 +192,13 @@ Error* execute(const CallFrame* frame) {
 
 extern "C" {
 
-// The function that JAX registers, of the type XLA_FFI_Handler.
+// The functions that JAX registers, of the type XLA_FFI_Handler: for programs on CPUs, and on CUDA devices.
 __attribute__((visibility("default"))) multiring::jax::Error* multiring_jax_handler(multiring::jax::CallFrame* frame) {
-  using multiring::jax::MetadataExtension;
-  const auto* extension = frame->extension_start;
-  if (extension != nullptr && extension->type == multiring::jax::kMetadataExtension) {
-    auto* metadata = reinterpret_cast<MetadataExtension*>(frame->extension_start)->metadata;
-    metadata->api_version.major_version = frame->api->api_version.major_version;
-    metadata->api_version.minor_version = frame->api->api_version.minor_version;
-    metadata->traits = 0;
-    return nullptr;
-  }
-  return frame->stage == multiring::jax::kExecute ? multiring::jax::execute(frame) : nullptr;
+  return multiring::jax::handle(frame, false);
+}
+__attribute__((visibility("default"))) multiring::jax::Error* multiring_jax_cuda_handler(
+    multiring::jax::CallFrame* frame) {
+  return multiring::jax::handle(frame, true);
 }
 
 // Makes the handler submit its requests to `entry`. Returns an empty text, or the reason why that is impossible.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.standin.build import FLAGS, run_compiler
-from tests.standin.runtime_signatures import DRIVER_MORE, NCCL_MORE, RUNTIME_SIGNATURES, RUNTIME_TEXTS
+from tests.standin.runtime_signatures import DRIVER_MORE, DRIVER_OF_JAX, NCCL_MORE, RUNTIME_SIGNATURES, RUNTIME_TEXTS
 from tests.standin.torch_build import HEADERS, SITE
 
 from multiring._runtime.engines.cuda_driver import CUDA_SIGNATURES
@@ -71,7 +71,7 @@ def compile_with(header: str, path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("header", "codes", "texts"),
     [
-        ("cuda.h", DRIVER_MORE | CUDA_SIGNATURES, {}),
+        ("cuda.h", DRIVER_MORE | DRIVER_OF_JAX | CUDA_SIGNATURES, {}),
         ("cuda_runtime_api.h", RUNTIME_SIGNATURES, RUNTIME_TEXTS),
         ("nccl.h", NCCL_SIGNATURES | NCCL_MORE, NCCL_TEXTS),
     ],

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.standin.runtime_signatures import RUNTIME_SIGNATURES, RUNTIME_TEXTS
+from tests.standin.runtime_signatures import DRIVER_OF_JAX, RUNTIME_SIGNATURES, RUNTIME_TEXTS
 
 from multiring._runtime.engines.cuda_driver import CUDA_SIGNATURES
 from multiring._runtime.engines.nccl_library import NCCL_SIGNATURES, NCCL_TEXTS
@@ -127,7 +127,7 @@ def declarations() -> str:
     known: set[type] = set()
     functions = []
     for kind, tables in (
-        ("int", (RUNTIME_SIGNATURES, CUDA_SIGNATURES, NCCL_SIGNATURES)),
+        ("int", (RUNTIME_SIGNATURES, CUDA_SIGNATURES, DRIVER_OF_JAX, NCCL_SIGNATURES)),
         ("const char*", (RUNTIME_TEXTS, NCCL_TEXTS)),
     ):
         for name, parameters in (pair for table in tables for pair in table.items()):

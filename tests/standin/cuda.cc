@@ -1,5 +1,6 @@
 // libcuda.so.1: the driver's functions. Unlike the runtime's, they need cuInit, and a context in each thread.
 #include <cstring>
+#include <vector>
 
 #include "capture.h"
 #include "declarations.h"
@@ -13,6 +14,9 @@ int call(Function function) {
   if (!standin::is_driver_initialized()) return standin::kNotInitialized;
   return standin::has_context() ? function() : static_cast<int>(standin::kInvalidContext);
 }
+
+// The devices whose contexts were current before those that this thread has pushed; -1: none.
+thread_local std::vector<int> pushed;
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
@@ -52,6 +56,22 @@ int cuCtxSetCurrent(void* made) {
 int cuCtxGetCurrent(void** made) {
   *made = pointer(standin::has_context() ? static_cast<uint64_t>(standin::current_device()) + 1 : 0);
   return 0;
+}
+int cuCtxPushCurrent_v2(void* made) {
+  pushed.push_back(standin::has_context() ? standin::current_device() : -1);
+  return cuCtxSetCurrent(made);
+}
+int cuCtxPopCurrent_v2(void** made) {
+  cuCtxGetCurrent(made);
+  if (pushed.empty()) return standin::kInvalidContext;
+  const int before = pushed.back();
+  pushed.pop_back();
+  return cuCtxSetCurrent(before < 0 ? nullptr : pointer(static_cast<uint64_t>(before) + 1));
+}
+int cuStreamGetCtx(void* stream, void** made) {
+  const int device = standin::device_of_stream(stream);
+  *made = pointer(static_cast<uint64_t>(device) + 1);
+  return device < 0 ? standin::kInvalidHandle : standin::kOk;
 }
 int cuGetErrorString(int code, const char** text) {
   *text = standin::text_of(code);

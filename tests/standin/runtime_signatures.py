@@ -61,10 +61,16 @@ RUNTIME_SIGNATURES: dict[str, list[Any]] = {
     "cudaIpcGetEventHandle": [c_void_p, c_void_p],
 }
 RUNTIME_TEXTS: dict[str, list[Any]] = {"cudaGetErrorName": [c_int], "cudaGetErrorString": [c_int]}
+# Functions of the driver that native/jax/device_arrays.cc calls.
+DRIVER_OF_JAX: dict[str, list[Any]] = {
+    "cuStreamGetCtx": [c_void_p, _HANDLE],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [_HANDLE],
+    "cuMemHostAlloc": [_HANDLE, c_size_t, c_uint],
+}
 # Functions of the driver that multiring does not call, for the tests of the stand-in.
 DRIVER_MORE: dict[str, list[Any]] = {
     "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
-    "cuMemHostAlloc": [_HANDLE, c_size_t, c_uint],
     "cuMemFreeHost": [c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostUnregister": [c_void_p],

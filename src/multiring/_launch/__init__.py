@@ -3,9 +3,9 @@
 Ranks on this machine are started directly, and ranks on other hosts with mpiexec.
 """
 
+from multiring._frontend.visible_gpus import visible_gpus
 from multiring._launch.commands import CommandError
 from multiring._launch.function import FunctionOptions, run, run_function
-from multiring._launch.gpus import visible_gpus
 from multiring._launch.horovod import horovod_without_effect
 from multiring._launch.hosts import run_over_hosts
 from multiring._launch.job import JobOptions

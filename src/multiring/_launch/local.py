@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from multiring._frontend.visible_gpus import visible_gpus
 from multiring._launch.commands import check_can_run, environment_of_process, refuse_places
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
-from multiring._launch.gpus import visible_gpus
 from multiring._launch.horovod import horovod_environment, positions_on
 from multiring._launch.job import Job, JobOptions, JobProcess, Start, text_of
 from multiring._launch.leftovers import (

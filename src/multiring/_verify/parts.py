@@ -14,6 +14,7 @@ class VerifyPart:
     - needs: what is missing if `ranks` returns None.
     - limit_s: the job is ended after this many seconds, and the part has failed.
     - loses_a_rank: the job ends with an error, because one rank is killed.
+    - worker: the file of the worker.
     """
 
     name: str
@@ -22,6 +23,7 @@ class VerifyPart:
     needs: str = ""
     limit_s: float = 120.0
     loses_a_rank: bool = False
+    worker: str = "gpu.py"
 
 
 def _two(_gpus: int) -> int:
@@ -44,6 +46,7 @@ PARTS = (
     VerifyPart(name="refusals", title="wrong and impossible calls", ranks=_two),
     VerifyPart(name="death", title="a rank that is killed", ranks=_two, limit_s=60, loses_a_rank=True),
     VerifyPart(name="nccl", title="the engine nccl, one rank on a GPU", ranks=lambda gpus: min(gpus, 4)),
+    VerifyPart(name="jax", title="collectives in JAX programs", ranks=_two, limit_s=180, worker="jax_programs.py"),
     VerifyPart(
         name="gpus",
         title="collectives with a GPU for each rank",

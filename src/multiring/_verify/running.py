@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from multiring._settings import inherited_environment
 from multiring._verify.parts import PARTS, VerifyPart
 from multiring._verify.results import FAILED, NOT_RUN, PASSED, Check, PartResult, read, write, write_all
 from multiring._version import VERSION
 from multiring.errors import ArgumentError
 
-_WORKER = Path(__file__).parent / "workers" / "gpu.py"
+_WORKERS = Path(__file__).parent / "workers"
 _LAST_LINES = 12
 _ASK = """
 import json
@@ -101,10 +102,22 @@ def run_part(part: VerifyPart, machine: dict[str, Any], python: Sequence[str] = 
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="multiring-verify-") as place:
         target = Path(place) / "result.json"
-        command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "--", *python, str(_WORKER)]
+        command = [
+            sys.executable,
+            "-m",
+            "multiring",
+            "run",
+            "-n",
+            str(ranks),
+            "--",
+            *python,
+            str(_WORKERS / part.worker),
+        ]
         code, output = _ended([*command, part.name, str(target), *python], part.limit_s)
         told = json.loads(target.read_text(encoding="utf-8")) if target.exists() else None
     seconds = time.monotonic() - began_s
+    if told and "not_run" in told and code == 0:
+        return PartResult(**about, status=NOT_RUN, reason=told["not_run"], seconds=seconds)
     checks = [Check(**each) for each in told["checks"]] if told else []
     reason = ""
     if told is None or (code != 0 and not part.loses_a_rank):
@@ -128,7 +141,9 @@ def _ending(code: int | None, limit_s: float) -> str:
 def _ended(command: list[str], limit_s: float) -> tuple[int | None, str]:
     """Return the exit code of a command and its output; None in place of the code if it did not end in time."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 -- this Python
+        # JAX takes most of a GPU's memory when it starts, and ranks may share a GPU.
+        environment = inherited_environment() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603 -- this Python
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -27,6 +27,7 @@ from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from multiring._runtime import Group
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.jax.call import CustomCall, Ranks, sets
+from multiring.jax.devices import PLATFORMS, platform_here
 from multiring.jax.primitive import bind
 
 # ---- the public functions ----
@@ -159,9 +160,9 @@ class _Known:
 
 
 def _known(collective: int, name: str | None, process_set: Ranks) -> _Known:
-    if jax.default_backend() != "cpu":
+    if (platform := platform_here()) not in PLATFORMS:
         raise UnsupportedError(
-            f"{_NAMES[collective]}: JAX computes on {jax.default_backend()}, but multiring moves host memory only: "
+            f"{_NAMES[collective]}: JAX computes on {platform}, but multiring serves {' and '.join(PLATFORMS)} only: "
             "set JAX_PLATFORMS=cpu"
         )
     if isinstance(process_set, Group):

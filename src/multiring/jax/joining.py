@@ -13,13 +13,18 @@ from multiring._frontend import lifecycle
 from multiring._frontend.requests.interrupts import fail_at_interrupts
 from multiring._runtime.job.job import current, is_rank, when_changed
 from multiring.jax.call import sets
+from multiring.jax.devices import choose_gpu
 from multiring.jax.library import target
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the job; see `multiring._frontend.lifecycle.init`."""
+    """Join the job; see `multiring._frontend.lifecycle.init`.
+
+    If this process sees several GPUs and JAX has not started, JAX sees only this rank's; see `devices.choose_gpu`.
+    """
     _know_programs()
     lifecycle.init(comm, process_sets)
+    choose_gpu()
     target()  # register the handler now, because programs from JAX's compilation cache are not traced
     fail_at_interrupts()
     _wait_at_exit()

@@ -1,6 +1,7 @@
-"""Register multiring's handler of custom calls with JAX.
+"""Register multiring's handlers of custom calls with JAX.
 
-The handler is registered once, and connected to this process's request entry.
+There is one for programs on CPUs, and one for programs on CUDA devices, which copies through pinned host memory. They
+are registered once, and connected to this process's request entry.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ _FILE = "_jax.so"
 
 
 def target() -> str:
-    """Register the handler if needed, and return the name by which programs call it.
+    """Register the handlers if needed, and return the name by which programs call it.
 
     Raises:
         UnsupportedError: multiring was built without the handler, or this JAX cannot use it.
@@ -44,8 +45,9 @@ def _library() -> ctypes.CDLL:
     if not path.exists():
         raise UnsupportedError(f"{path} is missing: multiring was built without its handler for JAX")
     library = ctypes.CDLL(str(path))
-    address = ctypes.cast(library.multiring_jax_handler, ctypes.c_void_p)
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform="cpu")
+    for platform, handler in (("cpu", library.multiring_jax_handler), ("CUDA", library.multiring_jax_cuda_handler)):
+        address = ctypes.cast(handler, ctypes.c_void_p)
+        jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform=platform)
     return library

@@ -27,6 +27,7 @@ from multiring._frontend.requests.failures import noted_error
 from multiring._frontend.requests.text import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.jax.call import SMOOTH, CustomCall, result_shape, sets
+from multiring.jax.devices import PLATFORMS
 from multiring.jax.library import ATTRIBUTE, TARGET, target
 
 # XLA runs a program of fewer than 1000 operations on the calling thread. JAX then raises the failure of a call as a
@@ -158,7 +159,8 @@ def _token_before() -> Any:
     return None
 
 
-mlir.register_lowering(collective, _lower, platform="cpu", cacheable=False)
+for _platform in PLATFORMS:
+    mlir.register_lowering(collective, _lower, platform=_platform, cacheable=False)
 
 # ---- derivatives: all collectives are linear, except reductions by Min, Max and Product ----
 

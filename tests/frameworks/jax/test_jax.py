@@ -294,7 +294,7 @@ def test_a_rank_in_several_groups() -> None:
 
 def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
     fields = {
-        "CallFrame": ("XLA_FFI_CallFrame", ("args", "rets", "attrs", "stage", "api")),
+        "CallFrame": ("XLA_FFI_CallFrame", ("args", "rets", "attrs", "stage", "api", "ctx")),
         "Buffers": ("XLA_FFI_Args", ("size", "args")),
         "Attributes": ("XLA_FFI_Attrs", ("size", "names", "attrs")),
         "ByteSpan": ("XLA_FFI_ByteSpan", ("ptr", "len")),
@@ -302,7 +302,8 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
         "Metadata": ("XLA_FFI_Metadata", ("api_version", "traits")),
         "MetadataExtension": ("XLA_FFI_Metadata_Extension", ("extension_base", "metadata")),
         "ErrorCreateArgs": ("XLA_FFI_Error_Create_Args", ("message", "errc")),
-        "FfiApi": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_Create")),
+        "FfiApi": ("XLA_FFI_Api", ("api_version", "XLA_FFI_Error_Create", "XLA_FFI_Stream_Get")),
+        "StreamGetArgs": ("XLA_FFI_Stream_Get_Args", ("ctx", "stream")),
     }
     pairs = [
         (f"offsetof(multiring::jax::{ours}, {name})", f"offsetof({theirs}, {name})")
