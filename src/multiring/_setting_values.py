@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
+_DEVICE_PATHS = ("auto", "staged", "nccl")
 
 
 def boolean(text: str) -> bool:
@@ -19,6 +20,13 @@ def boolean(text: str) -> bool:
 def engine(text: str) -> str:
     """Return `text` if it is the name of an engine."""
     if text not in _ENGINES:
+        raise ValueError(text)
+    return text
+
+
+def device_path(text: str) -> str:
+    """Return `text` if it is the name of a way for CUDA tensors."""
+    if text not in _DEVICE_PATHS:
         raise ValueError(text)
     return text
 

@@ -137,6 +137,14 @@ class Settings:
         f"bytes, {values.LEAST_SEGMENT} to {values.MOST_SEGMENT}",
         "address space of one rank's shared memory; a page takes memory only once it is written",
     )
+    device_path: str = _setting(
+        "MULTIRING_DEVICE_PATH",
+        values.device_path,
+        "auto",
+        "auto, staged or nccl",
+        "how multiring.torch reduces CUDA tensors. staged: in host memory. nccl: by NCCL, and an error if that is "
+        "impossible. auto: by NCCL if possible. The same on all ranks (docs/gpu.md)",
+    )
     lower: bool = _setting(
         "MULTIRING_LOWER",
         values.boolean,

@@ -34,7 +34,7 @@ from multiring import Group
 from multiring.torch.ddp import comm_hook
 from multiring.torch.device_staging import DeviceStaging
 from multiring.torch.gradients import device_buckets
-from multiring.torch.gradients.device_buckets import HostCopies, OnDevice, StagedOrder
+from multiring.torch.gradients.device_buckets import DeviceBucket, HostCopies, OnDevice, StagedOrder
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
 
 SEEDS = range(5 if "MULTIRING_TEST_ALL_SEEDS" in os.environ else 1)
@@ -162,14 +162,14 @@ def hasty_copies(patch: Patch) -> None:
     patch.setattr(HostCopies, "__init__", start)
 
 
-def hasty_zeros(patch: Patch) -> None:
-    original = OnDevice.come_behind
+def hasty_zeros(patch: Patch, kind: type[DeviceBucket] = OnDevice) -> None:
+    original = kind.come_behind
 
-    def come_behind(self: OnDevice) -> None:
+    def come_behind(self: DeviceBucket) -> None:
         self._seen.append(self._module.current_stream(self._device))
         original(self)
 
-    patch.setattr(OnDevice, "come_behind", come_behind)
+    patch.setattr(kind, "come_behind", come_behind)
 
 
 def hasty_norms(patch: Patch) -> None:
@@ -264,7 +264,7 @@ def is_right(
 
 def caught(here: Here, place: str) -> dict[str, tuple[bool, bool]]:
     """Return for each mutant whether the program is right without it, and with it, on this rank."""
-    device = join(here, check_first_steps=False)  # it finds many a mutant
+    device = join(here, check_first_steps=False, device_path="staged")  # the check finds many a mutant
     dist.init_process_group(
         "cpu:multiring,cuda:nccl", init_method=f"file://{place}", rank=here.rank, world_size=here.size
     )
@@ -296,7 +296,7 @@ def test_each_ordering_is_needed(seed: int, tmp_path: Path) -> None:
 
 
 def disordered(here: Here, name: str) -> bool:
-    device = join(here, check_first_steps=False)  # it finds many a mutant
+    device = join(here, check_first_steps=False, device_path="staged")  # the check finds many a mutant
     random.seed(here.rank)
     program, mutate = DISORDERS[name]
     library: Any = torch.library.Library

@@ -453,7 +453,7 @@ WITHOUT_ROW: dict[str, str] = {
             *("is_homogeneous", "is_initialized", "local_rank", "local_size", "log_by_rank", "on_first_rank"),
             *("print_once", "progress", "barrier", "monitored_barrier", "join", "shutdown", "ProcessSet"),
             *("add_process_set", "remove_process_set", "global_process_set", "HorovodInternalError"),
-            *("CollectiveError", "error_of", "local_device"),
+            *("CollectiveError", "error_of", "local_device", "device_path"),
             *("start_timeline", "stop_timeline", "cross_rank", "cross_size", "gloo_enabled", "mpi_enabled"),
             "mpi_threads_supported",
         ],

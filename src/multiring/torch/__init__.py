@@ -86,6 +86,7 @@ from multiring.torch.optim.lars import LARS
 from multiring.torch.optim.muon import Muon, NewtonSchulz
 from multiring.torch.optim.parameter_groups import parameter_groups
 from multiring.torch.parallelizing.parallelize import parallelize
+from multiring.torch.path_agreement import device_path
 from multiring.torch.reporting import timeline as timeline
 from multiring.torch.reporting.balance_line import measure_bottleneck
 from multiring.torch.reporting.share_of_peak import measured_peak, training_report
@@ -144,6 +145,7 @@ __all__ = [
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
+    "device_path",
     "distribute",
     "elastic",
     "error_of",

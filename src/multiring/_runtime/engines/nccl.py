@@ -42,7 +42,8 @@ from multiring.planner import Plan
 if TYPE_CHECKING:
     from multiring._runtime.group.group import Group
 
-_ROW = 1024  # bytes of a rank's line in `_told_by_all`
+_ELSEWHERE = "NCCL failed on rank "  # how a rank's error begins if its cause is another rank's
+_ROW = 1024  # bytes of a rank's line in `told_by_all`
 
 
 class NcclEngine(NcclFailures):
@@ -81,9 +82,9 @@ class NcclEngine(NcclFailures):
         try:
             engine = cls(host, NcclDevice.of(_number_of(device), driver, group.ranks[group.rank]))
         except MultiringError as error:
-            _told_by_all(host, {"problem": str(error)})
+            told_by_all(host, {"problem": str(error)})
             raise
-        told = _told_by_all(host, {"problem": None, "nccl": engine._device.library.version})
+        told = told_by_all(host, {"problem": None, "nccl": engine._device.library.version})
         _check(host, told)
         versions = {each["nccl"]: rank for rank, each in reversed(list(enumerate(told)))}
         if len(versions) > 1:
@@ -216,7 +217,7 @@ class NcclEngine(NcclFailures):
 
     def _lead(self, operation: NcclOperation) -> bool:
         """Give the device an operation without a time, if no other group can have operations there."""
-        if not self._device.has_one_owner or not self._device.order.lead(operation):
+        if not self._device.order.lead(operation, lambda: self._device.has_one_owner):
             return False
         self._device.wake()
         return True
@@ -243,8 +244,10 @@ class NcclEngine(NcclFailures):
             made = NcclCommunicator.make(library, name.tobytes(), (host.rank, host.size), self._check, timeout_s)
         except MultiringError as error:
             problem = str(error)
+            if not self._has_failed():  # the other ranks wait in NCCL for this one
+                self._tell_failure(CollectiveError(f"{_ELSEWHERE}{host.ranks[host.rank]}: {problem}"))
         try:
-            _check(host, _told_by_all(host, {"problem": problem}))
+            _check(host, told_by_all(host, {"problem": problem}))
         except MultiringError:
             if made is not None:
                 made.abort()
@@ -293,8 +296,8 @@ def _wait_quietly(operation: NcclOperation) -> None:
         operation.wait()
 
 
-def _told_by_all(host: "Group", own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what every rank tells."""
+def told_by_all(host: "Group", own: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what every rank tells, in the order of the ranks. Long texts are cut."""
     row = np.zeros((1, _ROW), np.uint8)
     text = json.dumps({key: each[:MOST_TEXT] if isinstance(each, str) else each for key, each in own.items()}).encode()
     row[0, : len(text)] = np.frombuffer(text, np.uint8)
@@ -303,6 +306,7 @@ def _told_by_all(host: "Group", own: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _check(host: "Group", told: list[dict[str, Any]]) -> None:
     """Raise the first problem of any rank, with its rank."""
-    for rank, each in zip(host.ranks, told, strict=True):
-        if each["problem"]:
-            raise CollectiveError(f"rank {rank}: {each['problem']}")
+    problems = {rank: each["problem"] for rank, each in zip(host.ranks, told, strict=True) if each["problem"]}
+    causes = {rank: text for rank, text in problems.items() if not text.startswith(_ELSEWHERE)} or problems
+    for rank, text in causes.items():
+        raise CollectiveError(f"rank {rank}: {text}")

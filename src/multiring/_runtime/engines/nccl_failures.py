@@ -93,7 +93,7 @@ class NcclFailures:
             error = CollectiveError(f"rank {own}: {error}{ending}")
         self.failure = error
         if error is not self._reported:
-            self._tell_all(_FAILURE, json.dumps([type(error).__name__, str(error)[:MOST_TEXT]]).encode())
+            self._tell_failure(error)
         if self._communicator is not None:
             self._communicator.abort()
         for operation in self._device.in_flight:
@@ -159,6 +159,10 @@ class NcclFailures:
         if self._reported is None:
             self._reported = error
             self._device.call(lambda: self.fail(error))
+
+    def _tell_failure(self, error: Exception) -> None:
+        """Make the other ranks' ends fail with `error`."""
+        self._tell_all(_FAILURE, json.dumps([type(error).__name__, str(error)[:MOST_TEXT]]).encode())
 
     def _tell_all(self, tag: int, payload: bytes) -> None:
         for number in self._numbers:

@@ -16,6 +16,7 @@ itself (docs/decisions/0115-nccl-engine.md has the proof).
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -37,13 +38,15 @@ class DeviceOrder:
         self._leading: deque[object] = deque()
         self._untimed = 0  # leading operations on whose times the ranks have not agreed yet
 
-    def lead(self, operation: object) -> bool:
+    def lead(self, operation: object, is_alone: Callable[[], bool]) -> bool:
         """Place `operation` before all others, if no other is under way. `see` or `forget` must follow.
 
-        Only the operations of a group that has the device for itself may lead.
+        Only the operations of a group that has the device for itself may lead: `is_alone` returns whether it has. It is
+        called under the lock of `wait_for_leaders`, which a second group calls after it has come to the device. So this
+        group either finds that it is not alone, or the second group waits for the time of `operation`.
         """
         with self._changed:
-            if self._agreed or self._proposed:
+            if not is_alone() or self._agreed or self._proposed:
                 return False
             self._leading.append(operation)
             self._untimed += 1

@@ -267,6 +267,7 @@ def _world(
         glossary=glossary,
         pins=planned[0],
         replan=settings.replan,
+        device_path=settings.device_path,
         between_hosts="tcp" if engine is None else "mpi",
         spin_s=planned[1],
     )

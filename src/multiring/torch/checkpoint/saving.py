@@ -22,6 +22,7 @@ from multiring.torch.checkpoint.modules import (
 from multiring.torch.checkpoint.tensors import TensorArrays
 from multiring.torch.interop import dtype_name, dtype_of
 from multiring.torch.parallelizing.held import Held, held_by, held_of_module
+from multiring.torch.path_agreement import settle_reductions
 from multiring.torch.step.stages import KEY as STAGES
 
 
@@ -141,11 +142,13 @@ def save(path: str | os.PathLike[str], *unnamed: Any, own: Any = None, randomnes
 
     Raises:
         ArgumentError: a part is of none of these kinds. Nothing was saved.
+        CollectiveError: a reduction of gradients on a device has failed. Nothing was saved.
         MismatchError: another rank could not save.
         OSError: this rank could not write.
         UnsupportedError: safetensors is not installed.
     """
     _refuse_unnamed("save", path, unnamed)
+    settle_reductions()
     saving.save(path, _Torch(), parts, own=own, randomness=randomness)
 
 

@@ -32,7 +32,7 @@ from multiring.torch.c10d.group_state import ReadyOperation
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of
 from multiring.torch.gradients.bucket_tensors import TensorReductions, specs_of, states_of
-from multiring.torch.gradients.device_buckets import OnDevice
+from multiring.torch.gradients.device_buckets import DeviceBucket
 from multiring.torch.interop import allocate, buffer_from, dtype_name, refuse_unserved
 
 
@@ -158,12 +158,12 @@ class BucketSharing:
             )
         found = self._bucket_of(bucket.parameters())
         found.copy_in(buffer)
-        if isinstance(found.reduction, OnDevice):
+        if isinstance(found.reduction, DeviceBucket):
             return self._reduce_on_device(found, found.reduction, buffer)
         # Only the group's own time-outs may abort this operation, because the compression state must stay complete.
         return self._issue(buffer, lambda: SteppedHandle(found.reduction.start()), partial(found.copy_out, buffer))
 
-    def _reduce_on_device(self, bucket: "_Bucket", reduction: OnDevice, buffer: Tensor) -> Future[Tensor]:
+    def _reduce_on_device(self, bucket: "_Bucket", reduction: DeviceBucket, buffer: Tensor) -> Future[Tensor]:
         posted = reduction.post()
         over = self._process_group
         work = over.issue(
@@ -255,7 +255,7 @@ class _Bucket:
 
     def copy_in(self, buffer: Tensor) -> None:
         """Copy the gradients of `buffer` to the reduction's places."""
-        if isinstance(self.reduction, OnDevice):
+        if isinstance(self.reduction, DeviceBucket):
             self.reduction.come_behind()
         with torch.no_grad():
             for place, part in self._pairs(buffer):

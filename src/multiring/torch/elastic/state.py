@@ -16,6 +16,7 @@ from multiring.torch.gradients.parameters import broadcast_parameters
 from multiring.torch.gradients.state import broadcast_optimizer_state
 from multiring.torch.module_state import ModuleState, set_rest
 from multiring.torch.parallelizing.held import held_by, held_of_module, refuse_parts
+from multiring.torch.path_agreement import settle_reductions
 
 _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 
@@ -202,7 +203,11 @@ class TorchState(ObjectState):
         )
 
     def save(self) -> None:
-        """Save all values as they are now, or none of them if one cannot be saved."""
+        """Save all values as they are now, or none of them if one cannot be saved.
+
+        The call waits until all reductions of gradients on devices have ended, so that no failed one is saved.
+        """
+        settle_reductions()
         for handler in self._handlers.values():
             handler.meet()
         with all_or_nothing(self, *self._handlers.values()):

@@ -28,7 +28,7 @@ from multiring.torch.autograd import add_gradient_hook, call_after_backward, is_
 from multiring.torch.gradients.bucket_assignment import BucketAssignment
 from multiring.torch.gradients.bucket_tensors import TensorReductions
 from multiring.torch.gradients.change_detection import GradientRecords
-from multiring.torch.gradients.device_buckets import OnDevice
+from multiring.torch.gradients.device_buckets import DeviceBucket
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
 from multiring.torch.gradients.rounds import Rounds
 from multiring.torch.gradients.sparse_rows import Gathered
@@ -315,7 +315,7 @@ class AutogradReducer:
 
     def _taken(self, entry: ParameterGradient) -> Tensor | None:
         """Return the parameter's `.grad`, and prepare the caller's stream to write to the bucket."""
-        if isinstance(entry.bucket.reduction, OnDevice):
+        if isinstance(entry.bucket.reduction, DeviceBucket):
             entry.bucket.reduction.come_behind()
         # If a parameter was moved to another device, all ranks raise the error after this reduction.
         return None if self._assignment.moved else entry.parameter.grad

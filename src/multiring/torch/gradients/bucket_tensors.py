@@ -24,8 +24,10 @@ from multiring._gradients.reductions import (
 from multiring._runtime import Group
 from multiring.torch.device_staging import staging_of
 from multiring.torch.gradients.device_buckets import GatheredOnDevice, OnDevice, StagedOrder
+from multiring.torch.gradients.nccl_buckets import OnNccl, problem_of
 from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
+from multiring.torch.path_agreement import DevicePath, agree_on_path
 
 _HOST = torch.device("cpu")
 _DEVICES = "buckets of devices"
@@ -67,12 +69,16 @@ class TensorReductions:
         self._on_host = _HostReductions(group, second, options, None)
         self._through_host: dict[torch.device, _HostReductions] = {}
         self._order: StagedOrder | None = None
+        self._paths: dict[torch.device, DevicePath] = {}
 
     def dense(self, layout: BucketLayout, parameters: Sequence[Tensor]) -> Reduction:
         """Return the reduction of a bucket of gradients of one type and device."""
         device = parameters[0].device
         if device == _HOST:
             return self._on_host.of(layout, parameters)
+        path = self._path(device)
+        if path.is_nccl and OnNccl.serves(layout):
+            return OnNccl(path, self._own.twin_for(f"flags of {_DEVICES}"), layout, parameters, self._options)
         inner = self._staged(device).of(layout, parameters)
         return OnDevice(inner, layout, parameters, staging_of(device), self._own_order())
 
@@ -82,6 +88,13 @@ class TensorReductions:
             return Gathered(self._own, self._options.op, parameter)
         group = self._own.twin_for(_DEVICES)
         return GatheredOnDevice(group, self._options.op, parameter, staging_of(parameter.device), self._own_order())
+
+    def _path(self, device: torch.device) -> DevicePath:
+        """Return the ranks' decision for a device; the first call decides, and all ranks must make it."""
+        found = self._paths.get(device)
+        if found is None:
+            found = self._paths[device] = agree_on_path(self._own, device, problem_of(self._options))
+        return found
 
     def _own_order(self) -> StagedOrder:
         self._order = self._order or StagedOrder()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -120,8 +120,68 @@ def _end_all(ending: "SimpleQueue[Any]") -> None:
         del item, trip, wait  # otherwise the bucket would live until the next one arrives
 
 
-class OnDevice:
-    """The reduction of a bucket of a device; see `Reduction`."""
+class DeviceBucket:
+    """A bucket's flat memory on a device, and the order between its users and the streams that write gradients."""
+
+    def __init__(self, layout: BucketLayout, parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
+        """Make a bucket of zeros.
+
+        Args:
+            layout: the bucket's layout.
+            parameters: the bucket's members, on the device.
+            dtype: the type of the memory.
+        """
+        self._device = parameters[0].device
+        self._module = torch.get_device_module(self._device)
+        self._memory = torch.zeros(layout.flags_offset, dtype=dtype, device=self._device)
+        self._made = self._module.Event()
+        self._made.record(self._module.current_stream(self._device))
+        self._seen = [self._module.current_stream(self._device)]  # streams that come after the zeros
+        self._streams: list[Any] = []  # the streams that wrote the gradients of the next reduction
+
+    def come_behind(self) -> None:
+        """Record that the caller's current stream is about to write gradients."""
+        stream = self._module.current_stream(self._device)
+        if stream not in self._seen:
+            stream.wait_event(self._made)
+            self._seen.append(stream)
+        if stream not in self._streams:
+            self._streams.append(stream)
+
+    def start(self) -> Callable[[], object]:
+        """Start to reduce; return a function that waits until the flags are reduced.
+
+        The caller's stream then waits until the places hold the reduced values.
+        """
+        posted = self.post()
+        return lambda: self.come_after(posted.result())
+
+    def post(self) -> "Posted":
+        """Start to reduce."""
+        raise NotImplementedError
+
+    def come_after(self, reduced: Any) -> None:
+        """Make the caller's current stream wait for the result of `post`."""
+        raise NotImplementedError
+
+    def _await_writers(self) -> None:
+        """Make the caller's current stream wait for all streams that wrote gradients."""
+        current = self._module.current_stream(self._device)
+        for stream in self._streams:
+            if stream != current:
+                current.wait_stream(stream)
+        self._streams.clear()
+
+
+class Posted(Protocol):
+    """A reduction that was started."""
+
+    def result(self) -> Any:
+        """Wait until the flags are reduced; return what `come_after` makes a stream wait for."""
+
+
+class OnDevice(DeviceBucket):
+    """The reduction of a bucket of a device through host memory; see `Reduction`."""
 
     def __init__(
         self,
@@ -144,14 +204,8 @@ class OnDevice:
         self._form = layout, parameters, staging, order
         self._staging = staging
         self._order = order
-        self._device = parameters[0].device
-        self._module = torch.get_device_module(self._device)
         self._host = inner.places[0].as_strided((layout.flags_offset,), (1,), 0)
-        self._memory = torch.zeros(layout.flags_offset, dtype=self._host.dtype, device=self._device)
-        self._made = self._module.Event()
-        self._made.record(self._module.current_stream(self._device))
-        self._seen = [self._module.current_stream(self._device)]  # streams that come after the zeros
-        self._streams: list[Any] = []  # the streams that wrote the gradients of the next reduction
+        super().__init__(layout, parameters, self._host.dtype)
         self.places = [
             self._memory.as_strided(place.shape, place.stride(), place.storage_offset()) for place in inner.places
         ]
@@ -166,26 +220,9 @@ class OnDevice:
         """The bytes that one reduction passes to collectives, in the form that travels between hosts."""
         return self._inner.sent_bytes
 
-    def come_behind(self) -> None:
-        """Record that the caller's current stream is about to write gradients."""
-        stream = self._module.current_stream(self._device)
-        if stream not in self._seen:
-            stream.wait_event(self._made)
-            self._seen.append(stream)
-        if stream not in self._streams:
-            self._streams.append(stream)
-
-    def start(self) -> Callable[[], object]:
-        """Start to reduce; return a function that waits until `flags` is reduced.
-
-        The caller's stream then waits until `places` hold the reduced values.
-        """
-        posted = self.post()
-        return lambda: self.come_after(posted.result())
-
-    def come_after(self, copied_back: Any) -> None:
+    def come_after(self, reduced: Any) -> None:
         """Make the caller's current stream wait for the event of the copy back."""
-        self._module.current_stream(self._device).wait_event(copied_back)
+        self._module.current_stream(self._device).wait_event(reduced)
 
     def post(self) -> "Future[Any]":
         """Start to reduce; return a future of an event, behind which `places` hold the reduced values."""
@@ -193,14 +230,6 @@ class OnDevice:
         self._await_writers()
         copied = self._staging.to_host(self._memory, self._host)
         return self._order.post([copied], self._inner.start, lambda: self._copy_back(copied))
-
-    def _await_writers(self) -> None:
-        """Make the caller's current stream wait for all streams that wrote gradients."""
-        current = self._module.current_stream(self._device)
-        for stream in self._streams:
-            if stream != current:
-                current.wait_stream(stream)
-        self._streams.clear()
 
     def _copy_back(self, copied: Any) -> Any:
         return self._staging.to_device(self._host, self._memory, after=copied)
