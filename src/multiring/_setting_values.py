@@ -10,6 +10,7 @@ from dataclasses import dataclass
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
 _DEVICE_PATHS = ("auto", "staged", "nccl")
+DEVICE_PATH = "auto, staged (in host memory) or nccl (an error if NCCL is impossible); the same on all ranks"
 
 
 def boolean(text: str) -> bool:
@@ -130,3 +131,11 @@ def _rail(text: str) -> Rail:
     if not interface or bits_per_s == 0 or "bit" in interface.rpartition(":")[2]:
         raise ValueError(text)
     return Rail(interface, bits_per_s)
+
+
+def text_of(value: object) -> str:
+    """Return the text of a setting's value, which the setting's function parses."""
+    if not isinstance(value, tuple):
+        return str(value)
+    between = "," if any(isinstance(part, (Rail, str)) for part in value) else "-"
+    return between.join(map(str, value))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from multiring import _setting_values as values
-from multiring._setting_values import NEVER_S, Rail
+from multiring._setting_values import NEVER_S, Rail, text_of
 from multiring.errors import ArgumentError
 
 _PREFIX = "MULTIRING_"
@@ -138,12 +138,7 @@ class Settings:
         "address space of one rank's shared memory; a page takes memory only once it is written",
     )
     device_path: str = _setting(
-        "MULTIRING_DEVICE_PATH",
-        values.device_path,
-        "auto",
-        "auto, staged or nccl",
-        "how multiring.torch reduces CUDA tensors. staged: in host memory. nccl: by NCCL, and an error if that is "
-        "impossible. auto: by NCCL if possible. The same on all ranks (docs/gpu.md)",
+        "MULTIRING_DEVICE_PATH", values.device_path, "auto", values.DEVICE_PATH, "how CUDA tensors travel (docs/gpu.md)"
     )
     lower: bool = _setting(
         "MULTIRING_LOWER",
@@ -241,7 +236,7 @@ class Settings:
         for name, value in values.items():
             if name not in known:
                 raise ArgumentError(f"unknown setting {name}={value!r}{_nearest(name, known)}")
-            parsed[name] = None if value is None else _parsed(known[name], name, _text_of(value))
+            parsed[name] = None if value is None else _parsed(known[name], name, text_of(value))
         return replace(self, **parsed)
 
     @classmethod
@@ -308,13 +303,6 @@ def _nearest(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {by_ending[meant[0]]}?" if meant else f"; known are {', '.join(sorted(known))}"
 
 
-def _text_of(value: object) -> str:
-    if not isinstance(value, tuple):
-        return str(value)
-    between = "," if any(isinstance(part, (Rail, str)) for part in value) else "-"
-    return between.join(map(str, value))
-
-
 def _parsed(setting: "Field[Any]", name: str, text: str) -> Any:
     try:
         return setting.metadata["parse"](text)
@@ -329,7 +317,7 @@ def environment_of(**values: object) -> dict[str, str]:
     `values` are given by field name.
     """
     names = {f.name: f.metadata["name"] for f in fields(Settings)}
-    return {names[field_name]: _text_of(value) for field_name, value in values.items()}
+    return {names[field_name]: text_of(value) for field_name, value in values.items()}
 
 
 # The variables that other launchers set for their ranks. They are only read, and only if MULTIRING_RANK is not set.

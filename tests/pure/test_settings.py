@@ -36,6 +36,7 @@ VALUES = {
     "MULTIRING_STALL_WARN_S": ("1", 1.0, ["0"]),
     "MULTIRING_STALL_TIMEOUT_S": ("9", 9.0, ["nan"]),
     "MULTIRING_SEGMENT_BYTES": ("4096", 4096, ["-4096", "4k"]),
+    "MULTIRING_DEVICE_PATH": ("staged", "staged", ["", "NCCL"]),
     "MULTIRING_LOG_MOVES": ("yes", True, ["maybe", "", "2"]),
     "MULTIRING_LOWER": ("0", False, ["off", ""]),
     "MULTIRING_DYNAMIC_PROCESS_SETS": ("1", True, ["", "DYNAMIC"]),

@@ -425,6 +425,18 @@ def test_operations_have_one_order() -> None:
     assert order.next() == "third"
 
 
+def test_an_operation_leads_only_if_its_group_is_alone() -> None:
+    order = DeviceOrder()
+    assert not order.lead("shared", lambda: False)
+    assert order.next() is None
+    assert order.lead("alone", lambda: True)
+    assert order.next() == "alone"
+    order.see(order.proposal())
+    order.wait_for_leaders()
+    assert order.propose(3) == Time(2, 3)
+    assert not order.lead("behind", lambda: True)
+
+
 def search(here: Here) -> list[str]:
     assert here.size == 1
     found = []

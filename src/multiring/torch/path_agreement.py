@@ -79,7 +79,7 @@ class DevicePath:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RankFacts:
     """What one rank tells the others.
 
     setting: its MULTIRING_DEVICE_PATH.
@@ -121,7 +121,8 @@ def agree_on_path(group: Group, device: torch.device, problem: str = "") -> Devi
     """
     setting = group.calls.services.device_path
     told = [
-        Facts(**each) for each in told_by_all(group.twin_for("device path"), asdict(_facts(setting, device, problem)))
+        RankFacts(**each)
+        for each in told_by_all(group.twin_for("device path"), asdict(_facts(setting, device, problem)))
     ]
     reason = reason_against(told, group.topology.host_of(), group.ranks)
     path = DevicePath(None, reason)
@@ -174,14 +175,14 @@ def _shown(reason: str) -> str:
     return f"staged: {reason}" if reason else "nccl"
 
 
-def _facts(setting: str, device: torch.device, problem: str) -> Facts:
+def _facts(setting: str, device: torch.device, problem: str) -> RankFacts:
     if problem or setting == "staged":
-        return Facts(setting, problem or "MULTIRING_DEVICE_PATH=staged")
+        return RankFacts(setting, problem or "MULTIRING_DEVICE_PATH=staged")
     try:
         version = find_nccl().version
     except UnsupportedError as error:
-        return Facts(setting, str(error))
-    return Facts(setting, gpu=_gpu_of(device), version=version)
+        return RankFacts(setting, str(error))
+    return RankFacts(setting, gpu=_gpu_of(device), version=version)
 
 
 def _gpu_of(device: torch.device) -> str:
@@ -191,7 +192,7 @@ def _gpu_of(device: torch.device) -> str:
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
 
 
-def reason_against(told: Sequence[Facts], host_of: Sequence[int], ranks: Sequence[int]) -> str:
+def reason_against(told: Sequence[RankFacts], host_of: Sequence[int], ranks: Sequence[int]) -> str:
     """Return why these ranks cannot use NCCL; "" if they can.
 
     Args:

@@ -156,7 +156,7 @@ class DeviceBucket:
         posted = self.post()
         return lambda: self.come_after(posted.result())
 
-    def post(self) -> "Posted":
+    def post(self) -> "Reducing":
         """Start to reduce."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class DeviceBucket:
         self._streams.clear()
 
 
-class Posted(Protocol):
+class Reducing(Protocol):
     """A reduction that was started."""
 
     def result(self) -> Any:
