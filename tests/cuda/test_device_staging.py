@@ -45,15 +45,16 @@ def deaf(stream: torch.cuda.Stream) -> Deaf:
 
 
 def streams_of_other_devices(staging: DeviceStaging) -> None:
-    proxy = SimpleNamespace(**{name: getattr(torch.cuda, name) for name in ("Event", "current_stream", "stream")})
-    proxy.is_current_stream_capturing, proxy.device = torch.cuda.is_current_stream_capturing, lambda _: nullcontext()
+    names = ("Event", "set_stream", "is_current_stream_capturing", "current_device")
+    proxy = SimpleNamespace(**{name: getattr(torch.cuda, name) for name in names})
+    proxy.device, proxy.current_stream = lambda _: nullcontext(), lambda _: torch.cuda.current_stream()
     staging.module = proxy
 
 
 def no_join(staging: DeviceStaging) -> None:
     streams_of_other_devices(staging)
     staging.module.device = torch.cuda.device
-    staging.module.current_stream = lambda: deaf(torch.cuda.current_stream())
+    staging.module.current_stream = lambda index: deaf(torch.cuda.current_stream(index))
 
 
 def without_record_stream(patch: pytest.MonkeyPatch, stream: torch.cuda.Stream) -> None:
@@ -68,9 +69,9 @@ def hasty_reuse(patch: pytest.MonkeyPatch) -> None:
 def early_return(patch: pytest.MonkeyPatch) -> None:
     original = PinnedMemory.take
 
-    def take(self: PinnedMemory, group: Any, count: int, dtype: torch.dtype) -> Any:
+    def take(self: PinnedMemory, group: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
         found = original(self, group, count, dtype)
-        self._returned.append(device_staging._block_of(found.tensor))
+        self._returned.append(device_staging._block_of(found))
         return found
 
     patch.setattr(PinnedMemory, "take", take)

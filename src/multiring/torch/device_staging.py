@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -109,11 +109,10 @@ class PinnedMemory:
         self._returned: deque[PinnedBlock] = deque()  # appended by finalizers, which must not take the lock
         self.registrations = 0  # how many parts of the arena were registered so far
 
-    def take(self, group: Group, count: int, dtype: torch.dtype) -> Shared:
+    def take(self, group: Group, count: int, dtype: torch.dtype) -> Tensor:
         """Return memory for `count` elements of `dtype`, with undefined contents; see `DeviceStaging.pinned`."""
         if not count:
-            tensor = torch.empty(0, dtype=dtype, device="cpu")
-            return Shared(array_of(tensor), tensor)
+            return torch.empty(0, dtype=dtype, device="cpu")
         size = _rounded(count * dtype.itemsize)
         with self._lock:
             self._sort_returned()
@@ -123,8 +122,7 @@ class PinnedMemory:
         lease = block.memory[: count * dtype.itemsize]
         weakref.finalize(lease, _give_back, block, self._returned).atexit = False
         _in_use[block.address] = block
-        tensor = torch.frombuffer(lease, dtype=dtype)
-        return Shared(array_of(tensor), tensor)
+        return torch.frombuffer(lease, dtype=dtype)
 
     def _sort_returned(self) -> None:
         while self._returned:
@@ -232,6 +230,8 @@ class DeviceStaging:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.module = torch.get_device_module(device)
+        self._index = device.index
+        self._own = threading.local()
         with self.module.device(device):
             self._to_host = self.module.Stream(device)
             self._to_device = self.module.Stream(device)
@@ -245,6 +245,11 @@ class DeviceStaging:
         Raises:
             ArgumentError: the rank's segment is full, or CUDA cannot pin the memory.
         """
+        tensor = self.pinned_tensor(group, count, dtype)
+        return Shared(array_of(tensor), tensor)
+
+    def pinned_tensor(self, group: Group, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the tensor of `pinned`; its type may be one that NumPy does not have."""
         return _known.memory_of(group).take(group, count, dtype)
 
     def to_host(self, source: Tensor, target: Tensor) -> Any:
@@ -262,11 +267,15 @@ class DeviceStaging:
         """Start to copy several tensors; see `to_host`. The event is that of the last copy."""
         self.require_no_capture()
         blocks = {_block_of(target) for target in targets if target.numel()}
-        with self.module.device(self.device):
-            self._to_host.wait_event(self._recorded(self.module.current_stream()))
-            with self.module.stream(self._to_host):
+        with self._device():
+            current = self.module.current_stream(self._index)
+            self._to_host.wait_event(self._reached(current))
+            self.module.set_stream(self._to_host)
+            try:
                 for source, target in zip(sources, targets, strict=True):
                     target.copy_(source, non_blocking=True)
+            finally:
+                self.module.set_stream(current)
             for source in sources:
                 source.record_stream(self._to_host)
             event = self._recorded(self._to_host)
@@ -291,13 +300,15 @@ class DeviceStaging:
         """Start to copy several tensors; see `to_device`. The event is that of the last copy."""
         self.require_no_capture()
         blocks = {_block_of(source) for source in sources if source.numel()}
-        with self.module.device(self.device):
-            current = self.module.current_stream()
-            self._to_device.wait_event(self._recorded(current) if after is None else after)
-            with self.module.stream(self._to_device):
+        with self._device():
+            current = self.module.current_stream(self._index)
+            self._to_device.wait_event(self._reached(current) if after is None else after)
+            self.module.set_stream(self._to_device)
+            try:
                 for source, target in zip(sources, targets, strict=True):
-                    with torch.inference_mode(target.is_inference()):
-                        target.copy_(source, non_blocking=True)
+                    _overwrite(target, source)
+            finally:
+                self.module.set_stream(current)
             for target in targets:
                 target.record_stream(self._to_device)
             event = self._recorded(self._to_device)
@@ -309,13 +320,28 @@ class DeviceStaging:
 
     def require_no_capture(self) -> None:
         """Raise UnsupportedError if the caller's current stream is capturing a graph."""
-        with self.module.device(self.device):
+        with self._device():
             is_capturing = self.module.is_current_stream_capturing()
         if is_capturing:
             raise UnsupportedError(
                 f"the current stream of {self.device} is capturing a graph: a graph cannot hold an operation of "
                 "several ranks; call it before or after torch.cuda.graph"
             )
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """Make the device the current one. In most programs it is, and the check is faster than torch's context."""
+        return _SAME if self.module.current_device() == self._index else self.module.device(self._index)
+
+    def _reached(self, stream: Any) -> Any:
+        """Return an event behind everything that `stream` has been given. The next call of this thread records it anew.
+
+        Streams that wait for it before then are not affected. Creating an event takes longer than recording one.
+        """
+        event = getattr(self._own, "event", None)
+        if event is None:
+            event = self._own.event = self.module.Event()
+        event.record(stream)
+        return event
 
     def _recorded(self, stream: Any) -> Any:
         # A thread that waits for a blocking event sleeps; for others it would spin and take a core from the collective.
@@ -325,6 +351,17 @@ class DeviceStaging:
 
 
 _known = _Known()
+_SAME = nullcontext()
+
+
+def _overwrite(target: Tensor, source: Tensor) -> None:
+    """Start to copy to `target`, which may be an inference tensor."""
+    is_inference = target.is_inference()
+    if is_inference == torch.is_inference_mode_enabled():
+        target.copy_(source, non_blocking=True)
+        return
+    with torch.inference_mode(is_inference):
+        target.copy_(source, non_blocking=True)
 
 
 def staging_of(device: torch.device) -> DeviceStaging:
@@ -334,6 +371,9 @@ def staging_of(device: torch.device) -> DeviceStaging:
         StateError: this process is a fork of a process that has used the device.
         UnsupportedError: multiring does not serve devices of this type.
     """
+    found = _known.stagings.get(device)
+    if found is not None and _known.pid == os.getpid():
+        return found
     refuse_other_devices(device, "the device")
     if _known.stagings and _known.pid != os.getpid():
         raise StateError(

@@ -169,7 +169,8 @@ def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combinatio
 def require_combinable(dtype: torch.dtype, how: Combination, ranks: int) -> None:
     """Raise ArgumentError if tensors of `dtype` cannot be combined in this way. Nothing has been started then."""
     conversion_of(dtype, how.op, how.postscale, ranks)
-    scaled(torch.empty(0, dtype=dtype, device="cpu"), how.prescale)
+    if how.prescale != 1.0:
+        scaled(torch.empty(0, dtype=dtype, device="cpu"), how.prescale)
 
 
 def _submit_on_host(

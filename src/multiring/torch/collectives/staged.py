@@ -172,11 +172,14 @@ def _submit_failure(members: Members, name: str | Unnamed, what: str) -> None:
 
 def host_memory(group: Group, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a row-major tensor in pinned memory, with undefined contents, for copies from and to `device`."""
-    with torch.inference_mode(mode=False):
-        size_bytes = math.prod(shape) * dtype.itemsize
-        if not size_bytes:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        return at_place(staging_of(device).pinned(group, size_bytes, torch.uint8).tensor, dtype, 0, shape)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False):
+            return host_memory(group, shape, dtype, device)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    flat = staging_of(device).pinned_tensor(group, count, dtype)
+    return flat if len(shape) == 1 else at_place(flat, dtype, 0, shape)
 
 
 def on_line(members: Members, source: Tensor, start: Callable[[Any], Handle]) -> tuple[Tensor, Any]:
