@@ -45,6 +45,7 @@ KNOWN_BY = {
     "_verify/running.py::machine_here": OWN_FOLDER,
     "_verify/workers/gpu.py::main": "in a folder that the launching process made",
     "_verify/workers/jax_programs.py::main": "in a folder that the launching process made",
+    "_verify/workers/jax_programs.py::": "in a folder that the launching process made",
     "data/caching/blocks.py::BlockCache._quarantine": "moved to a new name, and not removed",
     "data/caching/blocks.py::BlockCache._write": f"{RANDOM}; it replaces a block of the same key and number",
     "data/caching/blocks.py::BlockCache.remove": "a block by its key, a digest of what it holds",

@@ -7,6 +7,10 @@ import pytest
 from tests.support.later import framework
 from tests.support.ranks import Here, RanksFailed, run_ranks
 
+from multiring._verify.parts import PARTS
+from multiring._verify.results import NOT_RUN
+from multiring._verify.running import run_part
+
 jax = framework("jax")
 mj = framework("multiring.jax")
 jnp = framework("jax.numpy")
@@ -55,3 +59,10 @@ def choices(here: Here, gpus: int) -> str:
 )
 def test_each_rank_sees_one_gpu(gpus: int, chosen: list[str]) -> None:
     assert run_ranks(choices, 3, gpus) == chosen
+
+
+def test_the_part_of_verify_is_not_run_without_a_gpu() -> None:
+    part = next(each for each in PARTS if each.name == "jax")
+    result = run_part(part, {"devices": ["a GPU"]})
+    assert result.status == NOT_RUN, result
+    assert "it needs JAX with CUDA" in result.reason

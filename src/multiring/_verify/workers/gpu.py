@@ -1,5 +1,6 @@
 """One rank of a part of `multiring verify gpu`: python gpu.py PART RESULT PYTHON..."""
 
+import importlib
 import json
 import os
 import platform
@@ -21,6 +22,8 @@ import multiring
 import multiring.torch as mt
 import multiring_torch
 from multiring._runtime.engines.nccl import NcclEngine
+from multiring._verify.behaviours import nccl_calls
+from multiring._verify.behaviours.calls import stream
 from multiring._verify.behaviours.table import BEHAVIOURS, VARYING, recorded, results_here
 from multiring.errors import MultiringError
 
@@ -337,8 +340,46 @@ def nccl(report: RankClaims, device: torch.device) -> None:
         calls.append(time.perf_counter() - began_s)
         handle.wait()
     report.figures["1 KiB all_reduce_async, host time of the call"] = f"{median(calls) * 1e6:.1f} us"
+    if size == 1:
+        report.figures["1 KiB, NCCL called directly"] = f"{median(_direct_calls()) * 1e6:.1f} us"
+    _cupy(report, there)
     multiring.shutdown()
     mt.init()
+
+
+def _direct_calls() -> list[float]:
+    """Return the host's time of calls of NCCL itself, over one rank, in seconds."""
+    found = []
+    library, communicator, on = nccl_calls.library(), nccl_calls.alone(), stream()
+    x, y = (torch.ones(256, device="cuda") for _ in range(2))
+    source, target, sum_, float32 = x.data_ptr(), y.data_ptr(), nccl_calls.SUM, nccl_calls.FLOAT32
+    for _ in range(200):
+        began_s = time.perf_counter()
+        library.ncclAllReduce(source, target, 256, float32, sum_, communicator, on)
+        found.append(time.perf_counter() - began_s)
+        torch.cuda.synchronize()
+    return found
+
+
+def _cupy(report: RankClaims, there: Any) -> None:
+    """Reduce an array of CuPy that its stream writes late, if CuPy is there."""
+    try:
+        cupy: Any = importlib.import_module("cupy")
+    except ImportError:
+        report.figures["CuPy"] = "not installed"
+        return
+    report.figures["CuPy"] = cupy.__version__
+    wrong = 0
+    for _ in range(_RUNS):
+        with cupy.cuda.Stream(non_blocking=True) as side:
+            array = cupy.sort(cupy.random.random(1 << 16))[::-1].copy()
+            array[:] = cupy.sort(array) * 0 + there.rank + 1
+            handle = there.all_reduce_async(array)
+            handle.order(side.ptr)
+            wrong += bool((array * 2 != there.size * (there.size + 1)).any())
+    report.check(
+        f"{_RUNS} arrays of CuPy on a stream of its own, without a wait of the host", wrong == 0, f"{wrong} wrong"
+    )
 
 
 def gpus(report: RankClaims, device: torch.device) -> None:
