@@ -109,7 +109,7 @@ def lose_rank_1(here: Here, phase: str, process: int) -> int:
 @pytest.mark.parametrize("phase", DEATHS)
 def test_the_others_go_on_from_the_last_commit(phase: str, hosts: int, devices: int) -> None:
     found = run_cuda(
-        lose_rank_1, phase, hosts=hosts, devices=devices, init_timeout_s=5.0, killed={1: len(DEATHS[phase])}
+        lose_rank_1, phase, hosts=hosts, devices=devices, init_timeout_s=20.0, killed={1: len(DEATHS[phase])}
     )
     assert found == [0 if rank == 1 else len(DEATHS[phase]) for rank in range(hosts * devices)]
 

@@ -5,6 +5,7 @@ For each ordering there is a program that is right with it, and a mutant of the 
 
 import ctypes
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tests.support.cuda_ranks import (
     new_stream,
     reopen_engine,
 )
+from tests.support.orderings import without
 from tests.support.ranks import Here, run_ranks
 
 from multiring import Group
@@ -40,6 +42,7 @@ from multiring.errors import CollectiveError, MismatchError
 
 SEEDS = range(5)
 PATIENCE_S = 2.0
+ARRAYS = "_runtime/engines/cuda_arrays.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -257,6 +260,18 @@ def memory_is_kept_for_streams(here: Here, host: Group, seed: int) -> bool:
     return bool((found.get() == here.size).all() and (again.get() == 7).all())
 
 
+def copies_to_the_host_wait_for_results(here: Here, host: Group, seed: int) -> bool:
+    engine, group = reopen_engine(here, host, seed)
+    other = OtherArray(np.ones(1), here.rank)
+    own = device_array(group, np.ones(100))
+    own.get()
+    hold = Hold(engine._device.stream)
+    handle: Any = group.all_reduce_async(own)
+    handle.order(other.stream)
+    threading.Timer(0.05, hold.release).start()
+    return bool((own.get() == here.size).all())
+
+
 def earlier_operations_end_before_an_abort(here: Here, host: Group, seed: int) -> bool:
     engine, group = reopen_alone(here, host, seed)
     array = device_array(group, np.ones(100))
@@ -378,6 +393,14 @@ MUTANTS: dict[str, tuple[Program, tuple[Any, str, Any]]] = {
     "wait for callers' streams before blocks are used again": (
         memory_is_kept_for_streams,
         (DeviceBlocks, "give_back", lambda self, address, size, ready, _: give_back(self, address, size, ready)),
+    ),
+    "wait before a copy from the host": (
+        memory_is_kept_for_streams,
+        (CudaDriver, "wait_on", without(CudaDriver.wait_on, f"{ARRAYS} CudaArray.put: driver.wait_on")),
+    ),
+    "wait before a copy to the host": (
+        copies_to_the_host_wait_for_results,
+        (CudaDriver, "wait_on", without(CudaDriver.wait_on, f"{ARRAYS} CudaArray.get: driver.wait_on")),
     ),
     "end earlier operations before an abort": (
         earlier_operations_end_before_an_abort,
