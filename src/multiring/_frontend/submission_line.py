@@ -2,13 +2,38 @@
 
 A rank's operations must be posted in the program's order. While an operation waits on the line, every later operation
 of the process set therefore waits on the line, too. The program goes on meanwhile.
+
+A thread that waits for the operation at the head of the line submits it itself if the copies end soon, and saves the
+time in which one thread wakes the other.
 """
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
+
+_POLL_S = 200e-6  # a waiting thread polls for so long; a thread that sleeps sees the end later
+
+
+class Awaited(Protocol):
+    """Something that must end before an operation can be submitted, such as a CUDA event."""
+
+    def query(self) -> bool:
+        """Return whether it has ended."""
+
+    def synchronize(self) -> None:
+        """Wait until it has ended."""
+
+
+def await_all(events: Sequence[Awaited]) -> None:
+    """Wait for all events: poll shortly, and then sleep."""
+    until_s = time.monotonic() + _POLL_S
+    for event in events:
+        while not event.query() and time.monotonic() < until_s:
+            time.sleep(0)  # other threads run
+        event.synchronize()
 
 
 class Submission:
@@ -16,15 +41,56 @@ class Submission:
 
     repeatable = None  # the operation cannot be repeated without the line
 
-    def __init__(self) -> None:
+    def __init__(
+        self, line: "SubmissionLine", number: int, steps: Callable[[], Any], events: Sequence[Awaited]
+    ) -> None:
+        self.number = number
+        self._line = line
+        self._steps: Callable[[], Any] | None = steps
+        self._events = events
         self._submitted: Future[Any] = Future()
+        self._is_taken = threading.Lock()
 
-    def run(self, steps: Callable[[], Any]) -> None:
-        """Submit the operation by `steps`, which return an object with `done` and `wait`."""
+    def is_ready(self) -> bool:
+        """Return whether the operation could be submitted, or would fail, at once."""
         try:
-            self._submitted.set_result(steps())
+            return all(event.query() for event in self._events)
+        except Exception:  # noqa: BLE001 -- `submit` reports it
+            return True
+
+    def await_events(self) -> None:
+        """Wait until the operation can be submitted, or would fail."""
+        try:
+            for event in self._events:
+                event.synchronize()
+        except Exception:  # noqa: BLE001 -- `submit` reports it
+            return
+
+    def submit(self) -> None:
+        """Submit the operation, or wait until the other thread that does so has ended."""
+        steps, events = self._steps, self._events
+        if steps is None or not self._is_taken.acquire(blocking=False):
+            self.await_submission()
+            return
+        self._steps, self._events = None, ()  # they hold the operation's tensors
+        found, failed = None, None
+        self._line.begin_turn()
+        try:
+            for event in events:
+                event.synchronize()
+            found = steps()
         except BaseException as error:  # noqa: BLE001 -- `wait` raises it
-            self._submitted.set_exception(error)
+            failed = error
+        self._line.end_turn()
+        if failed is None:
+            self._submitted.set_result(found)
+        else:
+            self._submitted.set_exception(failed)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the operation is submitted, or its submission has failed."""
+        return self._submitted.done()
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -34,6 +100,8 @@ class Submission:
 
     def wait(self) -> Any:
         """Wait for the operation, and return its result."""
+        if not self._submitted.done():
+            self._line.help_with(self)
         return self._submitted.result().wait()
 
     def await_submission(self) -> None:
@@ -51,6 +119,26 @@ def _forget(submitted: "Future[Any]") -> None:
         forget()
 
 
+class OwnSubmission:
+    """An operation that the caller's thread submits when it waits for it, which it must do next."""
+
+    def __init__(self, steps: Callable[[], Any], events: Sequence[Awaited]) -> None:
+        self._steps = steps
+        self._events = events
+
+    def done(self) -> bool:
+        """Return False: only `wait` submits the operation."""
+        return False
+
+    def wait(self) -> Any:
+        """Submit the operation, wait for it, and return its result."""
+        await_all(self._events)
+        return self._steps().wait()
+
+    def forget(self) -> None:
+        """Do nothing: the operation was not submitted."""
+
+
 class _Done:
     def done(self) -> bool:
         return True
@@ -59,32 +147,67 @@ class _Done:
         return None
 
 
+class _Turn(threading.local):
+    """Whether this thread is submitting the operation at the head of the line."""
+
+    is_own = False
+
+
 class SubmissionLine:
-    """The line of one process set. A thread of its own submits the operations in order.
+    """The line of one process set. Its own thread, or a thread that waits, submits the operations in order.
 
     Submitting must not wait for other ranks.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[Submission, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._waiting = 0  # the submissions that are not posted yet
+        self._jobs: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._put = 0  # the number of submissions so far
+        self._over = 0  # how many of them are posted
+        self._turn = _Turn()
         self._thread: threading.Thread | None = None
 
     def is_ahead(self) -> bool:
         """Return whether operations wait on the line, so that an operation of this thread has to come after them."""
-        return self._waiting > 0 and threading.current_thread() is not self._thread
+        return self._put > self._over and not self._turn.is_own
 
-    def put(self, steps: Callable[[], Any]) -> Submission:
-        """Put an operation at the end of the line: `steps` will submit it, on the line's thread."""
-        found = Submission()
+    def put(self, steps: Callable[[], Any], events: Sequence[Awaited] = ()) -> Submission:
+        """Put an operation at the end of the line.
+
+        Args:
+            steps: submits it, on any thread, and returns an object with `done` and `wait`.
+            events: must have ended before.
+        """
         with self._lock:
-            self._waiting += 1
+            found = Submission(self, self._put, steps, events)
+            self._put += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="multiring submissions", daemon=True)
                 self._thread.start()
-            self._jobs.put((found, steps))
+            self._jobs.put(found)
         return found
+
+    def is_next(self, submission: Submission) -> bool:
+        """Return whether all earlier operations are posted."""
+        return submission.number == self._over
+
+    def help_with(self, submission: Submission) -> None:
+        """Submit the operation on this thread if it comes to the head of the line, and its events end, soon."""
+        until_s = time.monotonic() + _POLL_S
+        while not submission.is_over and time.monotonic() < until_s:
+            if self.is_next(submission) and submission.is_ready():
+                submission.submit()
+                return
+            time.sleep(0)  # other threads run, such as the line's
+
+    def begin_turn(self) -> None:
+        """Say that this thread submits the operation at the head of the line."""
+        self._turn.is_own = True
+
+    def end_turn(self) -> None:
+        """Say that the operation is posted, or has failed."""
+        self._turn.is_own = False
+        self._over += 1  # by one thread at a time: the one whose turn it is
 
     def drain(self) -> None:
         """Wait until all operations on the line have been submitted."""
@@ -99,9 +222,7 @@ class SubmissionLine:
                 self._jobs.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            submission, steps = job
-            submission.run(steps)
-            with self._lock:
-                self._waiting -= 1
-            del job, submission, steps  # they hold the operation's tensors
+        while (submission := self._jobs.get()) is not None:
+            submission.await_events()
+            submission.submit()
+            del submission

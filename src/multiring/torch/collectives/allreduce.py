@@ -144,26 +144,29 @@ def submit_alone(
         return submit_sparse(members, tensor, name, how, in_place=in_place)
     require_plain(tensor)
     if not tensor.is_cpu:
-        return _submit_staged(members, tensor, name, how, in_place=in_place)
+        return _submit_staged(members, tensor, name, how, in_place=in_place, waits=waits)
     return _submit_on_host(members, tensor, name, how, in_place=in_place, waits=waits)
 
 
-def _submit_staged(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Staged:
+def _submit_staged(
+    members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool, waits: bool
+) -> Staged:
     """Start an allreduce of a tensor on a device."""
     require_combinable(tensor.dtype, how, members.size)
+    waits = waits and not members.line.is_ahead()
     staging = Staging(members, ALLREDUCE, name, [tensor])
     with staging.preparing([tensor]):
         host = staging.copied(tensor)
 
     def start(placed: Name) -> Pending:
-        return _submit_on_host(members, host, placed, how, in_place=True, waits=False)
+        return _submit_on_host(members, host, placed, how, in_place=True, waits=waits)
 
     device, own = tensor.device, tensor if in_place else None  # a tensor that is not needed may be freed at once
 
     def finish(found: Tensor) -> Tensor:
         return to_device(members, found, device, own)
 
-    return staging.submit(start, finish)
+    return staging.submit(start, finish, waits=waits)
 
 
 def require_combinable(dtype: torch.dtype, how: Combination, ranks: int) -> None:

@@ -8,6 +8,7 @@ back and orders the caller's stream behind it. docs/gpu.md describes it for user
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from multiring._frontend.handles import Name, Placed, Submitted, Unnamed, refuse_in_flight
 from multiring._frontend.process_sets import Members
 from multiring._frontend.signatures import OPERATION
-from multiring._frontend.submission_line import Submission
+from multiring._frontend.submission_line import OwnSubmission, Submission
 from multiring._runtime import Group, Handle
 from multiring.errors import ArgumentError
 from multiring.torch.device_staging import is_pinned_here, naming_exhaustion, staging_of
@@ -33,7 +34,9 @@ class Staged:
 
     __slots__ = ("_finish", "_key", "_members", "_submission")
 
-    def __init__(self, members: Members, key: str, submission: Submission, finish: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, members: Members, key: str, submission: Submission | OwnSubmission, finish: Callable[[Any], Any]
+    ) -> None:
         self._members = members
         self._key = key
         self._submission = submission
@@ -115,21 +118,19 @@ class Staging:
             sources = [in_one_piece(tensors[place]) for place in places]
             self._events.append(staging_of(device).all_to_host(sources, [targets[place] for place in places]))
 
-    def submit(self, start: Callable[[Name], Submitted], finish: Callable[[Any], Any]) -> Staged:
+    def submit(
+        self, start: Callable[[Name], Submitted], finish: Callable[[Any], Any], *, waits: bool = False
+    ) -> Staged:
         """Put the operation on the line.
 
         Args:
             start: starts the host's collectives under the given name, once the copies have ended.
             finish: turns their result into the result on the device.
+            waits: no operation is on the line, and this thread waits for this one next: then it submits it itself.
         """
-        events, name = self._events, self.name
-
-        def steps() -> Submitted:
-            while events:
-                events.pop(0).synchronize()
-            return start(name)
-
-        return Staged(self._members, self._key, self._members.line.put(steps), finish)
+        steps, events = partial(start, self.name), self._events
+        submission = OwnSubmission(steps, events) if waits else self._members.line.put(steps, events)
+        return Staged(self._members, self._key, submission, finish)
 
     @contextmanager
     def preparing(self, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -197,11 +198,7 @@ def on_line(members: Members, source: Tensor, start: Callable[[Any], Handle]) ->
     host = host_memory(members.group, source.shape, source.dtype, source.device)
     event = staging.to_host(in_one_piece(source), host)
 
-    def steps() -> Handle:
-        event.synchronize()
-        return start(array_of(host))
-
-    return host, members.line.put(steps).wait()
+    return host, members.line.put(lambda: start(array_of(host)), [event]).wait()
 
 
 def to_device(members: Members, found: Tensor, device: torch.device, into: Tensor | None = None) -> Tensor:
