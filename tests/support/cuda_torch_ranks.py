@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,30 +57,29 @@ def _on_devices(
     assert (hosts, devices) in SHAPES, (hosts, devices)
     engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
     standin = {"devices": devices, **settings.pop("standin", {})}
-    killed = settings.pop("killed", None)
+    job = JobOnDevices(per_host=devices, standin=standin, killed=settings.pop("killed", None))
     here = (function.__module__, function.__qualname__)
     process = settings.pop("process", Process(nursery="torch", beforehand=(__name__, function.__module__)))
-    return run(
-        on_device, hosts * devices, *here, standin, killed, arguments, engine=engine, process=process, **settings
-    )
+    return run(on_device, hosts * devices, *here, job, arguments, engine=engine, process=process, **settings)
 
 
-def on_device(
-    here: Here,
-    module: str,
-    name: str,
-    standin: dict[str, Any],
-    killed: dict[int, int] | None,
-    arguments: tuple[Any, ...],
-) -> Any:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOnDevices:
+    """What all ranks of a job need to know."""
+
+    per_host: int
+    standin: dict[str, Any]
+    killed: dict[int, int] | None = None
+
+
+def on_device(here: Here, module: str, name: str, job: JobOnDevices, arguments: tuple[Any, ...]) -> Any:
     """Run a function of a test file on one rank."""
-    if killed is not None:
-        arguments = (*arguments, _number_of_process(killed.get(here.rank, 0)))
-    devices = standin["devices"]
-    settings = {"host": here.rank // devices, **standin}
+    if job.killed is not None:
+        arguments = (*arguments, _number_of_process(job.killed.get(here.rank, 0)))
+    settings = {"host": here.rank // job.per_host, **job.standin}
     os.environ |= {f"STANDIN_{each.upper()}": str(value) for each, value in settings.items()}
     torch.set_num_threads(1)
-    torch.cuda.set_device(here.rank % devices % torch.cuda.device_count())
+    torch.cuda.set_device(here.rank % job.per_host % torch.cuda.device_count())
     function: Any = importlib.import_module(module)
     for each in name.split("."):
         function = getattr(function, each)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.support.cuda_torch_ranks import on_device
+from tests.support.cuda_torch_ranks import JobOnDevices, on_device
 from tests.support.ranks import Here
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -62,7 +62,8 @@ def _is_of_multiring() -> bool:
 def run(here: Here, module: str, name: str, arguments: tuple[Any, ...]) -> Any:
     """Run a function of a test file on one rank, with its tensors on the rank's device."""
     os.environ.pop("MULTIRING_TEST_DEVICE", None)
-    return on_device(here, __name__, "with_tensors_on_device", {"devices": here.size}, (module, name, arguments))
+    job = JobOnDevices(per_host=here.size, standin={"devices": here.size})
+    return on_device(here, __name__, "with_tensors_on_device", job, (module, name, arguments))
 
 
 def with_tensors_on_device(here: Here, module: str, name: str, arguments: tuple[Any, ...]) -> Any:

@@ -1,0 +1,114 @@
+"""Compare random programs of collectives on device tensors with NumPy, on the stand-ins of CUDA.
+
+    python benchmarks/evidence/torch/random_on_devices.py [--seconds 1800] [--seed 0] [--again]
+
+A seed draws a program: tests/support/device_programs.py says what is random. Jobs of one, two and four ranks on one,
+two and four hosts take turns, each with some seeds. Each process has at least two devices. The program needs a checkout
+and the environment of `make test-cuda`.
+
+The runs are recorded in build/evidence/random_on_devices.json. The same command, started again, continues from there
+until all its runs together have taken `--seconds`. A fault is printed with its seed and shape, and is recorded.
+
+Exit code 1: a program gave wrong values, or a rank failed or did not end.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+RECORD = ROOT / "build" / "evidence" / "random_on_devices.json"
+SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts, and ranks of each
+AT_ONCE = 5  # seeds of a job
+DELAYS_US = (200, 1500, 4000)
+SHOWN = 3000  # characters of a fault
+
+
+def turn(number: int) -> dict[str, Any]:
+    """Run the programs of one job; return the hosts, the ranks of a host, and the fault, if there is one."""
+    from tests.support.cuda_torch_ranks import run_cuda  # noqa: PLC0415 -- needs torch's CUDA build
+    from tests.support.device_programs import run_programs  # noqa: PLC0415 -- needs torch's CUDA build
+
+    hosts, devices = SHAPES[number % len(SHAPES)]
+    seeds = list(range(1000 + number * AT_ONCE, 1000 + (number + 1) * AT_ONCE))
+    delay_us = DELAYS_US[number // len(SHAPES) % len(DELAYS_US)]
+    standin = {"devices": max(devices, 2), "seed": number, "delay_us": delay_us}
+    found: dict[str, Any] = {"number": number, "hosts": hosts, "devices": devices, "seeds": seeds, "fault": None}
+    try:
+        run_cuda(run_programs, seeds, hosts=hosts, devices=devices, standin=standin)
+    except AssertionError as error:
+        found["fault"] = str(error)[:SHOWN]
+    return found
+
+
+def inside(first: int, end_s: float) -> None:
+    """Run jobs until `end_s`, in a process that has the stand-ins; print a line of JSON for each."""
+    number = first
+    while time.time() < end_s:
+        start_s = time.monotonic()
+        found = turn(number)
+        print(json.dumps({**found, "seconds": time.monotonic() - start_s}), flush=True)
+        number += 1
+
+
+def save(runs: list[dict[str, Any]]) -> None:
+    """Replace the record."""
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    beside = RECORD.with_suffix(".new")
+    beside.write_text("".join(json.dumps(each) + "\n" for each in runs), encoding="utf-8")
+    beside.replace(RECORD)
+
+
+def main() -> int:
+    """Run jobs until the time is over, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="total time of all runs of this command")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first job")
+    parser.add_argument("--again", action="store_true", help="drop the record of earlier runs")
+    parser.add_argument("--inside", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside is not None:
+        inside(arguments.seed, arguments.inside)
+        return 0
+    runs: list[dict[str, Any]] = []
+    if RECORD.exists() and not arguments.again:
+        runs = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
+    left_s = arguments.seconds - sum(each["seconds"] for each in runs)
+    if left_s > 0:
+        first = max([arguments.seed - 1, *(each["number"] for each in runs)]) + 1
+        program = ["python", "-m", "tests.standin", str(Path(__file__).resolve())]
+        command = [
+            str(ROOT / ".ci" / "with-cuda"),
+            *program,
+            "--seed",
+            str(first),
+            "--inside",
+            str(time.time() + left_s),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # noqa: TID251 -- includes the tests' variables
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT) as process:  # noqa: S603
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(b'{"number"'):
+                    runs.append(json.loads(line))
+                    save(runs)
+                    if (fault := runs[-1]["fault"]) is not None:
+                        print(f"FAULT in job {runs[-1]['number']}: {fault}", file=sys.stderr)
+        if process.returncode:
+            print(f"the jobs ended with exit code {process.returncode}", file=sys.stderr)
+            return 1
+    faults = [each for each in runs if each["fault"] is not None]
+    programs, seconds = sum(len(each["seeds"]) for each in runs), sum(each["seconds"] for each in runs)
+    print(f"{programs} programs in {len(runs)} jobs, {seconds / 60:.1f} min: {len(faults)} jobs with faults")
+    for each in faults:
+        print(f"  repeat job {each['number']} ({each['hosts']} x {each['devices']}): --again --seed {each['number']}")
+    return 1 if faults or not runs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
