@@ -19,8 +19,8 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -265,10 +265,9 @@ class DeviceStaging:
 
     def all_to_host(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
         """Start to copy several tensors; see `to_host`. The event is that of the last copy."""
-        self.require_no_capture()
         blocks = {_block_of(target) for target in targets if target.numel()}
         with self._device():
-            current = self.module.current_stream(self._index)
+            current = self._current_stream()
             self._to_host.wait_event(self._reached(current))
             self.module.set_stream(self._to_host)
             try:
@@ -298,10 +297,9 @@ class DeviceStaging:
 
     def all_to_device(self, sources: Sequence[Tensor], targets: Sequence[Tensor], after: Any = None) -> Any:
         """Start to copy several tensors; see `to_device`. The event is that of the last copy."""
-        self.require_no_capture()
         blocks = {_block_of(source) for source in sources if source.numel()}
         with self._device():
-            current = self.module.current_stream(self._index)
+            current = self._current_stream()
             self._to_device.wait_event(self._reached(current) if after is None else after)
             self.module.set_stream(self._to_device)
             try:
@@ -321,12 +319,16 @@ class DeviceStaging:
     def require_no_capture(self) -> None:
         """Raise UnsupportedError if the caller's current stream is capturing a graph."""
         with self._device():
-            is_capturing = self.module.is_current_stream_capturing()
-        if is_capturing:
+            self._current_stream()
+
+    def _current_stream(self) -> Any:
+        """Return the device's current stream. The device must be the current one."""
+        if self.module.is_current_stream_capturing():
             raise UnsupportedError(
                 f"the current stream of {self.device} is capturing a graph: a graph cannot hold an operation of "
                 "several ranks; call it before or after torch.cuda.graph"
             )
+        return self.module.current_stream(self._index)
 
     def _device(self) -> AbstractContextManager[Any]:
         """Make the device the current one. In most programs it is, and the check is faster than torch's context."""
@@ -390,13 +392,11 @@ def staging_of(device: torch.device) -> DeviceStaging:
         return _known.stagings[device]
 
 
-@contextmanager
-def naming_exhaustion(rank: int, size_bytes: int, device: torch.device, what: str) -> Iterator[None]:
-    """Name rank, bytes and remedy if the device has no memory left for what the block allocates."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise torch.OutOfMemoryError(
-            f"rank {rank}: {device} has no memory for {size_bytes} bytes of {what}: free tensors or use a smaller "
-            f"batch; the group is still usable. {error}"
-        ) from error
+def exhausted(
+    error: BaseException, rank: int, size_bytes: int, device: torch.device, what: str
+) -> torch.OutOfMemoryError:
+    """Return an error that names rank, bytes and remedy if the device has no memory left for `what`."""
+    return torch.OutOfMemoryError(
+        f"rank {rank}: {device} has no memory for {size_bytes} bytes of {what}: free tensors or use a smaller "
+        f"batch; the group is still usable. {error}"
+    )

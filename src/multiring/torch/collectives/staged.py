@@ -6,8 +6,7 @@ back and orders the caller's stream behind it. docs/gpu.md describes it for user
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from multiring._frontend.signatures import OPERATION
 from multiring._frontend.submission_line import OwnSubmission, Submission
 from multiring._runtime import Group, Handle
 from multiring.errors import ArgumentError
-from multiring.torch.device_staging import is_pinned_here, naming_exhaustion, staging_of
+from multiring.torch.device_staging import exhausted, is_pinned_here, staging_of
 from multiring.torch.interop import array_of, at_place, in_one_piece
 
 
@@ -132,20 +131,22 @@ class Staging:
         submission = OwnSubmission(steps, events) if waits else self._members.line.put(steps, events)
         return Staged(self._members, self._key, submission, finish)
 
-    @contextmanager
-    def preparing(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+    def preparing(self, tensors: Sequence[Tensor]) -> "Preparing":
         """Prepare the operation. If memory is exhausted, report it to all ranks; they raise an error, too."""
+        return Preparing(self, tensors)
+
+    def fail(self, error: BaseException, tensors: Sequence[Tensor]) -> None:
+        """Give up the operation after an error of its preparation. If memory is exhausted, tell the other ranks."""
         members, rank = self._members, self._members.group.calls.services.world_rank
-        device = next(tensor.device for tensor in tensors if not tensor.is_cpu)
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        try:
-            with naming_exhaustion(rank, size_bytes, device, "a copy in row-major order"):
-                yield
-        except BaseException as error:
-            members.in_flight.discard(self._key)
-            if isinstance(error, torch.OutOfMemoryError | ArgumentError):
-                self._report(error)
-            raise
+        members.in_flight.discard(self._key)
+        if isinstance(error, torch.OutOfMemoryError):
+            device = next(tensor.device for tensor in tensors if not tensor.is_cpu)
+            size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            named = exhausted(error, rank, size_bytes, device, "a copy in row-major order")
+            self._report(named)
+            raise named from error
+        if isinstance(error, ArgumentError):
+            self._report(error)
 
     def _report(self, error: BaseException) -> None:
         """Submit an operation of the same name that differs from the other ranks' operation."""
@@ -156,6 +157,24 @@ class Staging:
         # The name is matched by its full form, which begins with the operation's kind.
         full = plain if isinstance(plain, Unnamed) else f"{self._operation}.{plain}"
         _submit_failure(self._members, full, what)
+
+
+class Preparing:
+    """The context in which an operation is prepared. It is a class because one of a generator takes longer."""
+
+    __slots__ = ("_staging", "_tensors")
+
+    def __init__(self, staging: Staging, tensors: Sequence[Tensor]) -> None:
+        self._staging = staging
+        self._tensors = tensors
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Give up the operation after an error."""
+        if error is not None:
+            self._staging.fail(error, self._tensors)
 
 
 def _submit_failure(members: Members, name: str | Unnamed, what: str) -> None:
@@ -213,7 +232,9 @@ def to_device(members: Members, found: Tensor, device: torch.device, into: Tenso
             source.copy_(found)
         found = source
     if into is None:
-        with naming_exhaustion(rank, found.numel() * found.element_size(), device, "the result"):
+        try:
             into = torch.empty(found.shape, dtype=found.dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            raise exhausted(error, rank, found.numel() * found.element_size(), device, "the result") from error
     staging.to_device(found, into.detach())
     return into
