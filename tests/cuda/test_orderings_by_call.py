@@ -99,15 +99,21 @@ def overlaps(here: Here, device: torch.device) -> bool:  # noqa: ARG001
 # ---- mutants ----
 
 
-def leave_out(owner: Any, method: str, site: str, patch: Patch) -> None:
-    patch.setattr(owner, method, without(getattr(owner, method), site))
+def leave_out(owner: Any, method: str, *sites: str, patch: Patch) -> None:
+    patch.setattr(owner, method, without(getattr(owner, method), *sites))
 
 
 Program = Callable[[Here, torch.device], bool]
-MUTANTS: dict[str, tuple[Program, Callable[[Patch], None]]] = {
+MUTANTS: dict[str, tuple[Program, Callable[..., None]]] = {
     "statistics before their copy": (
         normalises,
-        partial(leave_out, EVENT, "synchronize", "torch/collectives/staged.py on_line.steps: event.synchronize"),
+        partial(
+            leave_out,
+            EVENT,
+            "synchronize",
+            "_frontend/submission_line.py Submission.submit: event.synchronize",
+            "_frontend/submission_line.py Submission.await_events: event.synchronize",
+        ),
     ),
     "broadcast before the copy": (
         broadcasts,
@@ -126,6 +132,10 @@ MUTANTS: dict[str, tuple[Program, Callable[[Patch], None]]] = {
         writes_from_a_free_block,
         partial(leave_out, PinnedBlock, "note", "torch/device_staging.py DeviceStaging.all_to_device: block.note"),
     ),
+    "streams that nothing is behind": (
+        overlaps,
+        partial(leave_out, EVENT, "record", "torch/device_staging.py DeviceStaging._reached: event.record"),
+    ),
     "events that nothing is behind": (
         overlaps,
         partial(leave_out, EVENT, "record", "torch/device_staging.py DeviceStaging._recorded: event.record"),
@@ -143,7 +153,7 @@ def missed(here: Here) -> tuple[list[str], list[str]]:
             wrong.append(name)
         for _ in range(TRIES):
             with Patch.context() as patch:
-                mutate(patch)
+                mutate(patch=patch)
                 own = program(here, device)
                 torch.cuda.synchronize()
             if not all(mt.allgather_object(own)):

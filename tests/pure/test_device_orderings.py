@@ -31,8 +31,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "copy without gaps freed too early",
     ),
     "torch/c10d/staged.py StagedTensors._brought_back: event.record": (BACKEND, "end before the outputs"),
-    "torch/collectives/staged.py Staging.submit.steps: pop.synchronize": (COPIES, "host before the copy"),
-    "torch/collectives/staged.py on_line.steps: event.synchronize": (CALLS, "statistics before their copy"),
+    "_frontend/submission_line.py await_all: event.synchronize": (COPIES, "host before the copy"),
+    "_frontend/submission_line.py Submission.await_events: event.synchronize": (CALLS, "statistics before their copy"),
+    "_frontend/submission_line.py Submission.submit: event.synchronize": (CALLS, "statistics before their copy"),
     "torch/device_staging.py PinnedBlock.is_quiet: self._copies[0].query": (COPIES, "block used again under a copy"),
     "torch/device_staging.py PinnedMemory._quiet: free[place].is_quiet": (COPIES, "block used again under a copy"),
     "torch/device_staging.py DeviceStaging.all_to_host: self._to_host.wait_event": (
@@ -57,10 +58,14 @@ MUTANTS: dict[str, tuple[str, str]] = {
         CALLS,
         "block used again under a copy from it",
     ),
+    "torch/device_staging.py DeviceStaging._reached: event.record": (CALLS, "streams that nothing is behind"),
     "torch/device_staging.py DeviceStaging._recorded: event.record": (CALLS, "events that nothing is behind"),
     "torch/gradients/device_buckets.py _wait_for: event.synchronize": (GRADIENTS, "host before the copy"),
-    "torch/gradients/device_buckets.py OnDevice.__init__: self._made.record": (GRADIENTS, "gradients before the zeros"),
-    "torch/gradients/device_buckets.py OnDevice.come_behind: stream.wait_event": (
+    "torch/gradients/device_buckets.py DeviceBucket.__init__: self._made.record": (
+        GRADIENTS,
+        "gradients before the zeros",
+    ),
+    "torch/gradients/device_buckets.py DeviceBucket.come_behind: stream.wait_event": (
         GRADIENTS,
         "gradients before the zeros",
     ),
@@ -68,12 +73,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
         GRADIENTS,
         "kernels before the copy back",
     ),
-    "torch/gradients/device_buckets.py OnDevice._await_writers: current.wait_stream": (
+    "torch/gradients/device_buckets.py DeviceBucket._await_writers: current.wait_stream": (
         GRADIENTS,
         "copy before the other streams",
     ),
     "torch/gradients/device_buckets.py on_host: last[tensor.device].record": (GRADIENTS, "norms before the copy"),
     "torch/gradients/device_buckets.py on_host: event.synchronize": (GRADIENTS, "norms before the copy"),
+    "torch/gradients/nccl_buckets.py OnNccl.come_after: reduced.order": (BUCKETS, "kernels before NCCL"),
     "torch/gradients/parameters.py _broadcast_from_devices: event.synchronize": (CALLS, "broadcast before the copy"),
     "_runtime/engines/nccl_device.py NcclDevice._issue: self.driver.wait_on": (
         ENGINE,
@@ -104,6 +110,8 @@ MUTANTS: dict[str, tuple[str, str]] = {
 }
 # No mutant of these can give wrong values.
 EXEMPT: dict[str, str] = {
+    "_frontend/submission_line.py await_all: event.query": "it decides how to wait, and the next line waits",
+    "_frontend/submission_line.py Submission.is_ready: event.query": "it decides who submits, and `submit` waits",
     "torch/device_staging.py _end_copies: popleft.synchronize": "cudaHostUnregister waits for the device, too",
     "_runtime/engines/cuda_arrays.py CudaArray.get: cuStreamSynchronize": (
         "CUDA copies to memory that is not pinned before the call returns"
@@ -141,7 +149,7 @@ def test_the_mutant_is_there(site: str) -> None:
 
 
 def test_there_are_many() -> None:
-    assert sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, ENGINE)) >= 25
+    assert sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, BUCKETS, ENGINE)) >= 25
 
 
 def test_an_ordering_is_found_wherever_it_is() -> None:
@@ -155,7 +163,7 @@ def test_an_ordering_is_found_wherever_it_is() -> None:
 def test_a_call_is_left_out_at_its_site_only(monkeypatch: pytest.MonkeyPatch) -> None:
     line = the_site.__code__.co_firstlineno + 1
     monkeypatch.setitem(sites(), "here", [Place(Path(__file__), "the_site", line, line)])
-    changed = without(lambda: "called", "here", "left out")
+    changed = without(lambda: "called", "here", instead="left out")
     assert the_site(changed) == ["left out", "called"]
     assert changed() == "called"
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parents[2] / "src" / "multiring"
-FILES = ("torch/**/*.py", "_runtime/engines/nccl*.py", "_runtime/engines/cuda*.py", "_runtime/engines/dlpack.py")
+FILES = (
+    "torch/**/*.py",
+    "_frontend/submission_line.py",
+    "_runtime/engines/nccl*.py",
+    "_runtime/engines/cuda*.py",
+    "_runtime/engines/dlpack.py",
+)
 METHODS = {
     "wait_event",
     "wait_stream",
@@ -74,15 +80,17 @@ def _ordering(node: ast.AST) -> str | None:
             on = on.func
         return f"{on.attr if is_computed and isinstance(on, ast.Attribute) else ast.unparse(on)}.{node.attr}"
     if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "order":  # of a handle; an attribute is no call
+            return f"{ast.unparse(node.func.value)}.order"
         constants = [*ast.walk(node.func), *node.args[:1]]
         texts = {each.value for each in constants if isinstance(each, ast.Constant)}
         return next((each for each in sorted(DRIVER_CALLS) if each in texts), None)
     return None
 
 
-def without(original: Callable[..., Any], site: str, instead: Any = None) -> Callable[..., Any]:
-    """Return `original`, changed to do nothing and return `instead` where it is called at `site`."""
-    places = sites()[site]
+def without(original: Callable[..., Any], *left_out: str, instead: Any = None) -> Callable[..., Any]:
+    """Return `original`, changed to do nothing and return `instead` where it is called at the sites `left_out`."""
+    places = [place for site in left_out for place in sites()[site]]
 
     def changed(*arguments: Any, **options: Any) -> Any:
         frame = sys._getframe(1)
