@@ -105,7 +105,7 @@ class ClimateFields(TrainingTask):
         return self._losses(_logits(model, batch), torch.as_tensor(batch["labels"]))
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits, labels, self._weights.to(logits.dtype), reduction="none").mean((1, 2))
+        return cross_entropy(logits, labels, self._weights.to(logits), reduction="none").mean((1, 2))
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the training loss of each field, and a confusion matrix of the pixels of each group of fields.
@@ -114,7 +114,7 @@ class ClimateFields(TrainingTask):
         """
         labels, logits = torch.as_tensor(batch["labels"]), _logits(model, batch)
         counts = torch.zeros(JACKKNIFE_GROUPS, len(CLASSES) ** 2, dtype=torch.int64)
-        for name, truth, guess in zip(batch["name"], labels, logits.argmax(1), strict=True):
+        for name, truth, guess in zip(batch["name"], labels.cpu(), logits.argmax(1).cpu(), strict=True):
             counts[zlib.crc32(str(name).encode()) % JACKKNIFE_GROUPS] += _confusion(truth, guess).flatten()
         return self._losses(logits, labels), counts.flatten()
 
@@ -141,8 +141,9 @@ class ClimateFields(TrainingTask):
         model.eval()
         for number in range(min(self._options.pictures, len(fields.paths))):
             sample = fields.sample(number)
+            inputs = _input({"fields": sample["fields"][None]}, model_dtype(model))
             with torch.no_grad():
-                guess = model(_input({"fields": sample["fields"][None]}, model_dtype(model))).argmax(1)[0].numpy()
+                guess = model(inputs.to(next(model.parameters()).device)).argmax(1)[0].cpu().numpy()
             moisture = sample["fields"][0]
             grey = np.uint8(255 * (moisture - moisture.min()) / max(np.ptp(moisture), 1e-9))
             shown = [np.repeat(grey[..., None], 3, 2), _painted(sample["labels"]), _painted(guess)]

@@ -71,5 +71,6 @@ def resized(image: Any, height: int, width: int) -> Any:
 
 def as_input(images: Any, dtype: torch.dtype) -> Tensor:
     """Return uint8 images (n, h, w, 3) as a network's input: (n, 3, h, w), normalised, channels last."""
-    mean, deviation = torch.tensor(MEAN, dtype=dtype) * 255, torch.tensor(DEVIATION, dtype=dtype) * 255
-    return ((torch.as_tensor(images).to(dtype) - mean) / deviation).permute(0, 3, 1, 2)
+    pixels = torch.as_tensor(images).to(dtype)
+    mean, deviation = (torch.tensor(each, dtype=dtype, device=pixels.device) * 255 for each in (MEAN, DEVIATION))
+    return ((pixels - mean) / deviation).permute(0, 3, 1, 2)

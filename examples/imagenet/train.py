@@ -98,7 +98,8 @@ class Images(TrainingTask):
         """
         labels = torch.as_tensor(batch["label"])
         logits = self._logits(model, batch)
-        losses, best = self._losses(logits, labels), logits.topk(min(TOP, len(self.classes)), 1).indices
+        losses, best = self._losses(logits, labels), logits.topk(min(TOP, len(self.classes)), 1).indices.cpu()
+        labels = labels.cpu()
         hit = best == labels[:, None]
         counts = torch.tensor([len(labels), int(hit[:, 0].sum()), int(hit.any(1).sum())])
         classes = len(self.classes)

@@ -14,8 +14,8 @@ import multiring
 from multiring._bench.machine import hardware
 
 
-def circumstances(ranks: int) -> dict[str, str]:
-    """Return the end date, the command of a rank, the commit, the versions and the processor of this host."""
+def circumstances(ranks: int, device: torch.device) -> dict[str, str]:
+    """Return the end date, the command of a rank, the commit, the versions, and this host's processor and device."""
     versions = {
         "multiring": multiring.__version__,
         "PyTorch": torch.__version__,
@@ -30,6 +30,7 @@ def circumstances(ranks: int) -> dict[str, str]:
         "commit": commit(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "processor of rank 0's host": hardware(),
+        "device of rank 0": torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor",
     }
 
 

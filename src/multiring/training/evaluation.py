@@ -13,6 +13,7 @@ import multiring.torch as mt
 from multiring.data import Loader, Samples
 from multiring.errors import ArgumentError
 from multiring.torch.step.after_step import MovingAverage
+from multiring.training.devices import placed
 from multiring.training.recipe import TrainingRecipe
 
 # A sample's loss is summed as an integer multiple of this fraction, so that the sum does not depend on the order.
@@ -41,6 +42,7 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     place: tuple[int, int] | None = None,
     recipe: TrainingRecipe | None = None,
     workers: int = 1,
+    device: torch.device | None = None,
 ) -> EvaluationResult:
     """Return the result of `measure` over all samples, on every rank; it is the same for any number of ranks.
 
@@ -52,6 +54,7 @@ def evaluate(  # noqa: PLR0913 -- all are needed
         place: this rank, and the number of ranks; by default those of the job, or one rank before `init`.
         recipe: its averaged weights and its precision are used.
         workers: threads that read and decode.
+        device: the device of the batches; by default that of the model's parameters.
 
     Raises:
         ArgumentError: `measure` returned losses of another shape, or counts that are not int64.
@@ -59,19 +62,20 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     rank, ranks = place or ((mt.rank(), mt.size()) if mt.is_initialized() else (0, 1))
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)
     average = recipe.average if recipe is not None else None
+    device = device or next((each.device for each in model.parameters()), torch.device("cpu"))
     total = torch.zeros(0, dtype=torch.int64)
     was_training = model.training
     model.eval()
     with torch.no_grad(), average.applied() if average is not None else nullcontext():
         for each in loader:
             with recipe.precision.autocast() if recipe is not None else nullcontext():
-                losses, counts = measure(model, each)
+                losses, counts = measure(model, placed(each, device))
             if counts.dtype != torch.int64 or counts.dim() != 1:
                 raise ArgumentError(
                     f"measure returned counts of type {counts.dtype} and shape {tuple(counts.shape)}: want int64 "
                     "numbers, (k,), which add up over samples"
                 )
-            found = _with_losses(per_sample(losses, each), counts)
+            found = _with_losses(per_sample(losses, each).cpu(), counts.cpu())
             # A rank with an empty part measures another rank's sample, only to get the shape of the counts.
             found = found * bool(loader.share.samples)
             total = found if not total.numel() else total + found

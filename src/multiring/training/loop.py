@@ -26,6 +26,7 @@ from multiring.errors import ArgumentError, StateError
 from multiring.training import options as options_file
 from multiring.training.checkpoints import Checkpoints
 from multiring.training.circumstances import circumstances
+from multiring.training.devices import device_of, placed
 from multiring.training.evaluation import combine_batch_norm_statistics, evaluate, per_sample
 from multiring.training.options import TrainingOptions
 from multiring.training.recipe import build_recipe, steps_per_epoch
@@ -71,6 +72,7 @@ class TrainingRun:
         callbacks: called on rank 0 with each record of the metrics, for example by a tracker of experiments.
 
     Attributes:
+        device: the device on which this rank trains.
         model: the network.
         folder: the run's folder.
         rank: this rank.
@@ -87,9 +89,11 @@ class TrainingRun:
         torch.manual_seed(options.seed)  # equal on all ranks, so that initial models are equal
         if options.deterministic:
             torch.use_deterministic_algorithms(mode=True)
-        self.model = task.model()
+        self.device = device_of(options.device, plain=options.plain)
+        self.model = task.model()  # on the host, so that it is the same on any device
         if options.precision == "float64":
             self.model.double()
+        self.model.to(self.device)
         part = -(-options.batch // self.ranks)
         self.passes = -(-part // options.micro_batch) if options.micro_batch else 1
         steps = steps_per_epoch(task.training.order.length, options.batch)
@@ -125,15 +129,11 @@ class TrainingRun:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 options_file.write(self.options, self.folder)
                 discard_metrics_after(self.progress.step, self.folder / METRICS)
-        if self.options.peak and not self.options.plain and self.options.precision != "float64":
-            few = _collated([self.task.training.sample(number) for number in range(2)])
-            dtype = self.options.precision
-            self._report = mt.training_report(
-                self.model, lambda plain: self.task.losses(plain, few).sum(), samples=2, dtype=dtype
-            )
-        self._balance = mt.measure_bottleneck(self.loader)
+        if self.device.type == "cpu":  # by the host's clock, which does not see a GPU's work
+            self._report = _report_of_peak(self.task, self.model, self.options)
+            self._balance = mt.measure_bottleneck(self.loader)
         self._began = time.monotonic() - self.progress.wall_s
-        with self._listening():
+        with _at_sigterm(self._ask_to_stop):  # all ranks save after the same step, and end
             stopped = self._epochs(checkpoints)
         self._settled()
         if not stopped:
@@ -171,25 +171,27 @@ class TrainingRun:
                     self._save(checkpoints)
         return False
 
-    def _step(self, batch: Batch) -> float:
-        """Train on this rank's part of a batch; return its part of the batch's loss."""
+    def _step(self, batch: Batch) -> Tensor:
+        """Train on this rank's part of a batch; return its part of the batch's loss, float64 on the device."""
         share, recipe = self.loader.share, self.recipe
-        whole = 0.0
+        whole = torch.zeros((), dtype=torch.float64, device=self.device)
         recipe.optimizer.zero_grad()
-        for part in _parts(batch, share.samples, self.passes):
+        for part in _parts(placed(batch, self.device), share.samples, self.passes):
             with recipe.precision.autocast():
                 loss = per_sample(self.task.losses(self.model, part), part).sum() / share.total
             recipe.precision.backward(loss)
-            whole += float(loss.detach())
+            whole += loss.detach()
         self._rate = recipe.optimizer.param_groups[0]["lr"]
         recipe.optimizer.step()
         return whole
 
-    def _agree(self, own_loss: float) -> str:
+    def _agree(self, own_loss: Tensor) -> str:
         """Start to sum the loss over ranks; return a reason to stop, found by the sum of the step before, or ""."""
         minutes = self.options.minutes
         is_over = bool(minutes) and self.progress.trained_s > minutes * 60
-        own = torch.tensor([own_loss, float(self._asked_to_stop), float(is_over), self._rate], dtype=torch.float64)
+        # On a GPU, the host does not wait for the loss before the next step has started.
+        others = [torch.full_like(own_loss, each) for each in (self._asked_to_stop, is_over, self._rate)]
+        own = torch.stack([own_loss, *others])
         if self.options.plain:
             return self._agreed(own, self.progress.step)
         before = None if self._in_flight is None else (mt.synchronize(self._in_flight[0]), self._in_flight[1])
@@ -251,6 +253,7 @@ class TrainingRun:
                 place=(self.rank, self.ranks),
                 recipe=self.recipe,
                 workers=self.options.workers,
+                device=self.device,
             )
             self.progress.counts[name], self.progress.losses[name] = found.counts, found.loss
             self.progress.scores[name] = self.task.scores(found.counts)
@@ -315,7 +318,7 @@ class TrainingRun:
             "about": task.about,
             "loss_unit": task.loss_unit,
             **shown,
-            "circumstances": circumstances(self.ranks),
+            "circumstances": circumstances(self.ranks, self.device),
             "chance": _by_name({name: task.chance(counts) for name, counts in progress.counts.items()}),
             "baselines": read_baselines(self.options.data),
             **reached,
@@ -369,18 +372,8 @@ class TrainingRun:
         for name, value in values.items():
             setattr(self.progress, name, value)
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Handle SIGTERM, so that all ranks save after the same step and end."""
-
-        def ask(_number: int, _frame: object) -> None:
-            self._asked_to_stop = True
-
-        before = signal.signal(signal.SIGTERM, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def _ask_to_stop(self) -> None:
+        self._asked_to_stop = True
 
     def _record(self, **record: Any) -> None:
         for callback in self._callbacks:
@@ -391,6 +384,24 @@ class TrainingRun:
             file.write(json.dumps(record) + "\n")
         figures = ", ".join(f"{k} {v:.4g}" for k, v in record.items() if isinstance(v, float))
         mt.print_once(f"{record['kind']} at step {record['step']}/{self.total_steps}: {figures}")
+
+
+@contextmanager
+def _at_sigterm(call: Callable[[], None]) -> Iterator[None]:
+    """Call a function at SIGTERM, in place of the end of the process."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: call())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report_of_peak(task: TrainingTask, model: Any, options: TrainingOptions) -> Any:
+    """Start to measure the share of this machine's peak; return None if the run does not."""
+    if not options.peak or options.plain or options.precision == "float64":
+        return None
+    few = _collated([task.training.sample(number) for number in range(2)])
+    return mt.training_report(model, lambda plain: task.losses(plain, few).sum(), samples=2, dtype=options.precision)
 
 
 def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
@@ -410,5 +421,5 @@ def _collated(records: Sequence[dict[str, Any]]) -> Batch:
     return {
         name: np.stack([record[name] for record in records])
         for name, value in records[0].items()
-        if isinstance(value, np.ndarray | int | float)
+        if isinstance(value, np.ndarray | np.number | np.bool_ | int | float)
     }

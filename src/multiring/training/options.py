@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from multiring._schedule import WIRES
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
+from multiring.training.devices import DEVICES
 from multiring.training.run_folder import METRICS, OPTIONS, PAGE, RESULT
 
 if sys.version_info >= (3, 11):
@@ -59,6 +60,7 @@ class TrainingOptions:
     clip: float = 0.0  # the largest norm of a gradient; 0: no limit
     ema: float = 0.0  # decay of the moving average of weights, for evaluation; 0: no average
     precision: str = "float32"  # float32; bf16 for torch.autocast; float64 to compare runs to the last digits
+    device: str = "auto"  # auto: this rank's GPU where torch sees one, else the host; or cpu, or cuda
     wire: str = ""  # the wire type of gradients between hosts; empty: exact
     workers: int = 1  # threads per rank that read and decode
     seed: int = 0  # seed of the initial weights, and of the data's order and augmentation
@@ -84,6 +86,7 @@ class TrainingOptions:
         require_choice("optimizer", self.optimizer, OPTIMIZERS)
         require_choice("decay", self.decay, ("cosine", "poly"))
         require_choice("precision", self.precision, ("float32", "bf16", "float64"))
+        require_choice("device", self.device, DEVICES)
         require_choice("wire", self.wire, ("", *WIRES))
         if self.lag not in {0, 1}:
             raise ArgumentError(f"lag={self.lag}: want 0 or 1 steps")

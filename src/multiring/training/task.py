@@ -17,7 +17,8 @@ class TrainingTask(ABC):
     """What a `TrainingRun` trains: data, a model, a loss and scores. A program derives its task from this class.
 
     A batch is a dict of the samples' fields, as `multiring.data.Loader` gives them: NumPy arrays with the samples on
-    the first axis. A rank can get a batch of fewer samples than the other ranks.
+    the first axis. If the run is on a GPU, arrays of numbers are tensors there. `torch.as_tensor` takes both. A rank
+    can get a batch of fewer samples than the other ranks.
 
     Attributes:
         name: the title of the report.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError
 from multiring.training import TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
+from multiring.training.loop import _collated
 from multiring.training.task import Batch
 
 TORCH = Process(nursery="torch", beforehand=("multiring.training",))
@@ -131,3 +132,11 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
         assert f"pip install 'multiring[{extra}]'" in done.stderr
+
+
+def test_the_share_of_the_peak_is_measured_with_all_numbers_of_a_sample() -> None:
+    samples = ArrayDataset(
+        {"x": np.zeros((3, 2), np.float32), "label": np.arange(3), "name": np.array(["a", "b", "c"])}
+    )
+    found = _collated([samples.sample(number) for number in range(2)])
+    assert {name: value.tolist() for name, value in found.items()} == {"x": [[0, 0], [0, 0]], "label": [0, 1]}

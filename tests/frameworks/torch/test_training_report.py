@@ -132,7 +132,7 @@ def test_a_page_says_how_the_run_was_made_and_what_its_scores_are_held_against(t
     ]
     (tmp_path / run_folder.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (tmp_path / "options.toml").write_text('model = "resnet26"\n', encoding="utf-8")
-    made = circumstances(2)
+    made = circumstances(2, torch.device("cpu"))
     result = {
         "headline": {"val, top-1, %": 10.0},
         "intervals": {"val, top-1, %": [9.0, 11.0]},
