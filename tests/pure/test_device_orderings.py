@@ -10,11 +10,8 @@ from tests.support.orderings import SOURCES, Place, sites, without
 
 TESTS = Path(__file__).parents[1]
 COPIES, GRADIENTS = "cuda/test_device_staging.py", "cuda/test_gradient_orderings.py"
-BACKEND, CALLS, ENGINE = (
-    "cuda/test_backend_orderings.py",
-    "cuda/test_orderings_by_call.py",
-    "wire/test_nccl_orderings.py",
-)
+BACKEND, CALLS = "cuda/test_backend_orderings.py", "cuda/test_orderings_by_call.py"
+BUCKETS, ENGINE = "cuda/test_nccl_buckets.py", "wire/test_nccl_orderings.py"
 
 # The mutants that leave out each site, or that take away what it orders: the test's file and the mutant's name.
 MUTANTS: dict[str, tuple[str, str]] = {
