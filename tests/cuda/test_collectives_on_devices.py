@@ -291,7 +291,8 @@ def slow_copy_on_one_rank(here: Here) -> tuple[int, int]:
                     original(event)
 
                 patch.setattr(torch.cuda.Event, "synchronize", late)
-            first = mt.allreduce_async(torch.full((3,), 1.0, device=here_device()), op="sum")
+            # Factors are applied on the host, so this operation waits on the line.
+            first = mt.allreduce_async(torch.full((3,), 0.5, device=here_device()), op="sum", prescale_factor=2.0)
             time.sleep(0.2)
             second = mt.allreduce_async(torch.full((3,), 2.0), op="sum")
             assert mt.synchronize(second).tolist() == [4.0] * 3

@@ -1,5 +1,7 @@
 """Buckets of gradients that NCCL reduces: which ranks use it, what it costs the host, and which orderings it needs."""
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -22,19 +24,19 @@ from tests.cuda.test_gradient_orderings import (
     slow_down,
 )
 from tests.standin.torch_devices import host_waits
-from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.cuda_torch_ranks import report_of_cuda, run_cuda
 from tests.support.device_training import HOST, OPTIMIZERS, Program, join, mean_loss, model_of, own_batch
 from tests.support.ranks import Here
 
 import multiring.torch as mt
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator
 from multiring._runtime.engines.nccl_library import NcclError
-from multiring.errors import MismatchError, MultiringError, UnsupportedError
+from multiring.errors import CollectiveError, MismatchError, MultiringError, UnsupportedError
 from multiring.torch import path_agreement
 from multiring.torch.device_staging import DeviceStaging
 from multiring.torch.gradients.nccl_buckets import OnNccl
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
-from multiring.torch.path_agreement import RankFacts, reason_against
+from multiring.torch.path_agreement import DevicePath, RankFacts, reason_against
 
 STEPS = 20
 SOON_S = 20  # far below the time-out of a stall, with a loaded machine
@@ -179,6 +181,41 @@ def test_buckets_that_differ() -> None:
     for text, mean in run_cuda(differing, devices=2):
         assert "the ranks do not agree" in text
         assert mean == 1.5
+
+
+class Unstarted:
+    """The handle of an operation that was never given to the device."""
+
+    def order(self, stream: int) -> None:
+        """Do not wait."""
+
+
+def saving(here: Here) -> bool:
+    """A rank dies after the ranks' agreement, before NCCL has done its part: what the others keep is not saved."""
+    device = join(here)
+    model: Any = model_of("perceptron", device)
+    optimizer = optimizer_of(model)
+    state = mt.elastic.TorchState(model, optimizer)
+    saved = model[0].weight.clone()
+    with Patch.context() as patch:
+        if here.rank:
+            patch.setattr(DevicePath, "all_reduce", lambda *_arguments: Unstarted())
+        mean_loss(model, own_batch(here, 0, "perceptron", device)).backward()
+        optimizer.step()
+    if here.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for save in (state.save, lambda: mt.save("/nowhere", model=model)):
+        began_s = time.monotonic()
+        with pytest.raises(CollectiveError, match="rank 1 died"):
+            save()
+        assert time.monotonic() - began_s < SOON_S
+    state.restore()
+    return torch.equal(model[0].weight, saved)
+
+
+def test_a_failed_reduction_is_not_saved() -> None:
+    report = report_of_cuda(saving, devices=2)
+    assert report.outcomes[0].value is True, report.outcomes[0]
 
 
 # ---- orderings ----

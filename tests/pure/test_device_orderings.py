@@ -11,7 +11,7 @@ from tests.support.orderings import SOURCES, Place, sites, without
 TESTS = Path(__file__).parents[1]
 COPIES, GRADIENTS = "cuda/test_device_staging.py", "cuda/test_gradient_orderings.py"
 BACKEND, CALLS = "cuda/test_backend_orderings.py", "cuda/test_orderings_by_call.py"
-BUCKETS, ENGINE = "cuda/test_nccl_buckets.py", "wire/test_nccl_orderings.py"
+BUCKETS, NCCL, ENGINE = "cuda/test_nccl_buckets.py", "cuda/test_nccl_collectives.py", "wire/test_nccl_orderings.py"
 
 # The mutants that leave out each site, or that take away what it orders: the test's file and the mutant's name.
 MUTANTS: dict[str, tuple[str, str]] = {
@@ -76,6 +76,15 @@ MUTANTS: dict[str, tuple[str, str]] = {
     ),
     "torch/gradients/device_buckets.py on_host: last[tensor.device].record": (GRADIENTS, "norms before the copy"),
     "torch/gradients/device_buckets.py on_host: event.synchronize": (GRADIENTS, "norms before the copy"),
+    "torch/collectives/by_nccl.py _Copies.await_copies: pop.synchronize": (NCCL, "host before the copies"),
+    "torch/collectives/by_nccl.py _Reduction._begun_on_host: to_host.synchronize": (
+        NCCL,
+        "host before the copy of a buffer",
+    ),
+    "torch/collectives/by_nccl.py _Reduction._behind_copy: stream.wait_event": (NCCL, "NCCL before the copy"),
+    "torch/collectives/by_nccl.py _Reduction._copy_on_device: self._written.record": (NCCL, "NCCL before the copy"),
+    "torch/collectives/by_nccl.py _Reduction._order: begun.order": (NCCL, "kernels before NCCL"),
+    "torch/collectives/by_nccl.py _Reduction._order: self._buffer.record_stream": (NCCL, "memory used again"),
     "torch/gradients/nccl_buckets.py OnNccl.come_after: reduced.order": (BUCKETS, "kernels before NCCL"),
     "torch/gradients/parameters.py _broadcast_from_devices: event.synchronize": (CALLS, "broadcast before the copy"),
     "_runtime/engines/nccl_device.py NcclDevice._issue: self.driver.wait_on": (
@@ -146,7 +155,7 @@ def test_the_mutant_is_there(site: str) -> None:
 
 
 def test_there_are_many() -> None:
-    assert sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, BUCKETS, ENGINE)) >= 25
+    assert sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, BUCKETS, NCCL, ENGINE)) >= 25
 
 
 def test_an_ordering_is_found_wherever_it_is() -> None:

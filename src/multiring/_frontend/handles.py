@@ -30,10 +30,12 @@ class Placed(NamedTuple):
 
     name: the operation's name; the caller has reserved it.
     devices: the types of the tensors' devices, on which the ranks must agree.
+    more: further terms on which they must agree.
     """
 
     name: str | Unnamed
     devices: str
+    more: Signature = ()
 
 
 Named = str | Unnamed | Placed
@@ -211,7 +213,7 @@ def submit(
     """
     operation, is_reserved = signature[0][1], False
     if isinstance(name, Placed):
-        signature, name, is_reserved = (*signature, (DEVICE, name.devices)), name.name, True
+        signature, name, is_reserved = (*signature, (DEVICE, name.devices), *name.more), name.name, True
     # The name of an unnamed operation omits its kind. Different operations are then matched, and the mismatch reported.
     if name is None:
         name = Unnamed(members.next_number(), "")

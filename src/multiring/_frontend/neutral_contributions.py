@@ -1,8 +1,12 @@
 """The contributions of a rank that has joined to the other ranks' operations."""
 
 import math
+from functools import partial
+
+import numpy as np
 
 from multiring._frontend.dtype_conversion import dtype_conversion, neutral_array
+from multiring._frontend.follow_ups import DEVICE_PATH, FollowUps
 from multiring._frontend.reduce_ops import chosen_op
 from multiring._frontend.signatures import (
     ALLREDUCE,
@@ -22,11 +26,12 @@ from multiring._runtime.named.named import Start
 from multiring.errors import Signature, UnsupportedError
 
 
-def neutral_contribution(signature: Signature) -> Start:
+def neutral_contribution(signature: Signature, follow_ups: FollowUps) -> Start:
     """Return a function that contributes to an operation without changing its result.
 
-    `signature` describes the operation. The function contributes zeros to a sum and an average, and the neutral element
-    to a minimum, a maximum and a product. An average is still divided by the number of all ranks.
+    `signature` describes the operation of the set of `follow_ups`. The function contributes zeros to a sum and an
+    average, and the neutral element to a minimum, a maximum and a product. An average is still divided by the number
+    of all ranks.
 
     Raises:
         UnsupportedError: the operation has no neutral contribution.
@@ -49,4 +54,7 @@ def neutral_contribution(signature: Signature) -> Start:
         array = neutral_array(conversion, math.prod(shape)).reshape(shape)
         return group.all_reduce_async(array, conversion.op, wire=wire, label=label)
 
-    return start
+    def agree(group: Group, label: str) -> Handle:
+        return follow_ups.agree(group, label, np.zeros(1, np.uint8), partial(start, follow_ups.staged, ""))
+
+    return agree if DEVICE_PATH in known else start

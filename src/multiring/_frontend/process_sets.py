@@ -3,11 +3,13 @@
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from multiring._frontend.errors import internal_errors, not_initialized
+from multiring._frontend.follow_ups import FollowUps
 from multiring._frontend.horovod_words import speaks_horovod
 from multiring._frontend.mpi_communicators import is_communicator, ranks_of, require_job_is_world
 from multiring._frontend.neutral_contributions import neutral_contribution
@@ -90,7 +92,8 @@ class Members:
 
     def __init__(self, group: Group) -> None:
         self.group = group  # for operations that all ranks call in the same order
-        self.named = NamedOperations(group, neutral_contribution)
+        self.follow_ups = FollowUps(group)
+        self.named = NamedOperations(group, partial(neutral_contribution, follow_ups=self.follow_ups))
         self.rank = group.rank
         self.size = group.size
         self.line = SubmissionLine()  # the operations that wait for a copy from a device before they are posted
@@ -116,6 +119,7 @@ class Members:
         self.is_over = True
         self.line.close()
         self.named.close()
+        self.follow_ups.close()
 
     def next_number(self) -> str:
         """Return the number of the next unnamed operation.

@@ -5,7 +5,7 @@ All ranks decide together, before the first reduction. docs/gpu.md describes the
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_now
 from multiring._runtime import Group
-from multiring._runtime.engines.nccl import told_by_all
+from multiring._runtime.engines.nccl import NcclEngine, told_by_all
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version
 from multiring._runtime.group.handles import told_apart
 from multiring._runtime.job.job import current, is_rank
@@ -45,7 +45,7 @@ class DevicePath:
             reason: why the ranks do not use NCCL; "" if they do.
         """
         self._on_device = on_device
-        self._last: Any = None  # the handle of the last operation
+        self._last: Callable[[], Any] = _nothing  # returns the handle of the last operation, which keeps its tensor
         self.reason = reason
 
     @property
@@ -63,8 +63,9 @@ class DevicePath:
         assert self._on_device is not None  # noqa: S101
         # multiring's calls of the driver make the device current, and torch would take it for the program's choice.
         with torch.cuda.device(tensor.device):
-            self._last = self._on_device.all_reduce_async(tensor, op, label=label)
-        return self._last
+            handle = self._on_device.all_reduce_async(tensor, op, label=label)
+        self._last = weakref.ref(handle)
+        return handle
 
     def settle(self) -> None:
         """Wait for the operations that have started.
@@ -74,8 +75,17 @@ class DevicePath:
         Raises:
             CollectiveError: an operation has failed.
         """
-        if self._last is not None:
-            self._last.wait()
+        if self._on_device is None:
+            return
+        last, engine = self._last(), self._on_device.calls.engine
+        if last is not None:
+            last.wait()
+        if isinstance(engine, NcclEngine):
+            engine.settle()
+
+
+def _nothing() -> None:
+    """Return no handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +108,43 @@ class RankFacts:
 class _Decisions:
     """This generation's decisions.
 
-    reasons: the reason of each decision, by the ranks that have decided.
+    reasons: the reason of the last decision for each purpose, by the ranks that have decided.
     paths: the decisions for NCCL that are in use.
     """
 
-    reasons: dict[tuple[int, ...], str] = field(default_factory=dict)
+    reasons: dict[tuple[int, ...], dict[str, str]] = field(default_factory=dict)
     paths: "weakref.WeakSet[DevicePath]" = field(default_factory=weakref.WeakSet)
 
 
-def agree_on_path(group: Group, device: torch.device, problem: str = "") -> DevicePath:
+def agree_on_path(group: Group, device: torch.device, purpose: str, problem: str = "") -> DevicePath:
     """Decide with the other ranks how tensors on `device` are reduced. All ranks of `group` call it, and wait.
 
     Args:
         group: the ranks, in host memory.
         device: this rank's CUDA device.
-        problem: why this rank's reductions cannot be done by NCCL, whatever the hosts have; "" if they can.
+        purpose: which tensors the decision is for.
+        problem: why NCCL cannot do this rank's reductions, whatever the hosts have; "" if it can.
 
     Raises:
         UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH is nccl, and NCCL cannot be used on some rank.
         MismatchError: on all ranks: they have different values of MULTIRING_DEVICE_PATH.
         CollectiveError: a rank is gone.
     """
-    setting = group.calls.services.device_path
-    told = [
-        RankFacts(**each)
-        for each in told_by_all(group.twin_for("device path"), asdict(_facts(setting, device, problem)))
-    ]
+    return path_by(group, device, purpose, agree_on_reason(group, device, problem))
+
+
+def agree_on_reason(group: Group, device: torch.device, problem: str = "") -> str:
+    """Return why these ranks cannot use NCCL; "" if they can. Arguments and errors are those of `agree_on_path`."""
+    facts = _facts(group.calls.services.device_path, device, problem)
+    told = [RankFacts(**each) for each in told_by_all(group.twin_for("facts of devices"), asdict(facts))]
     reason = reason_against(told, group.topology.host_of(), group.ranks)
+    if reason and not problem:
+        _require_no_wish(group, reason)
+    return reason
+
+
+def path_by(group: Group, device: torch.device, purpose: str, reason: str) -> DevicePath:
+    """Start NCCL if `reason` is empty, and return the way. The other arguments are those of `agree_on_path`."""
     path = DevicePath(None, reason)
     if not reason:
         try:
@@ -133,31 +153,39 @@ def agree_on_path(group: Group, device: torch.device, problem: str = "") -> Devi
             raise
         except MultiringError as error:  # NCCL refuses on some rank, so all ranks come here
             path = DevicePath(None, f"NCCL cannot be started: {error}")
-    if path.reason and setting == "nccl" and not problem:
-        raise UnsupportedError(
-            f"MULTIRING_DEVICE_PATH=nccl, but ranks {list(group.ranks)} cannot use NCCL: {path.reason}; give each rank "
-            "of a host a GPU and an NCCL library, or use MULTIRING_DEVICE_PATH=auto"
-        )
+            _require_no_wish(group, path.reason)
     with suppress(StateError):  # the job has ended
         decisions = current().job_objects.made(_Decisions, _Decisions)
-        decisions.reasons[group.ranks] = path.reason
+        decisions.reasons.setdefault(group.ranks, {})[purpose] = path.reason
         decisions.paths.add(path)
     if group.rank == 0:
-        _log.info("CUDA tensors of ranks %s: %s", list(group.ranks), _shown(path.reason))
+        _log.info("%s on devices of ranks %s: %s", purpose, list(group.ranks), _shown(path.reason))
     return path
+
+
+def _require_no_wish(group: Group, reason: str) -> None:
+    if group.calls.services.device_path == "nccl":
+        raise UnsupportedError(
+            f"MULTIRING_DEVICE_PATH=nccl, but ranks {list(group.ranks)} cannot use NCCL: {reason}; give each rank of a "
+            "host a GPU and an NCCL library, or use MULTIRING_DEVICE_PATH=auto"
+        )
 
 
 def device_path(process_set: ProcessSet = global_process_set) -> str:
     """Return how the CUDA tensors of a process set are reduced: "nccl", or "staged: " and the reason.
 
-    The result is "undecided" before the first reduction of CUDA tensors. The call is local.
+    If gradient buckets and collectives differ, the text names both. The result is "undecided" before the first
+    reduction of CUDA tensors. The call is local.
 
     Raises:
         ArgumentError: this rank is not in the set.
     """
     decided = world_now().job_objects.made(_Decisions, _Decisions).reasons
-    reason = decided.get(members_of(process_set).group.ranks)
-    return "undecided" if reason is None else _shown(reason)
+    reasons = decided.get(members_of(process_set).group.ranks, {})
+    shown = {purpose: _shown(reason) for purpose, reason in sorted(reasons.items())}
+    if len(set(shown.values())) > 1:
+        return "; ".join(f"{purpose}: {text}" for purpose, text in shown.items())
+    return next(iter(shown.values()), "undecided")
 
 
 def settle_reductions() -> None:

@@ -188,6 +188,12 @@ class NcclEngine(NcclFailures):
         finally:
             self._is_refusing = False
 
+    def settle(self) -> None:
+        """Wait for the operations that have started; raise the failure of this end, if there is one."""
+        for each in list(self._open):
+            _wait_quietly(each)
+        self._check()
+
     def _abandon(self, error: CollectiveError) -> None:
         """End the communicator and its operations. The next operation makes a new one."""
         has_ended = threading.Event()

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from multiring._frontend.adasum_reduction import start_adasum
 from multiring._frontend.dtype_conversion import DtypeConversion
-from multiring._frontend.handles import Name, Pending, Submitted, handle_of, submit
+from multiring._frontend.handles import Name, Pending, Several, Submitted, handle_of, submit
 from multiring._frontend.process_sets import Members, ProcessSet, global_process_set, members_of
 from multiring._frontend.reduce_ops import LINEAR, Adasum, Combination, combination, name_of
 from multiring._frontend.signatures import ALLREDUCE, allreduce_signature
 from multiring._gradients.options import require_compressor
 from multiring._runtime import Group, Handle
 from multiring._runtime.named.named import Start
-from multiring.errors import UnsupportedError
+from multiring.errors import Signature, UnsupportedError
+from multiring.torch.collectives.by_nccl import may_serve, submit_agreed
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
 from multiring.torch.collectives.sparse import submit_sparse
 from multiring.torch.collectives.staged import Staged, Staging, to_device
@@ -144,15 +145,32 @@ def submit_alone(
         return submit_sparse(members, tensor, name, how, in_place=in_place)
     require_plain(tensor)
     if not tensor.is_cpu:
+        require_combinable(tensor.dtype, how, members.size)
+        if may_serve(members, [tensor], how):
+            return _submit_agreed(members, tensor, name, how, in_place=in_place)
         return _submit_staged(members, tensor, name, how, in_place=in_place, waits=waits)
     return _submit_on_host(members, tensor, name, how, in_place=in_place, waits=waits)
+
+
+def _submit_agreed(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:
+    """Start an allreduce of a tensor on a device, by NCCL if all ranks can."""
+    signature = _signature(tensor, how)
+    return Several([submit_agreed(members, name, [tensor], how, signature, in_place=in_place)], _only)
+
+
+def _only(found: list[list[Tensor]]) -> Tensor:
+    return found[0][0]
+
+
+def _signature(tensor: Tensor, how: Combination) -> Signature:
+    scales = how.prescale, how.postscale
+    return allreduce_signature(dtype_name(tensor.dtype), tensor.shape, name_of(how.op), scales, how.wire)
 
 
 def _submit_staged(
     members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool, waits: bool
 ) -> Staged:
-    """Start an allreduce of a tensor on a device."""
-    require_combinable(tensor.dtype, how, members.size)
+    """Start an allreduce of a tensor on a device, in host memory."""
     waits = waits and not members.line.is_ahead()
     staging = Staging(members, ALLREDUCE, name, [tensor])
     with staging.preparing([tensor]):
@@ -181,9 +199,7 @@ def _submit_on_host(
 ) -> Pending:
     dtype = tensor.dtype
     conversion = conversion_of(dtype, how.op, how.postscale, members.size)
-    signature = allreduce_signature(
-        dtype_name(dtype), tensor.shape, name_of(how.op), (how.prescale, how.postscale), how.wire
-    )
+    signature = _signature(tensor, how)
     memory = _memory(members.group, tensor, conversion, how.prescale, in_place=in_place)
 
     def finish(_: Any) -> Tensor:

@@ -31,6 +31,7 @@ from multiring.torch.collectives.allreduce import (
     submit_alone,
     without_compressor,
 )
+from multiring.torch.collectives.by_nccl import may_serve, submit_agreed
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back
 from multiring.torch.collectives.staged import Staged, Staging, is_on_device
 from multiring.torch.collectives.staged_group import GroupCopies
@@ -163,16 +164,30 @@ def _submit(
     if not tensors:
         raise ArgumentError("a group of no tensors: want at least one")
     if any(map(is_on_device, tensors)) and not any(map(is_sparse, tensors)):
-        return _submit_staged(_Group(members, tuple(tensors), how, name), in_place=in_place)
+        return _submit_of_devices(_Group(members, tuple(tensors), how, name), in_place=in_place)
     return _submit_on_host(members, tensors, name, how, in_place=in_place, waits=waits, span=span)
 
 
-def _submit_staged(group: _Group, *, in_place: bool) -> Staged:
-    """Start to combine tensors of which at least one is on a device; the host's combination includes the others."""
+def _submit_of_devices(group: _Group, *, in_place: bool) -> Submitted:
+    """Start to combine tensors of which at least one is on a device."""
     members, tensors, how, name = group.members, group.tensors, group.how, group.name
     for tensor in tensors:
         require_plain(tensor)
         require_combinable(tensor.dtype, how, members.size)
+    if not may_serve(members, tensors, how):
+        return _submit_staged(group, in_place=in_place)
+    layout = layout_of(tensors[0].dtype, tuple(tensor.shape for tensor in tensors))
+    signature = _signature(layout, layout.total, how, _WHOLE)
+    return Several([submit_agreed(members, name, tensors, how, signature, in_place=in_place)], _as_group)
+
+
+def _as_group(found: list[list[Tensor]]) -> tuple[Tensor, ...]:
+    return tuple(found[0])
+
+
+def _submit_staged(group: _Group, *, in_place: bool) -> Staged:
+    """Start to combine such tensors in host memory; the host's combination includes the other tensors."""
+    members, tensors, how, name = group.members, group.tensors, group.how, group.name
     is_one_type = len({tensor.dtype for tensor in tensors}) == 1
     staging = Staging(members, GROUPED_ALLREDUCE, name, tensors, "" if is_one_type else "_1of2")
     with staging.preparing(tensors):

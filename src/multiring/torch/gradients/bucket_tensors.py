@@ -93,7 +93,7 @@ class TensorReductions:
         """Return the ranks' decision for a device; the first call decides, and all ranks must make it."""
         found = self._paths.get(device)
         if found is None:
-            found = self._paths[device] = agree_on_path(self._own, device, problem_of(self._options))
+            found = self._paths[device] = agree_on_path(self._own, device, "buckets", problem_of(self._options))
         return found
 
     def _own_order(self) -> StagedOrder:

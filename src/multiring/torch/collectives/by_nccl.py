@@ -1,0 +1,310 @@
+"""All-reduces of tensors on a device by NCCL, if all ranks can; else in host memory.
+
+The caller's thread copies the tensors to a buffer that NCCL will reduce, or to host memory if this rank knows that NCCL
+is out of the question. The tensors themselves stay as they are until the caller waits, and an operation that the ranks
+have to start again finds them intact. Then the ranks agree (`_frontend/follow_ups.py`), and a thread gives the device
+the operation, or starts the host's reduction. docs/decisions/0121-nccl-in-torch.md has the reasons.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multiring._frontend.errors import internal
+from multiring._frontend.follow_ups import DEVICE_PATH
+from multiring._frontend.handles import Name, Pending, submit
+from multiring._frontend.process_sets import Members
+from multiring._frontend.reduce_ops import Average, Combination, name_of
+from multiring._frontend.signatures import ALLREDUCE, OPERATION
+from multiring._runtime import Group, Handle
+from multiring.errors import MultiringError, Signature
+from multiring.torch.collectives.dtype_conversion import conversion_of
+from multiring.torch.collectives.staged import Staging, host_memory, to_device
+from multiring.torch.device_staging import staging_of
+from multiring.torch.fusion_buffer import BufferLayout, layout_of
+from multiring.torch.interop import array_of, in_one_piece
+from multiring.torch.path_agreement import NCCL_TYPES, DevicePath, agree_on_reason, path_by
+
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool})
+LEAST_BYTES = 64 << 10
+"""Smaller operations are staged, unless the program wants NCCL: the host reduces them in the time of an agreement."""
+_FURTHER = ((DEVICE_PATH, "nccl if all ranks can"),)
+
+
+class SetPath:
+    """The way of one process set's collectives of tensors on devices."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._device: torch.device | None = None
+        self._reason: Future[str] = Future()
+        self._decided: Future[DevicePath] = Future()
+        self._streams: dict[torch.device, Any] = {}
+
+    def begin(self, group: Group, device: torch.device) -> None:
+        """Begin to decide with the other ranks. The first call starts a thread; collectives are staged until it ends.
+
+        All ranks of the set call it, for their first collective of tensors on a device. They do not wait: a rank may
+        wait for another operation of the program meanwhile.
+        """
+        with self._lock:
+            if self._device is not None:
+                return
+            self._device = device
+        over = group.twin_for("collectives of device tensors")
+        threading.Thread(
+            target=_decide, args=(self._reason, self._decided, over, device), name="multiring device path", daemon=True
+        ).start()
+
+    def ready_for(self, tensors: Sequence[Tensor]) -> DevicePath | None:
+        """Return the way by NCCL if the ranks have agreed on it, and it serves the device of all `tensors`."""
+        if not self._decided.done() or self._decided.exception() is not None:
+            return None
+        path = self._decided.result()
+        return path if path.is_nccl and all(tensor.device == self._device for tensor in tensors) else None
+
+    def require_possible(self) -> None:
+        """Raise if NCCL cannot be used and the program wants it. All ranks of the set have called `begin`.
+
+        Raises:
+            UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH is nccl, and NCCL cannot be used on some rank.
+            CollectiveError: the ranks could not decide.
+        """
+        self._reason.result()
+        if self._decided.done():
+            self._decided.result()
+
+    def stream_of(self, device: torch.device) -> Any:
+        """Return a stream on which the thread of the follow-ups orders its work."""
+        found = self._streams.get(device)
+        if found is None:
+            found = self._streams[device] = torch.get_device_module(device).Stream(device)
+        return found
+
+
+def _decide(reason: "Future[str]", decided: "Future[DevicePath]", group: Group, device: torch.device) -> None:
+    try:
+        reason.set_result(agree_on_reason(group, device))
+        decided.set_result(path_by(group, device, "collectives", reason.result()))
+    except BaseException as error:  # noqa: BLE001 -- collectives are staged, or raise it
+        if not reason.done():
+            reason.set_exception(error)
+        decided.set_exception(error)
+
+
+def may_serve(members: Members, tensors: Sequence[Tensor], how: Combination) -> bool:
+    """Return whether the ranks must agree on the way of this reduction: the same on all ranks for equal signatures.
+
+    Args:
+        members: the ranks of the set.
+        tensors: dense tensors.
+        how: the way to combine them.
+    """
+    dtype = tensors[0].dtype
+    if how.prescale != 1.0 or how.wire is not None or members.size == 1:
+        return False
+    if dtype not in (NCCL_TYPES if how.op == Average else NCCL_TYPES | _INTEGERS):
+        return False
+    if any(tensor.is_cpu or tensor.dtype != dtype or not tensor.numel() for tensor in tensors):
+        return False
+    if name_of(how.op) == "adasum" or not conversion_of(dtype, how.op, how.postscale, members.size).is_plain:
+        return False
+    group, wish = members.group, members.group.calls.services.device_path
+    if wish == "staged" or len(set(group.topology.host_of())) > 1:
+        return False
+    return wish == "nccl" or sum(tensor.numel() for tensor in tensors) * dtype.itemsize >= LEAST_BYTES
+
+
+class Agreed:
+    """A submitted operation on whose way the ranks agree."""
+
+    __slots__ = ("_pending", "_reduction")
+
+    def __init__(self, pending: Pending, reduction: "_Reduction") -> None:
+        self._pending = pending
+        self._reduction = reduction
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self._pending.done() and self._reduction.done()
+
+    def wait(self) -> Any:
+        """Wait for the other ranks, order the caller's stream behind the result, and return the result."""
+        return self._pending.wait()
+
+    def forget(self) -> None:
+        """Make the name usable again. The caller will not wait for the operation."""
+        self._pending.forget()
+
+
+class _Copies(Staging):
+    """The copies to the host of one operation's tensors, for a thread that waits for them."""
+
+    def await_copies(self) -> None:
+        """Wait until the copies have ended."""
+        while self._events:
+            self._events.pop(0).synchronize()
+
+
+class _Reduction:
+    """One all-reduce of tensors of one type, as one buffer."""
+
+    def __init__(
+        self, members: Members, staging: _Copies, tensors: Sequence[Tensor], how: Combination, *, is_group: bool
+    ) -> None:
+        self._members, self._staging = members, staging
+        self._layout: BufferLayout = layout_of(tensors[0].dtype, tuple(tensor.shape for tensor in tensors))
+        self._shape = (self._layout.total,) if is_group else tensors[0].shape  # on which the ranks agree
+        self._op = name_of(how.op)
+        self._device = tensors[0].device
+        self._module = torch.get_device_module(self._device)
+        self._set_path = members.kept(SetPath)
+        self._set_path.begin(members.group, self._device)
+        self._outcome: Future[Any] = Future()
+        self._buffer: Tensor | None = None  # on the device
+        self._host: Tensor | None = None
+        self._path = self._set_path.ready_for(tensors)
+        if self._path is not None:
+            self._copy_on_device(tensors)
+        if self._buffer is None:
+            self._path = None
+            self._host = self._host_memory()
+            staging.copied_to(self._layout.views(self._host), tensors)
+        self._flag = np.array([self._path is not None], np.uint8)
+
+    @property
+    def total(self) -> int:
+        """The number of elements that are reduced."""
+        return self._layout.total
+
+    def _copy_on_device(self, tensors: Sequence[Tensor]) -> None:
+        make = torch.zeros if self._layout.has_gaps else torch.empty
+        try:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                buffer = make(self._layout.total, dtype=self._layout.dtype, device=self._device)
+                torch._foreach_copy_(self._layout.views(buffer), [in_one_piece(each) for each in tensors])
+        except torch.OutOfMemoryError:  # this reduction takes no memory of the device if it is staged
+            return
+        self._written = self._module.Event()
+        self._written.record(self._module.current_stream(self._device))
+        self._buffer = buffer
+
+    def _host_memory(self) -> Tensor:
+        return host_memory(self._members.group, (self._layout.total,), self._layout.dtype, self._device)
+
+    def start(self, group: Group, label: str) -> Handle:
+        """Post the agreement."""
+        self._flag[0] = self._path is not None  # an agreement that failed may have changed it
+        return self._members.follow_ups.agree(group, label, self._flag, self._follow)
+
+    def _follow(self) -> None:
+        try:
+            self._outcome.set_result(self._begun_by_nccl() if self._flag[0] else self._begun_on_host())
+        except BaseException as error:  # noqa: BLE001 -- `wait` raises it
+            self._outcome.set_exception(error)
+
+    def _begun_by_nccl(self) -> Any:
+        assert self._path is not None and self._buffer is not None  # noqa: S101, PT018
+        with self._module.stream(self._behind_copy()):
+            return self._path.all_reduce(self._buffer, self._op, f"all_reduce of {self.total} elements")
+
+    def _begun_on_host(self) -> Handle:
+        if self._buffer is not None:  # another rank cannot use NCCL
+            self._host = self._host_memory()
+            with self._module.stream(self._behind_copy()):
+                staging_of(self._device).to_host(self._buffer, self._host).synchronize()
+            self._buffer = None
+        assert self._host is not None  # noqa: S101
+        self._staging.await_copies()
+        self._layout.zero_gaps(self._host)
+        return self._members.follow_ups.staged.all_reduce_async(array_of(self._host.view(self._shape)), self._op)
+
+    def _behind_copy(self) -> Any:
+        stream = self._set_path.stream_of(self._device)
+        stream.wait_event(self._written)
+        return stream
+
+    def done(self) -> bool:
+        """Return whether `finish` would return or raise at once."""
+        if not self._outcome.done():
+            return False
+        return self._outcome.exception() is not None or bool(self._flag[0]) or self._outcome.result().done()
+
+    def finish(self, places: Sequence[Tensor | torch.device], what: str) -> list[Tensor]:
+        """Order the caller's current stream behind the result, and return the result for each place.
+
+        Args:
+            places: a tensor that gets the result, or the device of a new one.
+            what: the operation, for errors.
+        """
+        try:
+            begun = self._outcome.result()
+            if not self._flag[0]:
+                begun.wait()
+                if self._members.group.calls.services.device_path == "nccl":
+                    self._set_path.require_possible()
+                assert self._host is not None  # noqa: S101
+                return self._to_places(self._layout.views(self._host), places)
+            self._order(begun)
+        except MultiringError as error:
+            raise internal(error, what) from error
+        assert self._buffer is not None  # noqa: S101
+        found = self._layout.views(self._buffer)
+        for place, each in zip(places, found, strict=True):
+            if isinstance(place, Tensor):
+                with torch.inference_mode(place.is_inference()):
+                    place.detach().copy_(each)
+        return [place if isinstance(place, Tensor) else each for place, each in zip(places, found, strict=True)]
+
+    def _order(self, begun: Any) -> None:
+        """Make the caller's current stream wait for NCCL, and keep the buffer for it."""
+        stream = self._module.current_stream(self._device)
+        with self._module.device(self._device):
+            begun.order(stream.cuda_stream)
+        if self._buffer is not None:
+            self._buffer.record_stream(stream)
+
+    def _to_places(self, found: Sequence[Tensor], places: Sequence[Tensor | torch.device]) -> list[Tensor]:
+        members = self._members
+        return [
+            to_device(members, each, place.device, place)
+            if isinstance(place, Tensor)
+            else to_device(members, each, place)
+            for each, place in zip(found, places, strict=True)
+        ]
+
+
+def submit_agreed(
+    members: Members, name: Name, tensors: Sequence[Tensor], how: Combination, signature: Signature, *, in_place: bool
+) -> Agreed:
+    """Start to combine tensors that `may_serve` accepts; the result is a list of tensors.
+
+    Args:
+        members: the ranks of the set.
+        name: the operation's name.
+        tensors: dense tensors of one type, on devices.
+        how: the way to combine them.
+        signature: the arguments that must be equal on all ranks.
+        in_place: whether the results replace the tensors.
+
+    Raises:
+        UnsupportedError: the current stream is capturing a graph; or the program wants NCCL, and it cannot be used.
+    """
+    operation = signature[0][1]
+    assert signature[0][0] == OPERATION  # noqa: S101
+    staging = _Copies(members, operation, name, tensors)
+    with staging.preparing(tensors):
+        reduction = _Reduction(members, staging, tensors, how, is_group=operation != ALLREDUCE)
+    # A device tensor that is not changed may be freed as soon as its copy is on the way.
+    places: list[Tensor | torch.device] = [each if in_place else each.device for each in tensors]
+    placed = staging.name._replace(more=_FURTHER)
+
+    def finish(_agreed: Any) -> list[Tensor]:
+        return reduction.finish(places, f"{operation}.{placed.name}")
+
+    return Agreed(submit(members, placed, signature, reduction.start, finish), reduction)
