@@ -136,3 +136,32 @@ def test_training(kind: str, optimizer: str, hosts: int, devices: int, tmp_path:
 
 def test_a_model_with_convolution_and_batch_norm(tmp_path: Path) -> None:
     run_cuda(compare, str(tmp_path / "meet"), "convolution", "ddp", "sgd", hosts=1, devices=1)
+
+
+def on_another_device(here: Here) -> None:  # noqa: ARG001
+    """Operators on tensors of another device than the current one, and on lists of several devices' tensors."""
+    torch.cuda.set_device(0)
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    for number in range(12):
+        value = 3.0 + number
+
+        def filled(device: torch.device, value: float = value) -> Tensor:
+            return torch.full((100,), value, device=device)
+
+        for first, second in (devices, devices[::-1]):
+            assert float((filled(second) * 2)[3]) == 2 * value
+            assert float((filled(second) * 2).double().sum()) == 200 * value
+            assert float((filled(first) * 2).to(second).sum()) == 200 * value
+            both: Any = [filled(first), filled(second)]
+            torch._foreach_mul_(both, 2.0)
+            assert [float(each.double().sum()) for each in both] == [200 * value] * 2
+            optimizer = torch.optim.SGD([nn.Parameter(filled(each)) for each in (first, second)], lr=1.0, momentum=0.9)
+            for each in optimizer.param_groups[0]["params"]:
+                each.grad = torch.ones(100, device=each.device)
+            optimizer.step()
+            found = [float(each.detach().double().sum()) for each in optimizer.param_groups[0]["params"]]
+            assert found == [100 * (value - 1)] * 2
+
+
+def test_operators_on_another_device_than_the_current_one() -> None:
+    run_cuda(on_another_device, hosts=1, devices=1, standin={"devices": 2, "delay_us": 3000})

@@ -36,7 +36,9 @@ using Values = std::vector<c10::IValue>;
 
 void* stream_of(c10::Device device) { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); }
 
+// The default stream of each device has the same handle, which means that of the current device.
 void wait_for_operands(c10::Device device) {
+  const c10::DeviceGuard guard(device);
   const int code = standin_settle(stream_of(device));
   C10_CUDA_CHECK(static_cast<cudaError_t>(code));
 }
@@ -68,6 +70,7 @@ void write_late(const at::Tensor& target, at::Tensor values) {
     const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     write->target.copy_(write->values);
   };
+  const c10::DeviceGuard guard(target.device());
   auto write = std::make_unique<Written>(Written{in_place(target), std::move(values)});
   const int code = standin_enqueue(stream_of(target.device()), run, write.release());
   C10_CUDA_CHECK(static_cast<cudaError_t>(code));
@@ -262,6 +265,11 @@ void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   if (standin_is_captured(stream_of(device)) != 0)
     return capture(op, arguments, stack, first, device);
   wait_for_operands(device);
+  for (c10::IValue each : arguments)  // a list may have tensors of several devices
+    change_tensors(each, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_cuda() && tensor.device() != device) wait_for_operands(tensor.device());
+      return tensor;
+    });
   const std::vector<Written> written = move_arguments(schema, stack->data() + first);
   if (!compute(op, stack, first))  // as an assertion of a kernel
     standin_fail_on_stream(stream_of(device), cudaErrorAssert);
@@ -294,6 +302,7 @@ at::Tensor& copy(at::Tensor& target, const at::Tensor& source, bool is_non_block
   if (target.numel() == 0) return target;
   if (have_equal_layouts(target, source)) return at::native::copy_(target, source, is_non_blocking);
   const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const c10::OptionalDeviceGuard guard(target.is_cuda() ? std::optional(target.device()) : std::nullopt);
   if (target.is_cuda() && standin_is_captured(stream_of(target.device())) != 0) {
     capture_copy(target, source);
     return target;
@@ -302,7 +311,6 @@ at::Tensor& copy(at::Tensor& target, const at::Tensor& source, bool is_non_block
     if (each->is_cuda()) wait_for_operands(each->device());
   const at::Tensor values = source.is_cuda() ? in_place(source) : source;
   if (!target.is_cuda()) return target.copy_(values);
-  const c10::DeviceGuard guard(target.device());
   write_late(target, with_own_memory(values.to(target.scalar_type()).expand(target.sizes()).contiguous()));
   return target;
 }
