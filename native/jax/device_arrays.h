@@ -1,7 +1,6 @@
 // Host memory for the arrays of a call whose memory is on a CUDA device, and the copies in both directions.
 //
 // The driver is loaded when a program first runs on a device, so that neither building nor CPU programs need CUDA.
-// Device code is verified without a GPU only, but for what docs/jax.md names.
 #pragma once
 
 #include <cstddef>

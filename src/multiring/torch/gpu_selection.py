@@ -1,7 +1,7 @@
 """This rank's device: one GPU for each rank of a host.
 
 `init` selects the GPU as torch's current device, but does not change CUDA_VISIBLE_DEVICES. If each rank sees only one
-device, that is its device 0, whatever the rank. Verified without a GPU only.
+device, that is its device 0, whatever the rank. Verified without a second GPU only.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Arrays in device memory, and the memory of arrays that are gone, for reuse.
 
-Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
+Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 """
 
 import math

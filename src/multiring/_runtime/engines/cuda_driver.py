@@ -1,7 +1,7 @@
 """The CUDA driver through ctypes: the functions that the nccl engine calls, and their errors.
 
-The driver belongs to the machine, so nothing of CUDA is needed to build or install multiring. Verified without a
-GPU only (docs/decisions/0115-nccl-engine.md).
+The driver belongs to the machine, so nothing of CUDA is needed to build or install multiring. See
+docs/decisions/0115-nccl-engine.md.
 """
 
 import ctypes

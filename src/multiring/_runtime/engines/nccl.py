@@ -5,7 +5,7 @@ operations to the device, in an order that is the same on all devices (nccl_orde
 messages: a rank that dies, does not answer, or has an error of CUDA or NCCL makes the others abort their communicators,
 because NCCL itself would wait forever.
 
-NCCL chooses the order of summation; it does not follow the plan's schedule. Verified without a GPU only
+NCCL chooses the order of summation; it does not follow the plan's schedule. Several ranks: verified without GPUs only
 (docs/decisions/0115-nccl-engine.md).
 """
 

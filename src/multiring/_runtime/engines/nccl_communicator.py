@@ -1,6 +1,6 @@
 """One communicator of NCCL: made by all ranks of a group, used by one thread, aborted after a failure.
 
-Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
+Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """The device of this process: its streams, its memory, and the one thread that gives it operations.
 
-Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
+Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 """
 
 import os

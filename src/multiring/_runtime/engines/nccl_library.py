@@ -1,6 +1,6 @@
 """NCCL through ctypes: where its library is found, the functions that the nccl engine calls, and their errors.
 
-Verified without a GPU only (docs/decisions/0115-nccl-engine.md).
+Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 """
 
 import ctypes

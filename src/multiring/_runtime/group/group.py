@@ -248,7 +248,7 @@ class Group(Collectives):
         take other libraries' arrays on that device. The handles have a method `order(stream)`, which makes a stream of
         the program wait for the result in place of the host. After a MismatchError, the contents of the arrays may be
         undefined; its text says so. The group stays usable. Averages of integers, 16-bit integers and wire types are
-        refused. Messages and barriers work as in any group. Verified without a GPU only.
+        refused. Messages and barriers work as in any group. Several ranks: verified without GPUs only.
 
         Args:
             device: this rank's device as "cuda:N" or N, as this process sees it.
