@@ -1,7 +1,8 @@
 """How an end of the nccl engine fails: what it notices, what it tells the other ranks, and what they tell it.
 
 NCCL waits forever for a rank that has died or does not answer. So the ranks send each other control messages over the
-host's network, and abort their communicators. Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
+host's network, and abort their communicators. Several ranks: verified without GPUs only
+(docs/decisions/0115-nccl-engine.md).
 """
 
 import json
