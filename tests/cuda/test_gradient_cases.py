@@ -6,7 +6,6 @@ The last test counts what makes the caller's thread wait for the device.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,9 @@ from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.device_training import HOST, join, mean_loss, model_of, own_batch
 from tests.support.ranks import Here
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiring.torch as mt
-import multiring_torch
 from multiring.errors import MultiringError
 
 
@@ -160,9 +157,6 @@ def devices_that_do_not_fit(here: Here) -> None:
     assert "the ranks differ" in str(differing.value)
     with pytest.raises(MultiringError, match=r"0\.weight is on meta"):
         shared(model_of("perceptron", torch.device("meta")))
-    other = torch.device("cuda", 1 - (device.index or 0))
-    with pytest.raises(MultiringError, match=r"parameters on cuda:\d and on cuda:\d: want one device for each rank"):
-        shared(nn.Sequential(nn.Linear(2, 2).to(device), nn.Linear(2, 2).to(other)))
     for delays in (False, True):
         model = model_of("perceptron", HOST)
         optimizer = shared(model)
@@ -184,34 +178,6 @@ def take_step(here: Here, model: nn.Module, optimizer: Any, step: int, device: t
     mean_loss(model, own_batch(here, step, "perceptron", device)).backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def on_two_devices(here: Here, place: str) -> None:
-    """A model on two devices of one process is refused, by the optimizer and by the hook of DDP."""
-    device = join(here)
-    other = torch.device("cuda", 1 - (device.index or 0))
-    parts = nn.Linear(3, 4).to(device), nn.Linear(4, 2).to(other)
-    expected = r"on cuda:\d and on cuda:\d: want one device for each rank"
-    with pytest.raises(MultiringError, match=expected):
-        shared(nn.ModuleList(parts))
-    store: Any = torch.distributed
-    multiring_torch.register()
-    store.init_process_group("multiring", init_method=f"file://{place}", rank=here.rank, world_size=here.size)
-    sharing = mt.BucketSharing()
-    for each in parts:
-        model: Any = DistributedDataParallel(each)
-        model.register_comm_hook(sharing, mt.allreduce_hook)
-        outputs = model(torch.ones(2, each.in_features, device=each.weight.device)).sum()
-        if each is parts[0]:
-            outputs.backward()
-        else:
-            with pytest.raises(RuntimeError, match=expected):
-                outputs.backward()
-    store.destroy_process_group()
-
-
-def test_several_devices_of_one_rank_are_refused(tmp_path: Path) -> None:
-    run_cuda(on_two_devices, str(tmp_path / "meet"), devices=2)
 
 
 def test_devices_that_do_not_fit() -> None:

@@ -27,7 +27,7 @@ from multiring._gradients.options import GradientOptions
 from multiring._gradients.reductions import CompressionState
 from multiring._runtime import Group, Handle
 from multiring._runtime.group.handles import SteppedHandle
-from multiring.errors import ArgumentError, UnsupportedError
+from multiring.errors import ArgumentError
 from multiring.torch.c10d.group_state import ReadyOperation
 from multiring.torch.c10d.process_group import ProcessGroup
 from multiring.torch.compression import Compression, option_of
@@ -60,7 +60,6 @@ class BucketSharing:
         self._options = GradientOptions(op="average", compression=option_of(compression), error_feedback=error_feedback)
         self._given = process_group
         self._known_group: ProcessGroup | None = None  # the group to which the following attributes belong
-        self._device: torch.device | None = None  # of the buckets that are not in host memory
         self._in_arena: dict[int, int] = {}  # the address of each bucket in the arena, by the bucket's index
         self._stateful: dict[tuple[int, ...], _Bucket] = {}  # buckets with a state, by the `id` of their parameters
         self._states: dict[int, CompressionState] = {}  # the states of parameters that no such bucket contains yet
@@ -73,13 +72,6 @@ class BucketSharing:
         refuse_unserved(buffer, f"gradient bucket {bucket.index()}")
         group = self.group  # this also discards the state of a former group
         is_on_host = buffer.device.type == "cpu"
-        if not is_on_host:
-            if self._device not in (None, buffer.device):
-                raise UnsupportedError(
-                    f"the model has gradients on {self._device} and on {buffer.device}: want one device for each rank, "
-                    "beside host memory; start a rank for each device"
-                )
-            self._device = buffer.device
         if self._options.is_lossy or self._options.translates or not is_on_host:
             return self._reduce(bucket, buffer)
         self._move(bucket, buffer)
@@ -241,7 +233,7 @@ def allreduce_hook(state: BucketSharing, bucket: GradBucket) -> Future[Tensor]:
 
     Raises:
         ArgumentError: the process group has another backend, or `state` does not support the gradients' type.
-        UnsupportedError: the buffer is on another kind of device, on another device than an earlier one, or sparse.
+        UnsupportedError: the buffer is on another kind of device, or sparse.
     """
     return state.start(bucket)
 

@@ -3,7 +3,7 @@
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -430,7 +430,6 @@ def _reducers(
         for name, parameter in parameters:
             refuse_unserved(parameter, f"parameter {name}")
             numpy_dtype(dtype_name(parameter.dtype))
-        _refuse_several([parameter for _, parameter in parameters])
         names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
         specs = list(zip(names, specs_of(tensors), strict=True))
         options.require_fit(specs)
@@ -451,16 +450,6 @@ def _reducers(
     reducer = AutogradReducer(parameters, own, options, reductions, together)
     reducer.load_states(states)
     return reducer, None
-
-
-def _refuse_several(parameters: Sequence[torch.Tensor]) -> None:
-    """Raise UnsupportedError if the parameters are on several devices that are not the host."""
-    devices = list(dict.fromkeys(each.device for each in parameters if each.device.type != "cpu"))
-    if len(devices) > 1:
-        raise UnsupportedError(
-            f"the optimizer has parameters on {devices[0]} and on {devices[1]}: want one device for each rank, beside "
-            "host memory; start a rank for each device"
-        )
 
 
 def _subgroup(group: Group) -> Group:
