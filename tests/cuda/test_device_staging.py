@@ -51,15 +51,30 @@ def streams_of_other_devices(staging: DeviceStaging) -> None:
     staging.module = proxy
 
 
-def no_join(staging: DeviceStaging) -> None:
-    streams_of_other_devices(staging)
-    staging.module.device = torch.cuda.device
-    staging.module.current_stream = lambda index: deaf(torch.cuda.current_stream(index))
+def on_a_side_stream(patch: pytest.MonkeyPatch, *, before: bool, behind: bool) -> None:
+    """Let copies to the device run beside the caller's stream, ordered in one direction only."""
+    original = DeviceStaging.all_to_device
+
+    def beside(self: DeviceStaging, sources: Any, targets: Any, after: Any = None) -> Any:
+        if after is not None:
+            return original(self, sources, targets, after)
+        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        if before:
+            side.wait_stream(current)
+        with torch.cuda.stream(side):
+            event = original(self, sources, targets)
+        for target in targets:
+            target.record_stream(side)
+        if behind:
+            current.wait_event(event)
+        return event
+
+    patch.setattr(DeviceStaging, "all_to_device", beside)
 
 
-def without_record_stream(patch: pytest.MonkeyPatch, stream: torch.cuda.Stream) -> None:
+def without_record_stream(patch: pytest.MonkeyPatch, left_out: Callable[[torch.cuda.Stream], bool]) -> None:
     original = torch.Tensor.record_stream
-    patch.setattr(torch.Tensor, "record_stream", lambda self, s: None if s == stream else original(self, s))
+    patch.setattr(torch.Tensor, "record_stream", lambda self, s: None if left_out(s) else original(self, s))
 
 
 def hasty_reuse(patch: pytest.MonkeyPatch) -> None:
@@ -89,10 +104,14 @@ def hasty_host(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch, DeviceStaging], None]] = {
     "to the host before the kernels": lambda patch, it: patch.setattr(it, "_to_host", deaf(it._to_host)),
-    "to the device before the kernels": lambda patch, it: patch.setattr(it, "_to_device", deaf(it._to_device)),
-    "kernels before the copy to the device": lambda _, it: no_join(it),
-    "source freed under the copy": lambda patch, it: without_record_stream(patch, it._to_host),
-    "target freed under the copy": lambda patch, it: without_record_stream(patch, it._to_device),
+    "to the device before the kernels": lambda patch, _: on_a_side_stream(patch, before=False, behind=True),
+    "kernels before the copy to the device": lambda patch, _: on_a_side_stream(patch, before=True, behind=False),
+    "to the device before its event": lambda patch, it: patch.setattr(it, "_to_device", deaf(it._to_device)),
+    "source freed under the copy": lambda patch, it: without_record_stream(patch, it._to_host.__eq__),
+    "target freed under the copy": lambda patch, it: without_record_stream(
+        patch, lambda stream: stream not in (it._to_host, it._to_device)
+    ),
+    "target freed under the copy behind an event": lambda patch, it: without_record_stream(patch, it._to_device.__eq__),
     "host before the copy": lambda patch, _: hasty_host(patch),
     "block used again under a copy": lambda patch, _: hasty_reuse(patch),
     "block returned under its tensor": lambda patch, _: early_return(patch),
@@ -112,7 +131,7 @@ def mutated(mutant: str, device: torch.device) -> Iterator[None]:
 
 def wrong_rounds(rounds: int, device: torch.device) -> int:
     """Return how many rounds of a program that overlaps everything have a wrong result."""
-    return sum(map(is_wrong, range(rounds), [device] * rounds))
+    return sum(is_wrong(number, device) | is_wrong_behind_an_event(number, device) for number in range(rounds))
 
 
 def overwritten(start: torch.Tensor) -> torch.Tensor:
@@ -161,6 +180,27 @@ def is_wrong(number: int, device: torch.device) -> bool:
     return any(not torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
+def is_wrong_behind_an_event(number: int, device: torch.device) -> bool:
+    main, side = torch.cuda.default_stream(device), torch.cuda.Stream(device)
+    staging = staging_of(device)
+    host = staging.pinned(multiring.world(), COUNT, torch.float32)
+    host.array[:] = number
+    target = torch.full((COUNT,), -1.0, device=device)
+    with torch.cuda.stream(side):
+        side.wait_stream(main)
+        for _ in range(3):  # later than a copy that does not wait
+            target.fill_(-2.0)
+        after = side.record_event()
+    staging.to_device(host.tensor, target, after).wait(main)
+    found = target + 1
+    lost = torch.full((COUNT,), -3.0, device=device)
+    staging.to_device(host.tensor, lost, main.record_event())
+    del lost
+    fresh = torch.full((COUNT,), -4.0, device=device)
+    torch.cuda.synchronize(device)
+    return not (found.eq(number + 1).all() and target.eq(number).all() and fresh.eq(-4.0).all())
+
+
 def rounds_of_mutants(here: Here) -> dict[str, int]:  # noqa: ARG001
     mt.init()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -202,29 +242,6 @@ def on_another_device(here: Here) -> None:
 
 def test_a_tensor_may_be_on_another_device_than_the_current_one() -> None:
     run_cuda(on_another_device, hosts=1, devices=1, standin={"devices": 2, **LATE})
-
-
-def copies_after_events(here: Here) -> None:  # noqa: ARG001
-    mt.init()
-    group, device = multiring.world(), torch.device("cuda", 0)
-    staging = staging_of(device)
-    side = torch.cuda.Stream()
-    for number in range(5):
-        target = torch.full((COUNT,), -1.0, device=device)
-        host = staging.pinned(group, COUNT, torch.float32)
-        assert host.tensor.is_pinned()
-        host.array[:] = number
-        with torch.cuda.stream(side):
-            side.wait_stream(torch.cuda.default_stream())
-            target.fill_(-2.0)
-            after = side.record_event()
-        copied = staging.to_device(host.tensor, target, after)
-        copied.wait()
-        assert (target + 1).eq(number + 1).all()
-
-
-def test_a_copy_comes_after_its_event_and_joins_no_stream_by_itself() -> None:
-    run_cuda(copies_after_events, hosts=1, devices=1, standin=LATE)
 
 
 def steady_state(here: Here) -> None:  # noqa: ARG001

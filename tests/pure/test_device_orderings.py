@@ -39,17 +39,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
     ),
     "torch/device_staging.py DeviceStaging.all_to_host: source.record_stream": (COPIES, "source freed under the copy"),
     "torch/device_staging.py DeviceStaging.all_to_host: block.note": (CALLS, "block used again under a copy to it"),
-    "torch/device_staging.py DeviceStaging.all_to_device: self._to_device.wait_event": (
+    "torch/device_staging.py DeviceStaging.all_to_device: stream.wait_event": (
         COPIES,
-        "to the device before the kernels",
+        "to the device before its event",
     ),
     "torch/device_staging.py DeviceStaging.all_to_device: target.record_stream": (
         COPIES,
         "target freed under the copy",
-    ),
-    "torch/device_staging.py DeviceStaging.all_to_device: current.wait_event": (
-        COPIES,
-        "kernels before the copy to the device",
     ),
     "torch/device_staging.py DeviceStaging.all_to_device: block.note": (
         CALLS,
@@ -118,6 +114,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
 EXEMPT: dict[str, str] = {
     "_frontend/submission_line.py await_all: event.query": "it decides how to wait, and the next line waits",
     "_frontend/submission_line.py Submission.is_ready: event.query": "it decides who submits, and `submit` waits",
+    "torch/device_staging.py DeviceStaging.to_host: _block_of.note": (
+        "this thread waits for the copy next; the note counts only if an error ends the wait"
+    ),
     "torch/device_staging.py _end_copies: popleft.synchronize": "cudaHostUnregister waits for the device, too",
     "_runtime/engines/cuda_arrays.py CudaArray.get: cuStreamSynchronize": (
         "CUDA copies to memory that is not pinned before the call returns"

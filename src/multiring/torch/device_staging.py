@@ -3,13 +3,12 @@
 A collective of a device tensor runs on the host: the tensor is copied to pinned memory, the Group combines it there,
 and the result is copied back. Both copies run on side streams, beside the program's kernels:
 
-    caller's stream   ... kernels that write x | ............ | kernels that read x
+    caller's stream   ... kernels that write x | ............ | result to device | kernels that read x
     side stream       ....................... x to host       |
     host              .................................. collective
-    side stream       ........................................ result to device
 
-Events order the copies behind the kernels before them and the kernels after them behind the copies. No function here
-waits for the device on the caller's thread.
+An event orders the copy to the host behind the kernels before it. The copy back is on the caller's stream, which has to
+be behind it anyway. No function here waits for the device on the caller's thread.
 
 Memory of the arena that CUDA knows is pinned. Each block is registered with CUDA once and used again. A block is not
 used again until its last tensor is deleted and its last copy has ended.
@@ -252,16 +251,27 @@ class DeviceStaging:
         """Return the tensor of `pinned`; its type may be one that NumPy does not have."""
         return _known.memory_of(group).take(group, count, dtype)
 
-    def to_host(self, source: Tensor, target: Tensor) -> Any:
+    def to_host(self, source: Tensor, target: Tensor, *, waits: bool = False) -> Any:
         """Start to copy `source`, a tensor of the device, to the pinned tensor `target`, and return the copy's event.
 
         The copy is ordered behind everything that the caller's current stream of the device has been given so far. The
         program may delete `source` at once. `target` has the values when the event has ended.
 
+        With `waits`, this thread waits for the event next. It keeps `source` until then, unless the memory is the
+        current stream's. The copy is then on the current stream itself, which saves two events.
+
         Raises:
             UnsupportedError: the caller's current stream is capturing a graph.
         """
-        return self.all_to_host([source], [target])
+        if not waits:
+            return self.all_to_host([source], [target])
+        with self._device():
+            stream = self._current_stream()
+            target.copy_(source, non_blocking=True)
+            event = self._recorded(stream)
+        if target.numel():
+            _block_of(target).note(event)
+        return event
 
     def all_to_host(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
         """Start to copy several tensors; see `to_host`. The event is that of the last copy."""
@@ -285,10 +295,9 @@ class DeviceStaging:
     def to_device(self, source: Tensor, target: Tensor, after: Any = None) -> Any:
         """Start to copy the pinned tensor `source` to `target`, a tensor of the device, and return the copy's event.
 
-        Without `after`, the copy is ordered behind everything that the caller's current stream of the device has been
-        given so far, and whatever that stream gets next is ordered behind the copy. With `after`, an event, the copy is
-        ordered behind that event, and no stream waits for the copy: each stream that uses `target` must wait for the
-        returned event. The program may delete `target` at once.
+        Without `after`, the copy is on the caller's current stream of the device. With `after`, an event, the copy is
+        on a side stream behind that event, and no stream waits for the copy: each stream that uses `target` must wait
+        for the returned event. The program may delete `target` at once.
 
         Raises:
             UnsupportedError: the caller's current stream is capturing a graph.
@@ -299,19 +308,20 @@ class DeviceStaging:
         """Start to copy several tensors; see `to_device`. The event is that of the last copy."""
         blocks = {_block_of(source) for source in sources if source.numel()}
         with self._device():
-            current = self._current_stream()
-            self._to_device.wait_event(self._reached(current) if after is None else after)
-            self.module.set_stream(self._to_device)
+            current = stream = self._current_stream()
+            if after is not None:
+                stream = self._to_device
+                stream.wait_event(after)
+                self.module.set_stream(stream)
             try:
                 for source, target in zip(sources, targets, strict=True):
                     _overwrite(target, source)
             finally:
-                self.module.set_stream(current)
+                if after is not None:
+                    self.module.set_stream(current)
             for target in targets:
-                target.record_stream(self._to_device)
-            event = self._recorded(self._to_device)
-            if after is None:
-                current.wait_event(event)
+                target.record_stream(stream)
+            event = self._recorded(stream)
         for block in blocks:
             block.note(event)
         return event

@@ -174,7 +174,7 @@ def _submit_staged(
     waits = waits and not members.line.is_ahead()
     staging = Staging(members, ALLREDUCE, name, [tensor])
     with staging.preparing([tensor]):
-        host = staging.copied(tensor)
+        host = staging.copied(tensor, waits=waits)
 
     def start(placed: Name) -> Pending:
         return _submit_on_host(members, host, placed, how, in_place=True, waits=waits)

@@ -99,13 +99,16 @@ class Staging:
             members.in_flight.add(self._key)
         self._events: list[Any] = []
 
-    def copied(self, tensor: Tensor) -> Tensor:
-        """Start to copy a device tensor, and return the row-major pinned copy. A host tensor is returned unchanged."""
+    def copied(self, tensor: Tensor, *, waits: bool = False) -> Tensor:
+        """Start to copy a device tensor, and return the row-major pinned copy. A host tensor is returned unchanged.
+
+        With `waits`, the operation is submitted with `waits`, and the caller keeps `tensor`.
+        """
         if tensor.is_cpu:
             return tensor
         own = in_one_piece(tensor)
         host = host_memory(self._members.group, own.shape, own.dtype, own.device)
-        self._events.append(staging_of(own.device).to_host(own, host))
+        self._events.append(staging_of(own.device).to_host(own, host, waits=waits))
         return host
 
     def copied_to(self, targets: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
