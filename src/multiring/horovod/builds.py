@@ -20,7 +20,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 -- Horovod's signature
-    """Return False, because multiring moves host memory only."""
+    """Return False, because multiring compiles nothing for GPUs. `multiring.torch` takes CUDA tensors all the same."""
     return False
 
 

@@ -112,7 +112,7 @@ def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
     if start == 0 or end > storage.data_ptr() + storage.nbytes():
         return None
     count = (end - start) // first.element_size()
-    return torch.empty(0, dtype=first.dtype).set_(storage, first.storage_offset(), (count,), (1,))
+    return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, first.storage_offset(), (count,), (1,))
 
 
 def put_in_all(tensors: Sequence[Tensor], found: Tensor) -> None:

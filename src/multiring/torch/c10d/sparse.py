@@ -73,9 +73,11 @@ class _SparseGather:
         self._call = self._calls.next("all_gather")
 
     def counts(self, *, waits: bool) -> AgreedHandle:
-        table = torch.empty(self._group.size, dtype=torch.int64)
+        table = torch.empty(self._group.size, dtype=torch.int64, device="cpu")
         self._table = table
-        return self._gather(0, torch.tensor([len(self._own.values())]), table, [1] * self._group.size, waits=waits)
+        return self._gather(
+            0, torch.tensor([len(self._own.values())], device="cpu"), table, [1] * self._group.size, waits=waits
+        )
 
     def rest(self, first: AgreedHandle, wait: Wait) -> Tensor:
         """Gather indices and values, and return their sum or average."""

@@ -29,7 +29,7 @@ class Gathered:
         self._parameter = parameter
         self._flags = allocate(group, 1 + MORE_FLAGS, torch.uint8)
         self.flags = self._flags.array
-        self.places = [torch.empty((), dtype=parameter.dtype).expand(parameter.shape)]
+        self.places = [torch.empty((), dtype=parameter.dtype, device="cpu").expand(parameter.shape)]
         self._own: Tensor | None = None
         self.sent_bytes = int(self.flags.nbytes)
         self.gradient: Tensor | None = None  # the result of the last reduction
@@ -41,7 +41,8 @@ class Gathered:
     def start(self) -> Callable[[], object]:
         """Start to reduce; return a function that waits until `gradient` and `flags` hold the reduced values."""
         shape, dtype = self.places[0].shape, self.places[0].dtype
-        own = _sparse(torch.empty(0, dtype=torch.int64), torch.empty(0, *shape[1:], dtype=dtype), shape)
+        nowhere = torch.empty(0, dtype=torch.int64, device="cpu")
+        own = _sparse(nowhere, torch.empty(0, *shape[1:], dtype=dtype, device="cpu"), shape)
         rows = rows_of(own if self._own is None else self._own.detach())
         self._own = None
         indices, values = rows.indices()[0].contiguous(), rows.values().contiguous()

@@ -120,6 +120,6 @@ class LAMB(torch.optim.Optimizer):
         steps = []
         for each in parameters:
             state = self.state[each]
-            state["step"] = state.get("step", torch.zeros(())) + 1
+            state["step"] = state.get("step", torch.zeros((), device="cpu")) + 1
             steps.append(float(state["step"]))
         return steps

@@ -185,7 +185,8 @@ class Muon(torch.optim.Optimizer):
         counts = [each.parameter.numel() for each in matrices]
         own = [i for i, owner in enumerate(owners) if owner == group.rank]
         # Matrices of the host are gathered from the host; those of devices, from their first device.
-        device = next((each.parameter.device for each in matrices if each.parameter.device.type != "cpu"), None)
+        devices = [each.parameter.device for each in matrices]
+        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
         flat = torch.empty(sum(counts[i] for i in own), dtype=self._precision, device=device)
         for i, place in zip(own, torch.split(flat, [counts[i] for i in own]), strict=True):
             place.view(matrices[i].shape).copy_(self._iterated(matrices[i]))
@@ -194,11 +195,10 @@ class Muon(torch.optim.Optimizer):
             whole = np.asarray(group.all_gather(on_host([flat])[0].view(torch.uint8).numpy()))
         order = sorted(range(len(matrices)), key=lambda i: (owners[i], i))  # the order of the gathered results
         gathered = torch.from_numpy(whole)
-        if device is not None:
+        if device.type != "cpu":
             gathered = gathered.pin_memory()
         numbers = torch.split(gathered.view(self._precision), [counts[i] for i in order])
         found = dict(zip(order, numbers, strict=True))
-        devices = [each.parameter.device for each in matrices]
         return [found[i].to(devices[i], non_blocking=True).view(each.shape) for i, each in enumerate(matrices)]
 
     def _iterated(self, matrix: _Matrix) -> Tensor:

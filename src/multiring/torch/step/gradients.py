@@ -74,7 +74,7 @@ def square_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> floa
     held = held_of(parameters)
     if held is None or held.stages is None:
         return found
-    told = torch.tensor(found, dtype=torch.float64)
+    told = torch.tensor(found, dtype=torch.float64, device="cpu")
     dist.all_reduce(told, group=held.stages)
     return float(told)
 
@@ -100,7 +100,7 @@ def are_finite(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> boo
     held = held_of(parameters)
     if held is None or held.stages is None:
         return not is_bad
-    told = torch.tensor(float(is_bad))
+    told = torch.tensor(float(is_bad), device="cpu")
     dist.all_reduce(told, dist.ReduceOp.MAX, group=held.stages)
     return not told
 

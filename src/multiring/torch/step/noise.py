@@ -262,8 +262,8 @@ class _Observation:
         self.whole: float | None = None  # the squared norm of the reduced gradients, once it is known
         self.mark: Mark = {}  # the measurement that needs `whole`
         self._seed = seed
-        self._signs = torch.Generator()
-        self._sketch = torch.zeros(sketched, dtype=torch.float64)
+        self._signs = torch.Generator("cpu")
+        self._sketch = torch.zeros(sketched, dtype=torch.float64, device="cpu")
 
     @property
     def sketch(self) -> NDArray[np.float64]:
