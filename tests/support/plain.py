@@ -74,6 +74,13 @@ def loss_of(model: nn.Module, seed: int, count: int = 6) -> Tensor:
     return loss
 
 
+def average_(group: multiring.Group, tensor: Tensor) -> None:
+    """Replace `tensor`, of any device, by its average over the ranks, computed by the Group in host memory."""
+    values = tensor.cpu().numpy()
+    group.all_reduce(values, "average")
+    tensor.copy_(torch.from_numpy(values))
+
+
 def backward(loss: Tensor, **options: Any) -> None:
     """Run `loss.backward()`."""
     loss.backward(**options)  # type: ignore[no-untyped-call] # torch has no type for it

@@ -286,7 +286,7 @@ class DeviceStaging:
             finally:
                 self.module.set_stream(current)
             for source in sources:
-                source.record_stream(self._to_host)
+                record_use(source, self._to_host)
             event = self._recorded(self._to_host)
         for block in blocks:
             block.note(event)
@@ -320,7 +320,7 @@ class DeviceStaging:
                 if after is not None:
                     self.module.set_stream(current)
             for target in targets:
-                target.record_stream(stream)
+                record_use(target, stream)
             event = self._recorded(stream)
         for block in blocks:
             block.note(event)
@@ -400,6 +400,19 @@ def staging_of(device: torch.device) -> DeviceStaging:
             _known.pid = os.getpid()
             _known.stagings[device] = DeviceStaging(device)
         return _known.stagings[device]
+
+
+def record_use(tensor: Tensor, stream: Any) -> None:
+    """Keep the memory of a deleted `tensor` until `stream` has done what it has been given so far.
+
+    torch takes `record_stream` for a change of the tensor. For a lazy conjugation or negation, it would call it on a
+    copy, and write the copy back: values that another stream writes meanwhile would be lost.
+    """
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)  # noqa: SLF001 -- torch has no other way to a view of the same memory
+    tensor.record_stream(stream)
 
 
 def exhausted(

@@ -29,9 +29,17 @@ class Spans:
     def __init__(self) -> None:
         self._kept: deque[Span] = deque()
 
-    def add(self, name: str, kind: str, start_ns: int, end_ns: int) -> None:
-        """Record a span of the calling thread; times are from `time.monotonic_ns`."""
-        self._kept.append(Span(name, kind, start_ns, end_ns, threading.get_native_id()))
+    def add(self, name: str, kind: str, start_ns: int, end_ns: int, thread: int | None = None) -> None:
+        """Record a span.
+
+        Args:
+            name: the span's name.
+            kind: its kind.
+            start_ns: its start, from `time.monotonic_ns`.
+            end_ns: its end.
+            thread: the kernel's number of its thread; by default, that of the calling thread.
+        """
+        self._kept.append(Span(name, kind, start_ns, end_ns, threading.get_native_id() if thread is None else thread))
 
     def take(self) -> list[Span]:
         """Return the spans since the last call; only one thread may call this."""

@@ -176,6 +176,10 @@ def sum_sparse_ones(here: Here) -> None:
             places[None], torch.ones(2 * rank, 3) * rank, (here.size, 3), check_invariants=False
         )
 
+    if rows_of(1).is_cuda:
+        with pytest.raises(ValueError, match=r"is sparse; want a dense tensor, or \.cpu\(\)"):
+            dist.all_reduce(rows_of(here.rank))
+        return
     wanted = sum((rows_of(rank).to_dense() for rank in range(here.size)), torch.zeros(here.size, 3))
     for op, scale in (ReduceOp.SUM, 1), (ReduceOp.AVG, here.size):
         for waits in (True, False):

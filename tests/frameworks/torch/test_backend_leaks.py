@@ -79,8 +79,17 @@ def use(group: Any, rank: int) -> None:
     group.monitored_barrier()
 
 
+def use_all_streams() -> None:
+    """Use each of the 32 streams of a device that torch hands out in turn: a new group gets the next one."""
+    if torch.cuda.is_initialized():
+        for _ in range(32):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.ones(1)
+
+
 def within_a_job(here: Here, rendezvous: str) -> tuple[Held, Held]:
     join_torch(here, rendezvous)
+    use_all_streams()
     early = held()
     for cycle in range(CYCLES):
         group = dist.new_group([0, 1])
@@ -97,6 +106,7 @@ def within_a_job(here: Here, rendezvous: str) -> tuple[Held, Held]:
 
 
 def whole_jobs(here: Here, rendezvous: str) -> tuple[Held, Held]:
+    use_all_streams()
     early = held()
     for cycle in range(CYCLES):
         group = join_torch(here, f"{rendezvous}-{cycle}")

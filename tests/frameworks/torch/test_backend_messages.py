@@ -260,19 +260,19 @@ def refused(here: Here) -> None:
     group: Any = dist.group.WORLD
     one, peer = torch.zeros(3), (here.rank + 1) % here.size
     with pytest.raises(RuntimeError, match="Tag must be nonnegative, got -1"):
-        isend(one, peer, tag=-1)
+        isend(one, peer, tag=-1).wait()
     with pytest.raises(RuntimeError, match=r"on meta\. No backend type associated with device type meta"):
         isend(one.to("meta"), peer)
     with pytest.raises(ValueError, match="sparse"):
         irecv(one.to_sparse(), peer)
     with pytest.raises(ValueError, match="got 2 tensors; want one"):
-        group.send([one, one], peer, 0)
+        group.send([one, one], peer, 0).wait()  # tensors of devices are checked after the call
     with pytest.raises(ValueError, match=f"invalid source rank {here.size}"):
-        group.recv([one], here.size, 0)
+        group.recv([one], here.size, 0).wait()
     with pytest.raises(
         ValueError, match=f"want one for each of the {here.size} ranks" if here.rank == 0 else "only on the root"
     ):
-        group.gather([[one]], [one], 0)
+        group.gather([[one]], [one], 0).wait()
     with pytest.raises(RuntimeError, match="only a receive has a source"):
         isend(one, here.rank, tag=9)._source_rank()
     if here.rank < 2:  # the receive expects more bytes than are sent

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.lossy import expect_same_bits
-from tests.support.plain import backward, join, loss_of, mean_gradients, network
+from tests.support.plain import average_, backward, join, loss_of, mean_gradients, network
 from tests.support.processes import in_arena, process_group
 from tests.support.ranks import Here, run_ranks
 from torch import Tensor, nn
@@ -190,7 +190,7 @@ def conserve(here: Here, store: Path, name: str) -> None:
         lost = 0.0
         for total, rest, found in zip(handed, owed, applied, strict=True):
             for each in (total, rest):
-                group.all_reduce(each.numpy(), "average")
+                average_(group, each)
             lost += float((found - total).abs().max())
             assert torch.allclose(found + rest, total, rtol=0, atol=NOT_OWED[name])
         assert lost > 1e-3  # a rounding loss that the residuals compensate

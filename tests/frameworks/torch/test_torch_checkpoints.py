@@ -152,7 +152,7 @@ class Kept(nn.Module):
 def keep_what_belongs_to_a_module(here: Here, folder: str) -> None:
     enter()
     path = f"{folder}/c"
-    for extra in ({"seen": 3, "by": torch.arange(3)}, b"bytes", None, (1, "a")):
+    for extra in ({"seen": 3, "by": torch.arange(3, device="cpu")}, b"bytes", None, (1, "a")):
         model = Kept()
         model.count = extra
         model.mean = model.mean + 1 + here.rank

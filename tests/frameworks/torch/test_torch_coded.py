@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.support.lossy import SHAPES, expect_same_bits, gradient, hand_over, parameters, residuals
-from tests.support.plain import backward, join, loss_of, network
+from tests.support.plain import average_, backward, join, loss_of, network
 from tests.support.ranks import Here, run_ranks
 from torch import nn
 
@@ -93,7 +93,7 @@ def conserve(here: Here, wire: str) -> None:
     for i, owed in residuals(optimizer).items():
         mean = owed.contiguous()
         for each in (handed[i], mean):
-            group.all_reduce(each.numpy(), "average")
+            average_(group, each)
         assert (applied[i] + mean - handed[i]).abs().max() < 2e-6
         largest = max(largest, float((applied[i] - handed[i]).abs().max()))
     assert largest > 4e-5  # a rounding loss that the residuals compensate

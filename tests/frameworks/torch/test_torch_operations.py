@@ -111,8 +111,9 @@ def use_groups(here: Here) -> None:
             tensor.fill_(here.rank + turn)
         places = [tensor.data_ptr() for tensor in own]
         found = mt.grouped_allreduce_(own, op=mt.Sum)
-        assert packing.known_span(own) is not None
-        assert not packing._spare  # nothing was copied
+        if own[0].is_cpu:  # tensors of devices are copied
+            assert packing.known_span(own) is not None
+            assert not packing._spare  # nothing was copied
         for tensor, other, place in zip(own, found, places, strict=True):
             assert other is tensor
             assert tensor.data_ptr() == place

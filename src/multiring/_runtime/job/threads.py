@@ -4,8 +4,12 @@ The module returns the program's lines of a waiting thread, and counts the threa
 framework makes a call in native code, a thread of multiring waits for the call, and a thread of the program waits for
 that thread. Python does not show that the second thread waits. The kernel does: the thread sleeps on a futex without a
 time-out. As long as no other thread of the process computes, only the end of the call can wake it.
+
+Calls with tensors on a device are made by threads of multiring that first wait for a copy. The program's thread then
+waits for such a thread. The program's thread may be one that only torch's native code knows, as in a backward pass.
 """
 
+import concurrent.futures
 import os
 import platform
 import sys
@@ -29,6 +33,15 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code
+# Threads that carry on the program's calls with device tensors, and the function in which each waits for the next call.
+_CARRIERS = {
+    "multiring submissions": "_run",
+    "multiring bucket start": "_start_all",
+    "multiring bucket end": "_end_all",
+    "multiring issuing": "_issue",
+    "multiring returning": "_return",
+}
+_WAITS = (threading.__file__, concurrent.futures._base.__file__)  # noqa: SLF001 -- where a wait for a thread is
 # Library threads that never call the program: the end of a file's name, and a function in it.
 _SERVANTS = (
     ("multiprocessing/queues.py", "_feed"),
@@ -71,37 +84,54 @@ class ThreadStates(NamedTuple):
         return len(self.blocked) == 1 and not self.others
 
 
+class _ThreadRoles:
+    """What the frames of all threads show, by the threads' idents."""
+
+    def __init__(self, frames: dict[int, FrameType], threads: dict[int | None, threading.Thread]) -> None:
+        self.blocked: dict[int, Blocked] = {}
+        self.served: dict[int, Blocked] = {}  # multiring's threads that serve requests of native code
+        self.carried: dict[int, Blocked] = {}  # multiring's threads that carry on calls with device tensors
+        self.others: set[int] = set()
+        self.carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits
+        for ident, frame in frames.items():
+            name = threads[ident].name if ident in threads else ""
+            if name in _OWN_THREADS or _is_servant(frame) or frame.f_code.co_name == _CARRIERS.get(name):
+                continue
+            self._sort(ident, name, frame, frames)
+
+    def _sort(self, ident: int, name: str, frame: FrameType, frames: dict[int, FrameType]) -> None:
+        waiters = waiters_in(frame)
+        chained = next((each for each in waiters if isinstance(each, ChainedHandle)), None)
+        if chained is not None and chained.thread is not None:
+            self.carriers.add(chained.thread.ident)
+            waiters = waiters_in(frames.get(chained.thread.ident or 0))
+        found = next((each for each in waiters if each.key is not None), None)
+        if found is None and name.startswith(REQUESTS):
+            return  # the thread is idle; count the native caller of a request instead
+        if found is None:
+            self.others.add(ident)
+        elif name.startswith(REQUESTS):
+            self.served[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
+        elif name in _CARRIERS:
+            self.carried[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
+        else:
+            self.blocked[ident] = Blocked(found, frame, _is_lasting(frame))
+
+
 def thread_states() -> ThreadStates:
     """Return the current states of the program's threads."""
     frames = sys._current_frames()  # noqa: SLF001 -- there is no public function
     threads = {each.ident: each for each in threading.enumerate()}
     main = threading.main_thread().ident
-    blocked: dict[int, Blocked] = {}
-    served: dict[int, Blocked] = {}  # multiring's threads that serve requests of native code
-    others: set[int] = set()
-    carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits
-    for ident, frame in frames.items():
-        name = threads[ident].name if ident in threads else ""
-        if name in _OWN_THREADS or _is_servant(frame):
-            continue
-        waiters = waiters_in(frame)
-        chained = next((each for each in waiters if isinstance(each, ChainedHandle)), None)
-        if chained is not None and chained.thread is not None:
-            carriers.add(chained.thread.ident)
-            waiters = waiters_in(frames.get(chained.thread.ident or 0))
-        found = next((each for each in waiters if each.key is not None), None)
-        if found is None and name.startswith(REQUESTS):
-            continue  # the thread is idle; count the native caller of a request instead
-        if found is None:
-            others.add(ident)
-        elif name.startswith(REQUESTS):
-            served[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
-        else:
-            blocked[ident] = Blocked(found, frame, _is_lasting(frame))
+    seen = _ThreadRoles(frames, threads)
+    blocked, others = seen.blocked, seen.others
     program = frames.get(main or 0)
     rests = main in blocked or (program is not None and program.f_code.co_filename == threading.__file__)
+    awaiting = {ident for ident in others if seen.carried and _awaits_own_thread(frames[ident])}
+    # Without a thread that waits for it, the program goes on beside an operation that is carried on.
+    served = seen.served | (seen.carried if awaiting else {})
     if served and program is not None:
-        asleep = {ident for ident in others if _sleeps(threads.get(ident), frames[ident])}
+        asleep = awaiting | {ident for ident in others if _sleeps(threads.get(ident), frames[ident])}
         rests |= main in asleep
         callers = [frames[ident] for ident in sorted(asleep, key=lambda ident: ident != main)] or [program]
         for ident, each in served.items():
@@ -109,8 +139,9 @@ def thread_states() -> ThreadStates:
         others -= asleep
         if _computes_natively(threads.values()):
             others.add(0)
-    ours = [each for ident, each in sorted(blocked.items(), key=lambda item: item[0] != main) if ident not in carriers]
-    return ThreadStates(ours, len(others - carriers), rests)
+    by_main = sorted(blocked.items(), key=lambda item: item[0] != main)
+    ours = [each for ident, each in by_main if ident not in seen.carriers]
+    return ThreadStates(ours, len(others - seen.carriers), rests)
 
 
 def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
@@ -128,6 +159,16 @@ def _sleeps(thread: threading.Thread | None, frame: FrameType) -> bool:
     # The file has the number of the system call and its arguments; the fourth argument is the time-out.
     is_framework = frame.f_code.co_filename.startswith(_PACKAGES)
     return len(call) > 4 and call[0] == _FUTEX.get(platform.machine()) and (is_framework or call[4] == "0x0")
+
+
+def _awaits_own_thread(frame: FrameType) -> bool:
+    """Return whether a thread waits, without a time-out, in code of multiring for another thread."""
+    inner: FrameType | None = frame
+    while inner is not None and inner.f_code.co_filename in _WAITS:
+        if inner.f_locals.get("timeout") is not None:
+            return False
+        inner = inner.f_back
+    return inner is not None and inner is not frame and inner.f_code.co_filename.startswith(_OWN_CODE)
 
 
 def _computes_natively(known: Iterable[threading.Thread]) -> bool:

@@ -52,6 +52,7 @@ class OtherDevices:
         self._group = weakref.proxy(torch_group)
         self._staged: StagedTensors | None = None  # None before the first tensor of a device that multiring serves
         self._made: dict[str, Any] = {}  # the backends created so far, by type of device
+        self._inherited: dict[str, str] = {}
 
     @property
     def types(self) -> list[torch.device]:
@@ -67,9 +68,16 @@ class OtherDevices:
         try:
             config = _torch.get_backend_config(self._group.itself())
         except (TypeError, ValueError):  # torch has no record of this group: it was split off, or destroyed
-            return {}
+            return self._inherited
         pairs = (pair.split(":") for pair in config.split(","))
         return {kind: backend for kind, backend in pairs if kind != _HOST.type}
+
+    def inherit(self, parent: "OtherDevices") -> None:
+        """Serve the devices that multiring serves in the group from which this group was split off.
+
+        A group that torch does not know has no other backends: they ask torch for the group's ranks.
+        """
+        self._inherited = {kind: backend for kind, backend in parent.wanted().items() if backend == _OURS}
 
     @property
     def served(self) -> bool:
@@ -171,8 +179,9 @@ def handing_on(method: Callable[..., Any], name: str = "") -> Callable[..., Any]
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if is_on_device(arguments):
+            self.require_state(name)  # torch no longer knows the backends of a group that has ended
         if is_on_device(arguments) and self.devices.served:
-            self.require_state(name)
             refuse = functools.partial(_decline, self, name, arguments)
             work = self.devices.staged.call(name, functools.partial(method, self), refuse, arguments, options)
             return self.take_in(work)

@@ -242,6 +242,7 @@ class ProcessGroup(GroupState, _TorchGroup):  # type: ignore[misc] # see _TorchG
             return None
         timeout_s = timeout.total_seconds() if timeout is not None else given_s or self.default_timeout_s
         part = ProcessGroup(group, store=PrefixStore(f"{name}/", self._store), name=name, timeout_s=timeout_s)
+        part.devices.inherit(self.devices)
         part.setGroupDesc(f"{self._description}:split" if group_desc is None else group_desc)
         return part
 

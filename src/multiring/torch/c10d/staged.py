@@ -15,6 +15,7 @@ device: the caller's current stream waits for the copies of the outputs.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -31,7 +32,7 @@ from multiring.errors import MultiringError
 from multiring.torch.c10d.buffers import contents, require_places
 from multiring.torch.c10d.errors import RefusedError, torch_error
 from multiring.torch.c10d.work import WorkOwner
-from multiring.torch.device_staging import DeviceStaging, staging_of
+from multiring.torch.device_staging import DeviceStaging, record_use, staging_of
 from multiring.torch.interop import described
 
 _NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"
@@ -61,6 +62,20 @@ _ROLES: dict[str, tuple[str, ...]] = {
     "send": (_INPUT,),
     "recv": (_OUTPUT,),
     "recv_anysource": (_OUTPUT,),
+}
+# The operations, as errors name them, of the methods that have another name.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+    "alltoall": "all_to_all",
+    "recv_anysource": "recv",
 }
 _MESSAGES = {"send", "recv", "recv_anysource"}
 
@@ -93,12 +108,13 @@ class StagedWork(dist.Work):
         super().__init__()
         self._owner = owner
         self._what = what
-        self._device, self._stream = where
+        self.device, self.stream = where
         self.outputs = outputs
         self._on_host: Any = None  # the Work of the operation on the host
         self._has_ended = threading.Event()
         self._error: Exception | None = None
         self._event: Any = None  # behind it, the outputs are complete
+        self._is_ordered = False  # whether a stream of the caller comes after the outputs
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
 
@@ -121,16 +137,22 @@ class StagedWork(dist.Work):
         if self._error is not None:
             raise self._error
         if self._event is not None:
-            torch.get_device_module(self._device).current_stream(self._device).wait_event(self._event)
+            torch.get_device_module(self.device).current_stream(self.device).wait_event(self._event)
+        self._is_ordered = True
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended on the host, with or without success."""
-        return self._has_ended.is_set()
+        """Return whether the program may use the outputs, or the operation has failed.
+
+        That is so when the device has the outputs, or after a `wait`.
+        """
+        if not self._has_ended.is_set():
+            return False
+        return self._is_ordered or self._event is None or bool(self._event.query())
 
     def is_success(self) -> bool:
-        """Return whether the operation has ended on the host and succeeded."""
-        return self._has_ended.is_set() and self._error is None
+        """Return whether the operation is completed and succeeded."""
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
         """Return the error that `wait` raises, or None."""
@@ -142,7 +164,7 @@ class StagedWork(dist.Work):
         Raises:
             RuntimeError: the operation has not ended.
         """
-        if not self.is_completed():
+        if not self._has_ended.is_set():
             raise RuntimeError(f"{self._what}: work needs to be completed before calling result(); call wait() first")
         self.wait()
         return list(self.outputs)
@@ -155,10 +177,10 @@ class StagedWork(dist.Work):
         """Return a future of the list of output tensors; it fails if `wait` raises an error."""
         with self._lock:
             if self._future is None:
-                ended: Future[Any] = Future(devices=[self._device])
+                ended: Future[Any] = Future(devices=[self.device])
                 # torch's C++ code sees only errors raised by a callback; an exception set from Python is a mere value.
                 self._future = ended.then(self._outcome)
-                setter = _OnStream(ended, self._device, self._stream)
+                setter = _OnStream(ended, self.device, self.stream)
                 if self._has_ended.is_set():
                     setter.set_result(None)
                 else:  # a callback may wait for another operation, so neither thread of StagedTensors may run it
@@ -188,7 +210,8 @@ class StagedWork(dist.Work):
 
     def end(self, event: Any, error: Exception | None) -> None:
         """Let `wait` return or raise `error`. The outputs are complete behind `event`."""
-        self._event, self._error = event, error
+        # The frames of a traceback lead back to this object, and would keep the group's memory until a collection.
+        self._event, self._error = event, None if error is None else error.with_traceback(None)
         self._has_ended.set()
 
 
@@ -230,8 +253,11 @@ class StagedTensors:
         self._returning: SimpleQueue[_Item | None] = SimpleQueue()
         self._lock = threading.Lock()  # nothing is put behind the end of the queue, where nobody would take it
         self._has_pending = self._is_closed = False
-        for name, run in (("issuing", self._issue), ("returning", self._return)):
-            threading.Thread(target=run, name=f"multiring {name}", daemon=True).start()
+        # The threads hold no reference to this object, so that they stop when it is deleted.
+        queues = self._issuing, self._returning
+        for name, run, arguments in (("issuing", _issue, queues), ("returning", _return, queues[1:])):
+            threading.Thread(target=run, args=arguments, name=f"multiring {name}", daemon=True).start()
+        weakref.finalize(self, self._issuing.put, None).atexit = False
 
     def call(
         self,
@@ -254,15 +280,25 @@ class StagedTensors:
             RefusedError: tensors are on several devices or sparse, or an output has several elements at one address.
             DistBackendError: the current stream captures a graph, or host memory cannot be pinned.
         """
+        # The thread that starts the operation must not wait for it, so the caller waits in its place.
+        waits = [each for each in (*arguments, *options.values()) if getattr(each, "asyncOp", True) is False]
+        for each in waits:
+            each.asyncOp = True
         try:
             item = self._prepared(name, method, refuse, arguments, options)
         except Exception as error:
             self._put(partial(refuse, error))  # behind the earlier operations
             if isinstance(error, MultiringError):
-                raise torch_error(name, error) from error
+                raise torch_error(_operation_of(name), error) from error
             raise
         if not self._put(item):
-            raise dist.DistBackendError(f"{name}: the process group has ended; make it anew")
+            raise dist.DistBackendError(f"{_operation_of(name)}: the process group has ended; make it anew")
+        if waits:
+            try:
+                item.work.wait()
+            finally:
+                for each in waits:
+                    each.asyncOp = False
         return item.work
 
     def wait_until_issued(self) -> None:
@@ -301,7 +337,7 @@ class StagedTensors:
         options: Mapping[str, Any],
     ) -> _Item:
         roles = _ROLES[name]
-        device = _device_of(name, _tensors_in(arguments[: len(roles)]))
+        device = _device_of(_operation_of(name), _tensors_in(arguments[: len(roles)]))
         staging = staging_of(device)
         copied: list[Any] = []
         returns: list[_Return] = []
@@ -322,9 +358,6 @@ class StagedTensors:
 
         moved = [_replaced(argument, role, copy) for argument, role in zip(arguments, roles, strict=False)]
         moved += arguments[len(moved) :]
-        for each in (*moved, *options.values()):
-            if hasattr(each, "asyncOp"):
-                each.asyncOp = True  # torch makes these options for one call, and waits for the Work itself if need be
         outputs = [
             tensor
             for argument, role in zip(arguments, roles, strict=False)
@@ -333,7 +366,7 @@ class StagedTensors:
         ]
         ready = torch.get_device_module(device).Event()
         ready.record(torch.get_device_module(device).current_stream(device))
-        work = StagedWork(self._owner, name, outputs, (device, self._stream_of(device)))
+        work = StagedWork(self._owner, _operation_of(name), outputs, (device, self._stream_of(device)))
         work.in_order = name not in _MESSAGES
         start = partial(method, *moved, **options)
         return _Item(work, start, refuse, staging, copied, returns, ready)
@@ -343,58 +376,67 @@ class StagedTensors:
             self._streams[device] = torch.get_device_module(device).Stream(device)
         return self._streams[device]
 
-    def _issue(self) -> None:
-        """Start the operations on the host, in the order of the calls."""
-        while (item := self._issuing.get()) is not None:
-            if not isinstance(item, _Item):
-                item()
-                continue
-            try:
-                for event in item.copied:
-                    event.synchronize()
-                item.work.issued(item.start())
-            except Exception as error:  # noqa: BLE001 -- `wait` raises it
-                item.refuse(error)
-                item.work.end(None, error)
-            else:
-                if not item.work.in_order:
-                    threading.Thread(target=self._finish, args=(item,), name="multiring message", daemon=True).start()
-                else:
-                    self._returning.put(item)
-            del item  # its tensors must not live until the next item comes
-        self._returning.put(None)
 
-    def _return(self) -> None:
-        while (item := self._returning.get()) is not None:
-            self._finish(item)
-            del item
-
-    def _finish(self, item: _Item) -> None:
-        """Wait for an operation, and start the copies of its outputs."""
+def _issue(issuing: "SimpleQueue[_Item | Callable[[], None] | None]", returning: "SimpleQueue[_Item | None]") -> None:
+    """Start the operations on the host, in the order of the calls."""
+    while (item := issuing.get()) is not None:
+        if not isinstance(item, _Item):
+            item()
+            continue
         try:
-            item.work.wait_on_host()
-            event = self._brought_back(item)
+            for event in item.copied:
+                event.synchronize()
+            item.work.issued(item.start())
         except Exception as error:  # noqa: BLE001 -- `wait` raises it
+            item.refuse(error)
             item.work.end(None, error)
         else:
-            item.work.end(event, None)
+            if not item.work.in_order:
+                threading.Thread(target=_finish, args=(item,), name="multiring message", daemon=True).start()
+            else:
+                returning.put(item)
+        del item  # its tensors must not live until the next item comes
+    returning.put(None)
 
-    def _brought_back(self, item: _Item) -> Any:
-        """Start the copies of the outputs, and return the event behind which all are complete."""
-        if not item.returns:
-            return None
-        device = item.returns[0].tensor.device
-        module, stream = torch.get_device_module(device), self._stream_of(device)
-        with module.device(device), module.stream(stream):
-            for tensor, host, dense in item.returns:
-                stream.wait_event(item.staging.to_device(host, dense, after=item.ready))
-                if dense is not tensor:
-                    tensor.copy_(dense)
-                    tensor.record_stream(stream)
-                    dense.record_stream(stream)
-            event = module.Event()
-            event.record(stream)
-        return event
+
+def _return(returning: "SimpleQueue[_Item | None]") -> None:
+    while (item := returning.get()) is not None:
+        _finish(item)
+        del item
+
+
+def _finish(item: _Item) -> None:
+    """Wait for an operation, and start the copies of its outputs."""
+    try:
+        item.work.wait_on_host()
+        event = _brought_back(item)
+    except Exception as error:  # noqa: BLE001 -- `wait` raises it
+        item.work.end(None, error)
+    else:
+        item.work.end(event, None)
+
+
+def _brought_back(item: _Item) -> Any:
+    """Start the copies of the outputs, and return the event behind which all are complete."""
+    if not item.returns:
+        return None
+    device, stream = item.work.device, item.work.stream
+    module = torch.get_device_module(device)
+    with module.device(device), module.stream(stream):
+        for tensor, host, dense in item.returns:
+            stream.wait_event(item.staging.to_device(host, dense, after=item.ready))
+            if dense is not tensor:
+                tensor.copy_(dense)
+                record_use(tensor, stream)
+                record_use(dense, stream)
+        event = module.Event()
+        event.record(stream)
+    return event
+
+
+def _operation_of(name: str) -> str:
+    """Return the name of the operation of the method `name`, for errors."""
+    return _OPERATIONS.get(name, name)
 
 
 def _device_of(name: str, tensors: Sequence[Tensor]) -> torch.device:

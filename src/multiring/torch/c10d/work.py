@@ -215,7 +215,8 @@ class OperationWork(dist.Work):
             if self._has_ended:
                 return
             if error is not None:
-                error.__cause__ = cause
+                # The frames of the traceback lead back to this object, and would keep the group until a collection.
+                error.__cause__ = None if cause is None else cause.with_traceback(None)
                 self._error = error
             elif self._settle is not None:
                 self._settle()

@@ -18,7 +18,8 @@ def fingerprint(value: Any) -> int:
     """Return a hash from 1 to 2^63 - 1, or UNKNOWN if nothing is comparable.
 
     Args:
-        value: tensors and arrays in host memory, strings, bytes, numbers, and lists, tuples and mappings of them.
+        value: tensors in host memory or on CUDA devices, for which the call waits; arrays, strings, bytes, numbers, and
+            lists, tuples and mappings of them.
             Any other object contributes only the name of its type.
     """
     digest = hashlib.blake2b(digest_size=8)
@@ -53,10 +54,10 @@ def _absorb_all(digest: Any, values: Iterable[Any]) -> bool:
 
 def _absorb_tensor(digest: Any, tensor: Tensor) -> bool:
     digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.device.type not in {"cpu", "cuda"} or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    digest.update(flat[:: _stride(len(flat))].contiguous().view(torch.uint8).numpy().tobytes())
+    digest.update(flat[:: _stride(len(flat))].contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return len(flat) > 0
 
 

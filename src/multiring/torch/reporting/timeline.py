@@ -2,7 +2,8 @@
 
 forward     an outermost call of a module, which is not within another module's call
 backward    from the first gradient of such a module's output to the end of that backward's graph; the wait for other
-            ranks' gradients follows it
+            ranks' gradients follows it. It is shown in the thread of the forward call: for tensors of a device, torch
+            calls the hooks in another thread
 optimizer   a step, including its hooks
 
 torch has hooks for all modules and for all optimizers, but none for all backwards. Under torch.compile only the
@@ -13,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +27,12 @@ from multiring.trace import Spans, follow
 
 
 class _Calls(threading.local):
-    """The running calls of a thread: its outermost module, its backward and its optimizer steps."""
+    """The running calls of a thread: its outermost module and its optimizer steps."""
 
     def __init__(self) -> None:
         self.outermost: nn.Module | None = None
         self.depth = 0  # how many calls of the outermost module are nested in each other
         self.began_ns = 0
-        self.backward = -1  # the number of the backward whose end the timeline awaits
         self.steps: dict[int, int] = {}  # start of each optimizer's step, by `id`
 
 
@@ -42,11 +43,14 @@ class _Hooks:
         self._spans = Spans()
         self._calls = _Calls()
         self._handles: list[Any] = []
+        self._lock = threading.Lock()
+        self._backwards: set[int] = set()  # the numbers of the backwards whose end the timeline awaits
 
     def started(self, spans: Spans) -> None:
         """Install the hooks, which add to `spans`."""
         self._spans = spans
         self._calls = _Calls()
+        self._backwards.clear()
         # The warning is true but harmless, because only the outermost of nested calls is recorded.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks", UserWarning)
         self._handles = [
@@ -84,22 +88,24 @@ class _Hooks:
             return
         calls.outermost = None
         self._spans.add(f"forward {type(module).__name__}", "forward", calls.began_ns, time.monotonic_ns())
+        in_backward = partial(self._in_backward, threading.get_native_id())
         for tensor in _tensors(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(self._in_backward)  # type: ignore[no-untyped-call] # torch does not annotate it
+                tensor.register_hook(in_backward)  # type: ignore[no-untyped-call] # torch does not annotate it
 
-    def _in_backward(self, _gradient: Tensor) -> None:
-        calls, backward = self._calls, current_backward()
-        if calls.backward == backward:
-            return
-        calls.backward = backward
+    def _in_backward(self, thread: int, _gradient: Tensor) -> None:
+        backward = current_backward()
+        with self._lock:
+            if backward in self._backwards:
+                return
+            self._backwards.add(backward)
         start_ns = time.monotonic_ns()
-        call_after_backward(lambda: self._after_backward(backward, start_ns))
+        call_after_backward(lambda: self._after_backward(backward, start_ns, thread))
 
-    def _after_backward(self, backward: int, start_ns: int) -> None:
-        if self._calls.backward == backward:
-            self._calls.backward = -1
-        self._spans.add("backward", "backward", start_ns, time.monotonic_ns())
+    def _after_backward(self, backward: int, start_ns: int, thread: int) -> None:
+        with self._lock:
+            self._backwards.discard(backward)
+        self._spans.add("backward", "backward", start_ns, time.monotonic_ns(), thread)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         self._calls.steps[id(optimizer)] = time.monotonic_ns()
