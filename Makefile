@@ -33,7 +33,13 @@ WORKERS ?= 3
 test-cuda: export PYTHONDONTWRITEBYTECODE =
 test-cuda: build  ## Run the tests on stand-ins of CUDA and NCCL, with torch's CUDA build (downloads it once)
 	.ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(CUDA_ARGS)
+	$(if $(ON_DEVICES),MULTIRING_TEST_DEVICE=cuda .ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(ON_DEVICES))
 CUDA_ARGS ?= tests/cuda
+# A sample of the tests of host tensors, with their tensors on devices. benchmarks/evidence/torch/tests_on_devices.py
+# runs all of them.
+ON_DEVICES ?= $(addprefix tests/frameworks/torch/test_,backend_ddp.py backend_messages.py backend_work.py torch_cells.py \
+    torch_distribute_errors.py torch_elastic.py torch_joining.py torch_operations.py torch_process_sets.py \
+    torch_standoffs.py torch_sync_batch_norm.py torch_tensors.py torch_timeline.py torch_today.py torch_training.py)
 
 # Only tests/pure, because it is fast and needs no other MPI. The measurement includes the processes that tests start.
 .PHONY: coverage
@@ -59,7 +65,7 @@ exit $$failed
 endef
 BY_TWO_RANKS = promises/cycles.py promises/grouped.py promises/forks.py
 BENCHMARKS = promises/data_throughput.py promises/floors.py promises/floors_hosts.py promises/torch_backend.py promises/ddp_exposed.py promises/named_latency.py promises/timeline.py
-EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/schedules/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/torch/main.py evidence/torch/suite_on_devices.py evidence/torch/on_devices.py evidence/torch/random_on_devices.py
+EVIDENCE = evidence/site/main.py evidence/headline/text.py evidence/jobs/main.py evidence/jobs/hangs.py evidence/horovod/cells.py promises/control_plane.py promises/conformance_torch.py evidence/lab/main.py evidence/hosts/main.py evidence/parallelize/main.py evidence/torch/heap.py evidence/scale/main.py evidence/schedules/main.py evidence/jobs/programs.py evidence/jobs/strangers.py evidence/data/main.py evidence/data/faults.py evidence/data/crashes.py evidence/data_files/main.py evidence/checkpoints/main.py evidence/keras/main.py evidence/parallel/main.py evidence/launching/main.py evidence/torch/main.py evidence/torch/suite_on_devices.py evidence/torch/tests_on_devices.py evidence/torch/on_devices.py evidence/torch/random_on_devices.py
 
 .PHONY: bench
 bench: build  ## Check every time floor against the peers (hours; resumes after an interruption; labs need root)

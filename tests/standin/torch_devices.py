@@ -28,6 +28,36 @@ _OWN = {
     "view_as_complex",
     "view_as_real",
 }
+# Operators of sparse tensors that need no kernel, and `_coalesce`, which torch_operators.cc has itself.
+_OWN_SPARSE = {
+    "_coalesce",
+    "_coalesced_",
+    "_dimI",
+    "_dimV",
+    "_indices",
+    "_nnz",
+    "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_values",
+    "clone",
+    "copy_",
+    "copy_sparse_to_sparse_",
+    "dense_dim",
+    "empty.memory_format",
+    "empty_like",
+    "indices",
+    "is_coalesced",
+    "permute",
+    "resize_as_sparse_",
+    "sparse_dim",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+    "unsqueeze",
+    "values",
+    "view_as_complex",
+    "view_as_real",
+    "zero_",
+}
 # Operators that choose a library of NVIDIA by the device.
 _MORE = {"convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward"}
 
@@ -53,16 +83,24 @@ def fail_call(code: int, after: int = 0) -> None:
     ctypes.CDLL(None).standin_fail(code, after)
 
 
+def _registered(key: str) -> set[str]:
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {each.removeprefix("aten::") for each in registered if each.startswith("aten::")}
+
+
+def _encoded(names: set[str]) -> Any:
+    return (ctypes.c_char_p * len(names))(*sorted(each.encode() for each in names))
+
+
 @cache
 def install() -> None:
     """Install the arithmetic, once in a process. Child processes that are forked before they use CUDA keep it."""
     library = ctypes.CDLL(os.environ["STANDIN_OPERATORS"])
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-    found = {each.removeprefix("aten::") for each in registered if each.startswith("aten::")}
-    names = sorted(each.encode() for each in (found - _OWN) | _MORE)
+    names = _encoded((_registered("CUDA") - _OWN) | _MORE)
+    sparse_names = _encoded(_registered("SparseCUDA") - _OWN_SPARSE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each replaced operator
-        library.standin_install((ctypes.c_char_p * len(names))(*names), len(names))
+        library.standin_install(names, len(names), sparse_names, len(sparse_names))
     torch.backends.cudnn.enabled = False
     for turn_off in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
         getattr(torch.backends.cuda, turn_off)(False)

@@ -3,8 +3,10 @@
 // An operator waits until the current stream has come to it, as a kernel does, and reads its operands where streams find
 // them. Its results are written late, on the current stream. Operators that need no kernel stay torch's own: empty
 // tensors, views, copies between equal layouts, item().
+#include <ATen/native/SparseTensorUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_strided.h>
@@ -135,6 +137,13 @@ std::vector<Written> move_arguments(const c10::FunctionSchema& schema, c10::IVal
   return written;
 }
 
+// Returns a sparse tensor of the device with the entries of a sparse tensor of the host.
+at::Tensor sparse_on_device(const at::Tensor& tensor, c10::Device device) {
+  return at::_sparse_coo_tensor_unsafe(tensor._indices().to(device), tensor._values().to(device), tensor.sizes(),
+                                       tensor.options().device(device))
+      ._coalesced_(tensor.is_coalesced());
+}
+
 // Replaces each result: by the argument that it is, or by a new tensor of the device, whose values `keep` sees to.
 template <typename Keep>
 void move_results(const c10::FunctionSchema& schema, const Values& arguments, c10::IValue* results, c10::Device device,
@@ -150,6 +159,7 @@ void move_results(const c10::FunctionSchema& schema, const Values& arguments, c1
     }
     change_tensors(results[place], [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.is_cpu()) return tensor;
+      if (tensor.is_sparse()) return sparse_on_device(tensor, device);
       const at::Tensor values = tensor.resolve_conj().resolve_neg();
       at::Tensor made = at::empty_strided(values.sizes(), values.strides(), values.options().device(device));
       keep(made, values);
@@ -320,6 +330,45 @@ at::Tensor coalesce(const at::Tensor& tensor) {
   return tensor.to(at::kCPU).coalesce().to(tensor.device());
 }
 
+// Gives a sparse tensor of the device the entries of a sparse tensor of the host.
+void replace_entries(const at::Tensor& target, const at::Tensor& source) {
+  auto* impl = at::sparse::get_sparse_impl(target);
+  impl->raw_resize_(source.sparse_dim(), source.dense_dim(), source.sizes());
+  impl->set_indices_and_values_unsafe(source._indices().to(target.device()), source._values().to(target.device()));
+  target._coalesced_(source.is_coalesced());
+}
+
+// An operator with sparse operands: the host waits for the device, computes, and copies the results.
+void compute_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const Values arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+  const c10::Device device = device_of(op, arguments);
+  const c10::DeviceGuard guard(device);
+  std::vector<Written> written;
+  for (size_t place = 0; place < schema.arguments().size(); ++place) {
+    c10::IValue& argument = (*stack)[first + place];
+    if (argument.isDevice()) argument = c10::Device(at::kCPU);
+    change_tensors(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+      at::Tensor moved = tensor.to(at::kCPU);
+      if (is_written(schema.arguments()[place])) written.push_back({tensor, moved});
+      return moved;
+    });
+  }
+  op.callBoxed(stack);
+  for (const auto& [target, values] : written) {
+    if (target.is_sparse()) {
+      replace_entries(target, values);
+    } else {
+      target.copy_(values);
+    }
+  }
+  move_results(schema, arguments, stack->data() + first, device,
+               [](const at::Tensor& made, const at::Tensor& values) { write_late(made, with_own_memory(values)); });
+}
+
 // torch would warn that each operator has a kernel already.
 class Quiet : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -327,8 +376,10 @@ class Quiet : public c10::WarningHandler {
 
 }  // namespace
 
-// Gives the operators named `names` their arithmetic.
-extern "C" __attribute__((visibility("default"))) void standin_install(const char* const* names, int count) {
+// Gives the operators named `names` their arithmetic, and those named `sparse_names` for sparse operands.
+extern "C" __attribute__((visibility("default"))) void standin_install(const char* const* names, int count,
+                                                                       const char* const* sparse_names,
+                                                                       int sparse_count) {
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   static auto* library =
@@ -338,5 +389,7 @@ extern "C" __attribute__((visibility("default"))) void standin_install(const cha
   library->impl("copy_", torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(copy)));
   static auto* sparse =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  for (int each = 0; each < sparse_count; ++each)
+    sparse->impl(sparse_names[each], torch::CppFunction::makeFromBoxedFunction<&compute_sparse>());
   sparse->impl("_coalesce", torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(coalesce)));
 }

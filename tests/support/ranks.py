@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.support import device_use
 from tests.support.faults import Fault
 from tests.support.mpi_ranks import run_by_mpiexec
 from tests.support.nursery import Here, Home, Outcome, Report, Request
@@ -122,9 +123,11 @@ def report_of(  # noqa: PLR0913 -- all but two by name
         ends_fully=process.ends_fully,
         deadline_s=deadline_s,
     )
-    if name == "torch" and os.environ.get("MULTIRING_TEST_DEVICE") == "cuda":
+    if device_use.is_on and home.name == "torch" and not home.python:
         request = _on_devices(request)
     report = _nursery(_settled(home)).run(request)
+    if device_use.is_on:
+        report = device_use.noted(report)
     hung = [outcome for outcome in report.outcomes if outcome.hung]
     if hung:
         raise RanksFailed(hung)
