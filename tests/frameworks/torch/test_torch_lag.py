@@ -151,7 +151,10 @@ def go_ahead(here: Here) -> None:
         backward(loss_of(model, 2 + here.rank))
     optimizer = mt.DistributedOptimizer(optimizer, model.named_parameters())
     assert lag.is_pending  # the old gradient; the new DistributedOptimizer dropped later gradients
-    changes = [lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01), lambda: unscale(optimizer)]
+    changes: list[Callable[[], object]] = [
+        lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01),
+        lambda: unscale(optimizer),
+    ]
     if next(model.parameters()).is_cuda:
         changes.clear()  # torch does not count these changes, and lag does not wait for a device to find them
     for change in changes:
