@@ -39,7 +39,7 @@ CUDA_ARGS ?= tests/cuda
 # runs all of them.
 ON_DEVICES ?= $(addprefix tests/frameworks/torch/test_,backend_ddp.py backend_messages.py backend_work.py torch_cells.py \
     torch_distribute_errors.py torch_elastic.py torch_joining.py torch_operations.py torch_process_sets.py \
-    torch_standoffs.py torch_sync_batch_norm.py torch_tensors.py torch_timeline.py torch_today.py torch_training.py)
+    torch_standoffs.py torch_sync_batch_norm.py torch_tensors.py torch_today.py)
 
 # Only tests/pure, because it is fast and needs no other MPI. The measurement includes the processes that tests start.
 .PHONY: coverage

@@ -166,6 +166,14 @@ class PinnedMemory:
         return _Registration(memory, self._rank)
 
 
+def _array_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return the memory of `tensor` as an array of its type, or of bytes if NumPy lacks the type, as float8."""
+    try:
+        return array_of(tensor)
+    except TypeError:
+        return array_of(tensor.view(torch.uint8))
+
+
 _in_use: dict[int, PinnedBlock] = {}  # the blocks that somebody can reach, by address
 
 
@@ -245,7 +253,7 @@ class DeviceStaging:
             ArgumentError: the rank's segment is full, or CUDA cannot pin the memory.
         """
         tensor = self.pinned_tensor(group, count, dtype)
-        return Shared(array_of(tensor), tensor)
+        return Shared(_array_of(tensor), tensor)
 
     def pinned_tensor(self, group: Group, count: int, dtype: torch.dtype) -> Tensor:
         """Return the tensor of `pinned`; its type may be one that NumPy does not have."""

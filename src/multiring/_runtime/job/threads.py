@@ -31,7 +31,15 @@ _OWN_CODE = str(Path(__file__).parents[2])
 # Lines of libraries are shown only if the stack has no lines of the program.
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_OWN_THREADS = {"multiring control", "multiring timeline", "multiring rails", "multiring-mpi"}
+_OWN_THREADS = {
+    "multiring control",
+    "multiring timeline",
+    "multiring rails",
+    "multiring-mpi",
+    "multiring nccl",
+    "multiring follow-ups",
+}
+_ENGINES = "multiring engine "  # the beginning of the names of threads that start operations of engines, in order
 REQUESTS = "multiring-requests"  # the prefix of the names of threads that serve native code
 # Threads that carry on the program's calls with device tensors, and the function in which each waits for the next call.
 _CARRIERS = {
@@ -89,13 +97,18 @@ class _ThreadRoles:
 
     def __init__(self, frames: dict[int, FrameType], threads: dict[int | None, threading.Thread]) -> None:
         self.blocked: dict[int, Blocked] = {}
-        self.served: dict[int, Blocked] = {}  # multiring's threads that serve requests of native code
+        self.served: dict[int, Blocked] = {}  # threads that serve native code, for which the program's threads wait
         self.carried: dict[int, Blocked] = {}  # multiring's threads that carry on calls with device tensors
         self.others: set[int] = set()
         self.carriers: set[int | None] = set()  # multiring's threads for which a thread of the program waits
         for ident, frame in frames.items():
             name = threads[ident].name if ident in threads else ""
-            if name in _OWN_THREADS or _is_servant(frame) or frame.f_code.co_name == _CARRIERS.get(name):
+            if (
+                name in _OWN_THREADS
+                or name.startswith(_ENGINES)
+                or _is_servant(frame)
+                or frame.f_code.co_name == _CARRIERS.get(name)
+            ):
                 continue
             self._sort(ident, name, frame, frames)
 
@@ -110,7 +123,7 @@ class _ThreadRoles:
             return  # the thread is idle; count the native caller of a request instead
         if found is None:
             self.others.add(ident)
-        elif name.startswith(REQUESTS):
+        elif not name or name.startswith((REQUESTS, "Dummy-")):  # the thread of native code, or one that serves it
             self.served[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
         elif name in _CARRIERS:
             self.carried[ident] = Blocked(found, frame, _is_lasting(frame), waiters[-1].title)
