@@ -40,7 +40,7 @@ class _VariablesState(ValuesState):
             variable.assign(value)
 
     def _share(self) -> list[Any]:
-        broadcast_variables(self._variables(), root_rank=0)
+        broadcast_variables(self._variables(), root_rank=self.giver)
         return self._read()
 
 
@@ -80,7 +80,7 @@ class TensorFlowState(_VariablesState):
         self.session = session
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self._assignments: list[tuple[Any, Any]] | None = None
-        self._broadcast: Any = None
+        self._broadcasts: dict[int, Any] = {}  # by the rank that gives
         super().__init__(**kwargs)
 
     def _variables(self) -> Sequence[Any]:
@@ -112,8 +112,8 @@ class TensorFlowState(_VariablesState):
         session = self._session()
         if session is None:
             return super()._share()
-        if self._broadcast is None:
+        if self.giver not in self._broadcasts:
             with session.graph.as_default():
-                self._broadcast = broadcast_variables(self.variables, root_rank=0)
-        session.run(self._broadcast)
+                self._broadcasts[self.giver] = broadcast_variables(self.variables, root_rank=self.giver)
+        session.run(self._broadcasts[self.giver])
         return self._read()
