@@ -94,7 +94,7 @@ def drops(here: Here, device: torch.device, number: int) -> bool:
         patch.setattr(staged, "contents", noted)
         gaps = torch.full((COUNT, 2), float(number), device=device)[:, 0]
         work = dist.all_reduce(gaps, async_op=True)
-        while not work.is_completed():
+        while not work._has_ended.is_set():
             time.sleep(0.0001)
         event = work._event
         del gaps, work
@@ -136,7 +136,7 @@ def overlaps(here: Here, device: torch.device, number: int) -> bool:
         with torch.cuda.stream(stream):
             works.append(dist.all_reduce(source, async_op=True))
         if place == 2:
-            while not all(work.is_completed() for work in works):
+            while not all(work._has_ended.is_set() for work in works):
                 time.sleep(0.0005)
             while works:
                 works.pop(0)  # the block of the last one is used again first
@@ -187,16 +187,16 @@ MUTANTS: dict[str, tuple[Program, Callable[[Patch], None]]] = {
     ),
     "host before the copies": (
         reduces,
-        partial(leave_out, EVENT, "synchronize", "StagedTensors._issue: event.synchronize"),
+        partial(leave_out, EVENT, "synchronize", "_issue: event.synchronize"),
     ),
     "copies back before the host": (reduces, hasty_copy_back),
     "outputs before the copies back": (
         reduces,
-        partial(leave_out, STREAM, "wait_event", "StagedTensors._brought_back: stream.wait_event"),
+        partial(leave_out, STREAM, "wait_event", "_brought_back: stream.wait_event"),
     ),
     "end before the outputs": (
         reduces,
-        partial(leave_out, EVENT, "record", "StagedTensors._brought_back: event.record"),
+        partial(leave_out, EVENT, "record", "_brought_back: event.record"),
     ),
     "outputs before earlier kernels": (
         receives,
@@ -204,11 +204,11 @@ MUTANTS: dict[str, tuple[Program, Callable[[Patch], None]]] = {
     ),
     "output with gaps freed under its copy": (
         drops,
-        partial(leave_out, Tensor, "record_stream", "StagedTensors._brought_back: tensor.record_stream"),
+        partial(leave_out, staged, "record_use", "_brought_back: record_use(tensor)"),
     ),
     "copy without gaps freed too early": (
         drops,
-        partial(leave_out, Tensor, "record_stream", "StagedTensors._brought_back: dense.record_stream"),
+        partial(leave_out, staged, "record_use", "_brought_back: record_use(dense)"),
     ),
     "callbacks before the outputs": (calls_back, hasty_callbacks),
     "block used again under a copy": (overlaps, hasty_reuse),

@@ -17,17 +17,17 @@ BUCKETS, NCCL, ENGINE = "cuda/test_nccl_buckets.py", "cuda/test_nccl_collectives
 MUTANTS: dict[str, tuple[str, str]] = {
     "torch/c10d/staged.py StagedWork.wait: current_stream.wait_event": (BACKEND, "kernels before the outputs"),
     "torch/c10d/staged.py StagedTensors._prepared: ready.record": (BACKEND, "outputs before earlier kernels"),
-    "torch/c10d/staged.py StagedTensors._issue: event.synchronize": (BACKEND, "host before the copies"),
-    "torch/c10d/staged.py StagedTensors._brought_back: stream.wait_event": (BACKEND, "outputs before the copies back"),
-    "torch/c10d/staged.py StagedTensors._brought_back: tensor.record_stream": (
+    "torch/c10d/staged.py _issue: event.synchronize": (BACKEND, "host before the copies"),
+    "torch/c10d/staged.py _brought_back: stream.wait_event": (BACKEND, "outputs before the copies back"),
+    "torch/c10d/staged.py _brought_back: record_use(tensor)": (
         BACKEND,
         "output with gaps freed under its copy",
     ),
-    "torch/c10d/staged.py StagedTensors._brought_back: dense.record_stream": (
+    "torch/c10d/staged.py _brought_back: record_use(dense)": (
         BACKEND,
         "copy without gaps freed too early",
     ),
-    "torch/c10d/staged.py StagedTensors._brought_back: event.record": (BACKEND, "end before the outputs"),
+    "torch/c10d/staged.py _brought_back: event.record": (BACKEND, "end before the outputs"),
     "_frontend/submission_line.py await_all: event.synchronize": (COPIES, "host before the copy"),
     "_frontend/submission_line.py Submission.await_events: event.synchronize": (CALLS, "statistics before their copy"),
     "_frontend/submission_line.py Submission.submit: event.synchronize": (CALLS, "statistics before their copy"),
@@ -37,13 +37,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
         COPIES,
         "to the host before the kernels",
     ),
-    "torch/device_staging.py DeviceStaging.all_to_host: source.record_stream": (COPIES, "source freed under the copy"),
+    "torch/device_staging.py DeviceStaging.all_to_host: record_use(source)": (COPIES, "source freed under the copy"),
     "torch/device_staging.py DeviceStaging.all_to_host: block.note": (CALLS, "block used again under a copy to it"),
     "torch/device_staging.py DeviceStaging.all_to_device: stream.wait_event": (
         COPIES,
         "to the device before its event",
     ),
-    "torch/device_staging.py DeviceStaging.all_to_device: target.record_stream": (
+    "torch/device_staging.py DeviceStaging.all_to_device: record_use(target)": (
         COPIES,
         "target freed under the copy",
     ),
@@ -103,6 +103,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "_runtime/engines/cuda_arrays.py CudaArray.get: driver.wait_on": (ENGINE, "wait before a copy to the host"),
     "_runtime/engines/cuda_arrays.py foreign_buffer: driver.record": (ENGINE, "wait for other libraries' streams"),
     # What the calls above are made of.
+    "torch/device_staging.py record_use: tensor.record_stream": (COPIES, "source freed under the copy"),
     "_runtime/engines/cuda_driver.py CudaDriver.record: cuEventRecord": (ENGINE, "wait for the end"),
     "_runtime/engines/cuda_driver.py CudaDriver.wait_on: cuStreamWaitEvent": (
         ENGINE,
@@ -121,6 +122,7 @@ EXEMPT: dict[str, str] = {
     "_runtime/engines/cuda_arrays.py CudaArray.get: cuStreamSynchronize": (
         "CUDA copies to memory that is not pinned before the call returns"
     ),
+    "torch/c10d/staged.py StagedWork.is_completed: self._event.query": "an answer, as cuEventQuery's; `wait` orders",
     "torch/gradients/distributed.py Distributed.synchronize: self._reducer.synchronize": "the optimizer's method",
     "torch/gradients/bucket_tensors.py InTensors.state: found.query": "a factor of PowerSGD",
     "torch/c10d/stores.py _refuse_other_place: urlparse.query": "a part of a URL",

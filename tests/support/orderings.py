@@ -80,6 +80,8 @@ def _ordering(node: ast.AST) -> str | None:
             on = on.func
         return f"{on.attr if is_computed and isinstance(on, ast.Attribute) else ast.unparse(on)}.{node.attr}"
     if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "record_use":
+            return f"record_use({ast.unparse(node.args[0])})"
         if isinstance(node.func, ast.Attribute) and node.func.attr == "order":  # of a handle; an attribute is no call
             return f"{ast.unparse(node.func.value)}.order"
         constants = [*ast.walk(node.func), *node.args[:1]]
