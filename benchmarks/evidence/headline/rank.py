@@ -22,6 +22,7 @@ from typing import Any
 
 import examples.climate.train
 import examples.imagenet.train
+from torch import Tensor
 
 from multiring._frontend.checkpoint import saving
 from multiring.training import loop
@@ -81,7 +82,7 @@ def note_steps() -> None:
     step = loop.TrainingRun._step  # noqa: SLF001 -- no public hook runs at each step
 
     @functools.wraps(step)
-    def noting(run: loop.TrainingRun, batch: Batch) -> float:
+    def noting(run: loop.TrainingRun, batch: Batch) -> Tensor:
         own = step(run, batch)
         if run.rank == 0:
             with (run.folder / STEPS).open("a", encoding="utf-8") as file:

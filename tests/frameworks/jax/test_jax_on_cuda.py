@@ -50,7 +50,7 @@ def choices(here: Here, gpus: int) -> str:
     vars(devices)["visible_gpus"] = lambda _: gpus
     mj.init()
     assert mj.local_rank() == here.rank
-    found: str = devices.xla_bridge.CUDA_VISIBLE_DEVICES.value
+    found: str = vars(devices)["xla_bridge"].CUDA_VISIBLE_DEVICES.value
     return found
 
 
