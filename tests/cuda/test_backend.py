@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring_torch
+from multiring.torch.c10d.aborts import Aborts
 
 dist: Any = torch.distributed  # typed Any, because torch's stubs are incomplete
 multiring_torch.register()  # torch loads the entry points of installed packages only
@@ -281,8 +282,17 @@ def test_a_time_out_names_the_rank(tmp_path: Path) -> None:
     run_cuda(wait_for_the_late, str(tmp_path / "meet"))
 
 
-def abort(here: Here, place: str) -> None:
+def abort(here: Here, place: str, late_s: float) -> None:
+    """A rank aborts the group and ends. The others name the abort, even if their thread for messages is `late_s`."""
     device = join(here, place)
+    hear = Aborts.hear
+
+    def hear_late(self: Aborts, notice: Any) -> None:
+        time.sleep(late_s)
+        hear(self, notice)
+
+    with_late: Any = Aborts
+    with_late.hear = hear_late
     tensor = torch.ones(10, device=device)
     dist.all_reduce(tensor)
     group: Any = dist.group.WORLD
@@ -308,5 +318,6 @@ def test_a_group_that_has_ended_refuses_operations(tmp_path: Path) -> None:
     run_cuda(use_what_has_ended, str(tmp_path / "meet"), deadline_s=30)
 
 
-def test_an_abort_ends_what_waits(tmp_path: Path) -> None:
-    run_cuda(abort, str(tmp_path / "meet"))
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
+def test_an_abort_ends_what_waits(tmp_path: Path, late_s: float) -> None:
+    run_cuda(abort, str(tmp_path / "meet"), late_s)

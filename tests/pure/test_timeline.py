@@ -176,7 +176,7 @@ def made_up(draw: st.DrawFn, rank: int = 1) -> Part:
         ClockReading(0, draw(st.integers(-MOST, MOST)), 5),
         ClockReading(20_000, draw(st.integers(-MOST, MOST)), 5),
     )
-    words: Any = {"operations": {7: ("all_reduce sum", "a plan")}, "groups": {1: "ranks 0-1", 2: "ranks 0-1"}}
+    words: Any = {"operations": {7: ("all_reduce sum", "a plan", "")}, "groups": {1: "ranks 0-1", 2: "ranks 0-1"}}
     return part(rank, *each, spans=tuple(spans), readings=readings, **words)
 
 
@@ -217,7 +217,7 @@ def expect_nested(events: list[dict[str, Any]]) -> None:
 
 def test_an_operation_tells_its_phases_sizes_and_plan() -> None:
     key = {"group": 1, "sequence": 12}
-    words: Any = {"operations": {7: ("all_reduce sum", "direct, shm")}, "groups": {1: "ranks 0-1"}}
+    words: Any = {"operations": {7: ("all_reduce sum", "direct, shm", "")}, "groups": {1: "ranks 0-1"}}
     made = part(
         0,
         row(OPERATION, 1000, 9000, agreed=5000, bytes=8_000_000, digest=7, **key),
@@ -248,6 +248,16 @@ def test_an_operation_tells_its_phases_sizes_and_plan() -> None:
     assert arguments["agree"] == {"horovod": "NEGOTIATE_ALLREDUCE"}
     assert arguments["reduce"] == {"busy_us": 1.5}
     assert arguments["wait"] == {"for": "all_reduce 4 of ranks 0-1"}
+
+
+def test_the_time_of_an_agreement_is_no_time_of_an_engine() -> None:
+    words: Any = {"operations": {7: ("all_reduce sum", "by nccl", "nccl")}, "groups": {1: "ranks 0-1"}}
+    key = {"group": 1, "sequence": 12}
+    made = part(0, row(OPERATION, 1000, 9000, agreed=5000, bytes=8_000_000, digest=7, **key), **words)
+    shown = {each["name"]: each["args"] for each in events_of(made, Alignment()) if each["ph"] == "X"}
+    assert list(shown) == ["all_reduce", "agree"]
+    assert (shown["all_reduce"]["engine"], shown["all_reduce"]["bytes"]) == ("nccl", 8_000_000)
+    assert not any("algbw" in each for each in shown["all_reduce"])
 
 
 def test_groups_of_the_same_ranks_have_rows_of_their_own_and_messages_share_one() -> None:
@@ -288,7 +298,7 @@ def test_a_part_can_be_read_as_far_as_it_was_written() -> None:
     whole = read_part(data)
     assert (whole.rank, len(whole.rows), whole.operations[7], whole.groups[1]) == (
         *(1, 2),
-        *(("all_reduce sum", "a plan"), "ranks 0-1"),
+        *(("all_reduce sum", "a plan", ""), "ranks 0-1"),
     )
     assert whole.spans == (Span("forward Net", "forward", 1, 2, 100),)
     assert whole.rails == (RailSample(20, ((1, 0, 500),)),)
@@ -498,9 +508,11 @@ def test_a_glossary_forgets_the_oldest() -> None:
     glossary = Glossary()
     for number in range(5000):
         glossary.note(number.to_bytes(16, "little"), f"operation {number}", None if number % 2 else number)
-    assert glossary.find(4999) == ("operation 4999", "")
-    assert glossary.find(4998) == ("operation 4998", "4998")
+    assert glossary.find(4999) == ("operation 4999", "", "")
+    assert glossary.find(4998) == ("operation 4998", "4998", "")
     assert glossary.find(0) is None
+    glossary.note(bytes(16), "by an engine", None, "nccl")
+    assert glossary.find(0) == ("by an engine", "", "nccl")
 
 
 # ---- foreign files and files in use ----

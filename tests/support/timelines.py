@@ -57,7 +57,7 @@ def part_bytes(rank: int, *each: Any, **about: Any) -> bytes:
     return (
         block("start", **who(rank, **about))
         + block("reading", at_ns=10, offset_ns=1000, error_ns=5)
-        + block("words", b'{"operations": {"7": ["all_reduce sum", "a plan"]}, "groups": {"1": "ranks 0-1"}}')
+        + block("words", b'{"operations": {"7": ["all_reduce sum", "a plan", ""]}, "groups": {"1": "ranks 0-1"}}')
         + block("rows", rows(*each).tobytes())
         + block("spans", b'[["forward Net", "forward", 1, 2, 100]]')
         + block("rails", b"[[1, 0, 500]]", at_ns=20)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._runtime import Group, Handle
+from multiring._runtime.group.starting import start_agreement
 from multiring.errors import MultiringError
 
 DEVICE_PATH = "device path"  # the term of operations whose ranks first agree how they reduce tensors on devices
@@ -44,7 +45,7 @@ class FollowUps:
             follow: is called on this object's thread after the agreement, unless the agreement fails. It must not
                 raise, and it must not wait for other ranks.
         """
-        agreement = group.all_reduce_async(flag, "min", label=label)
+        agreement = start_agreement(group.calls, flag, "min", label, waits=False)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_follow_all, args=(self._jobs,), name="multiring follow-ups", daemon=True

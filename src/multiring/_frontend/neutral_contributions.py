@@ -55,6 +55,6 @@ def neutral_contribution(signature: Signature, follow_ups: FollowUps) -> Start:
         return group.all_reduce_async(array, conversion.op, wire=wire, label=label)
 
     def agree(group: Group, label: str) -> Handle:
-        return follow_ups.agree(group, label, np.zeros(1, np.uint8), partial(start, follow_ups.staged, ""))
+        return follow_ups.agree(group, label, np.zeros(1, np.uint8), partial(start, follow_ups.staged, label))
 
     return agree if DEVICE_PATH in known else start

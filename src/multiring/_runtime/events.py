@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # The complete list of operation names. The native core stores a name's index in each event.
 NAMES = (
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier", "send", "recv"),
-    *("subgroup", "counts", "measures"),
+    *("subgroup", "counts", "measures", "agreement"),
 )
 
 _KINDS = ("operation", "wait", "rail")  # in the order of the native core's numbers
@@ -22,7 +22,9 @@ class Event:
 
     Times are in seconds of this host's monotonic clock. `agreed_s` is the time at which all ranks of the group had
     arrived; it is None for a wait, and for an operation to which not all ranks came. `size_bytes` is the size of the
-    caller's whole buffer. For a lost rail, `name` identifies the rail, `peer` is the rank at its other end, and
+    caller's whole buffer. An "agreement" is a small reduction by which the ranks decide how an operation of the program
+    runs, or when. If an engine carries an operation, its event ends when the engine may start, not when the data have
+    moved. For a lost rail, `name` identifies the rail, `peer` is the rank at its other end, and
     `start_s` is the time at which this rank stopped using the rail.
     """
 

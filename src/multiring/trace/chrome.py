@@ -4,7 +4,8 @@ program         the main thread: forward, backward, optimizer, wait, and the pro
 other threads   the same for other threads, in as many rows as there are threads at a time
 ranks ...       the operations of a group, in as many rows as operations are in flight; each operation has:
                 agree    until every rank has started the operation
-                wire     from the agreement to the operation's end: bytes are in flight or awaited
+                wire     from the agreement to the operation's end: bytes are in flight or awaited. An operation that an
+                         engine carries has none: the engine moves its data afterwards
                 reduce   a part of `wire`: this rank's processor combines, decodes, and writes to others' buffers
 rails           rails that were given up; and for each rail a curve of its throughput
 
@@ -44,6 +45,7 @@ class Operation:
     size_bytes: int
     title: str
     plan: str
+    engine: str  # that carries the data; "" if the native core does
     fault: str
     reductions: tuple[tuple[int, int, int], ...]  # (start, end, ns of work)
 
@@ -82,7 +84,7 @@ def _operations(part: Part, rows: NDArray[np.void], names: "_GroupNames") -> lis
         reductions[row.group, row.sequence].append((row.start, row.end, row.busy))
     made = []
     for row in rows_of(rows, OPERATION):
-        title, plan = part.operations.get(row.digest, ("", ""))
+        title, plan, engine = part.operations.get(row.digest, ("", "", ""))
         made.append(
             Operation(
                 name=_name_of(part, row),
@@ -94,6 +96,7 @@ def _operations(part: Part, rows: NDArray[np.void], names: "_GroupNames") -> lis
                 size_bytes=row.size_bytes,
                 title=title,
                 plan=plan,
+                engine=engine,
                 fault=part.who["faults"][row.fault] if row.fault else "",
                 reductions=tuple(reductions.get((row.group, row.sequence), ())),
             )
@@ -227,7 +230,7 @@ def _slices(each: Operation) -> Iterator[Slice]:
         return
     if each.agreed > each.start:
         yield Slice(each.start, each.agreed, "agree", "agree", {"horovod": f"NEGOTIATE_{_horovod(each)}"})
-    if each.end > each.agreed:
+    if each.end > each.agreed and not each.engine:
         yield Slice(each.agreed, each.end, "wire", "wire", {})
     for start, end, busy in each.reductions:
         # A stretch includes short gaps. If it spans the agreement, its part before the agreement is such a gap.
@@ -239,9 +242,9 @@ def _slices(each: Operation) -> Iterator[Slice]:
 def _told(each: Operation) -> dict[str, Any]:
     seconds = (each.end - (each.agreed or each.start) or each.end - each.start) * 1e-9
     told: dict[str, Any] = {"operation": each.number, "bytes": each.size_bytes, "horovod": _horovod(each)}
-    if each.size_bytes and seconds > 0:
+    if each.size_bytes and seconds > 0 and not each.engine:
         told["algbw GB/s"] = float(f"{each.size_bytes / seconds * 1e-9:.4g}")
-    words = {"title": each.title, "plan": each.plan, "fault": each.fault}
+    words = {"title": each.title, "plan": each.plan, "engine": each.engine, "fault": each.fault}
     return told | {name: text for name, text in words.items() if text}
 
 

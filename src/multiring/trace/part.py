@@ -11,7 +11,7 @@ start       rank, size, host, pid, job, timeline, versions, clock (equal for ran
 reading     at_ns, offset_ns, error_ns: rank 0's clock, seen from this rank's clock
 rows        an array of ROW
 spans       JSON: [[name, kind, start ns, end ns, thread], ...]
-words       JSON: {"operations": {digest: [title, plan]}, "groups": {group: text}}
+words       JSON: {"operations": {digest: [title, plan, engine]}, "groups": {group: text}}
 rails       at_ns; JSON: [[peer, rail, bytes acknowledged], ...]
 end         at_ns, dropped, fault: an error while the part was written, or ""; always the last block
 """
@@ -91,7 +91,7 @@ class Part:
     rows: NDArray[np.void]
     spans: tuple[Span, ...] = ()
     readings: tuple[ClockReading, ...] = ()
-    operations: dict[int, tuple[str, str]] = field(default_factory=dict)
+    operations: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
     rails: tuple[RailSample, ...] = ()
     end: dict[str, Any] | None = None

@@ -162,7 +162,9 @@ def unfreeze(here: Here) -> None:
         model.zero_grad()
         multiring.drain_events()
         backward(loss_of(model, here.rank))
-        assert sum(event.kind == "operation" for event in multiring.drain_events()) == 1
+        # NCCL's bucket needs small agreements beside it.
+        names = [event.name for event in multiring.drain_events() if event.kind == "operation"]
+        assert [name for name in names if name != "agreement"] == ["all_reduce"]
         expect_of_trained(model)
         each.step()
     expect_same_parameters(model)

@@ -29,6 +29,7 @@ from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
 from multiring._runtime.engines.nccl_failures import MOST_TEXT, NcclFailures
 from multiring._runtime.engines.nccl_library import UNIQUE_ID_BYTES, shown_version
 from multiring._runtime.group.compile import Request
+from multiring._runtime.group.starting import start_agreement
 from multiring.errors import (
     ArgumentError,
     CollectiveError,
@@ -177,7 +178,7 @@ class NcclEngine(NcclFailures):
                 if each.number < number:
                     _wait_quietly(each)
             told = np.array([self._last_ahead, self._has_failed()])
-            self._host.all_reduce(told, "max")
+            start_agreement(self._host.calls, told, "max", "", waits=True).wait()
             last = int(told[0])
             if last < number:
                 return False
@@ -232,7 +233,7 @@ class NcclEngine(NcclFailures):
         """Return the latest of the times that the ranks propose for an operation."""
         # A rank whose end has failed takes part, or the others would wait for it.
         agreed = np.array([proposed, self._has_failed()])
-        self._host.all_reduce(agreed, "max")
+        start_agreement(self._host.calls, agreed, "max", "", waits=True).wait()
         if agreed[1]:
             raise self._failure_soon()
         return int(agreed[0])

@@ -105,6 +105,19 @@ class Control:
         if threading.current_thread() is not self._thread:
             self._context.wake_control()
 
+    def wait_until_handled(self, seconds: float) -> None:
+        """Wait until the listeners have got the control messages that have come so far, but at most `seconds`.
+
+        A rank's messages come before the news of its loss. So after an operation has failed because a rank is lost, the
+        listeners know all that the rank has said.
+        """
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return
+        are_handled = threading.Event()
+        # The thread may have taken messages before the last ones came. It takes those before the second call.
+        self.after(0.0, lambda: self.after(0.0, are_handled.set))
+        are_handled.wait(seconds)
+
     def _run(self) -> None:
         try:
             while (notices := self._context.take_control_messages(self._patience_s())) is not None:

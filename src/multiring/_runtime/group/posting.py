@@ -309,7 +309,7 @@ class Calls:
         title = call.titled(title)
         services = self.services
         digest = hashlib.blake2b(title.encode() + work.plan_digest, digest_size=16).digest()
-        services.glossary.note(digest, title, work.plan)
+        services.glossary.note(digest, title, work.plan, self._carrier_of(work))
         spec = OperationSpec(
             key=call.key,
             members=call.members,
@@ -335,6 +335,10 @@ class Calls:
             if not call.label:  # `again` does not compare labels
                 self.repeats.remember(spec, *work.repeated)
         return handle
+
+    def _carrier_of(self, work: Work) -> str:
+        """Return the name of the engine that moves the data; "" if the native core does, or there are none."""
+        return "" if self.engine is None or work.program is not None or work.plan is None else self.engine.name
 
     def post_again(self, posted: Posted) -> OperationHandle | None:
         """Post an earlier operation again, as the group's next operation.

@@ -15,6 +15,7 @@ from multiring._runtime import Group
 from multiring.errors import StateError
 
 _RANK = struct.Struct("<q")
+_HEAR_S = 1.0  # how long an error waits for the control thread
 
 
 class Aborts:
@@ -40,6 +41,11 @@ class Aborts:
     def tell(self) -> None:
         """Inform the other ranks that this rank aborts."""
         self._pass_on(self._own)
+
+    def hear_all(self) -> None:
+        """Wait until the control thread has handled the abort messages that have come, but not for long."""
+        if self._control is not None:
+            self._control.wait_until_handled(_HEAR_S)
 
     def close(self) -> None:
         """Stop receiving abort messages."""

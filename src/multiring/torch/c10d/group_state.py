@@ -15,7 +15,7 @@ from torch.futures import Future, collect_all
 
 from multiring._runtime import Group, Handle
 from multiring._runtime.failures.monitored_barrier import MonitoredBarrier
-from multiring.errors import MultiringError
+from multiring.errors import MultiringError, PeerLostError
 from multiring.torch.c10d.aborts import Aborts
 from multiring.torch.c10d.errors import torch_error
 from multiring.torch.c10d.work import Done, FutureWork, OperationWork, Settable, SeveralHandles
@@ -162,6 +162,18 @@ class GroupState:
                 each()
 
         return self.issue(what, ReadyOperation(start, settle if settles else None), self.options_of(opts), outputs)
+
+    def failed(self, what: str, error: MultiringError) -> Exception:
+        """Return torch's error of an operation that has failed with `error`.
+
+        A rank that aborts the group may leave the job at once. Its abort is then told as the cause: its message comes
+        first, but another thread receives it.
+        """
+        if isinstance(error, PeerLostError):
+            self._aborts.hear_all()
+            if self._aborted_by is not None:
+                what = f"{what}: rank {self._aborted_by} aborted the group"
+        return torch_error(what, error)
 
     def require_state(self, what: str) -> None:
         """Raise DistBackendError if the group was destroyed or aborted."""

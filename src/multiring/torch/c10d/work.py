@@ -15,7 +15,6 @@ from multiring._runtime.group.handles import OperationHandle
 from multiring._runtime.group.posting import Calls
 from multiring._runtime.group.receives import PostedReceive
 from multiring.errors import MultiringError
-from multiring.torch.c10d.errors import torch_error
 
 _NO_TIMEOUT = timedelta(0)  # torch's value for "no timeout"
 
@@ -49,6 +48,9 @@ class WorkOwner(Protocol):
 
     def settle_owed(self) -> None:
         """Copy the results of ended operations to their outputs if no caller has waited for these operations."""
+
+    def failed(self, what: str, error: MultiringError) -> Exception:
+        """Return torch's error of an operation that has failed with `error`."""
 
 
 class SeveralHandles:
@@ -200,7 +202,7 @@ class OperationWork(dist.Work):
         try:
             self._handle.wait(max(0.0, left if limit_s is None or is_final else limit_s))
         except MultiringError as error:
-            self._end(torch_error(self._what, error), error)
+            self._end(self._owner.failed(self._what, error), error)
         except TimeoutError as error:
             if not is_final:
                 raise dist.DistBackendError(

@@ -165,6 +165,7 @@ class _Reduction:
         self._module = torch.get_device_module(self._device)
         self._set_path = members.kept(SetPath)
         self._set_path.begin(members.group, self._device)
+        self._label = ""
         self._outcome: Future[Any] = Future()
         self._buffer: Tensor | None = None  # on the device
         self._host: Tensor | None = None
@@ -176,11 +177,6 @@ class _Reduction:
             self._host = self._host_memory()
             staging.copied_to(self._layout.views(self._host), tensors)
         self._flag = np.array([self._path is not None], np.uint8)
-
-    @property
-    def total(self) -> int:
-        """The number of elements that are reduced."""
-        return self._layout.total
 
     def _copy_on_device(self, tensors: Sequence[Tensor]) -> None:
         make = torch.zeros if self._layout.has_gaps else torch.empty
@@ -198,7 +194,8 @@ class _Reduction:
         return host_memory(self._members.group, (self._layout.total,), self._layout.dtype, self._device)
 
     def start(self, group: Group, label: str) -> Handle:
-        """Post the agreement."""
+        """Post the agreement. What follows has the same label, so that timelines and errors name the operation."""
+        self._label = label
         self._flag[0] = self._path is not None  # an agreement that failed may have changed it
         return self._members.follow_ups.agree(group, label, self._flag, self._follow)
 
@@ -211,7 +208,7 @@ class _Reduction:
     def _begun_by_nccl(self) -> Any:
         assert self._path is not None and self._buffer is not None  # noqa: S101, PT018
         with self._module.stream(self._behind_copy()):
-            return self._path.all_reduce(self._buffer, self._op, f"all_reduce of {self.total} elements")
+            return self._path.all_reduce(self._buffer, self._op, self._label)
 
     def _begun_on_host(self) -> Handle:
         if self._buffer is not None:  # another rank cannot use NCCL
@@ -222,7 +219,8 @@ class _Reduction:
         assert self._host is not None  # noqa: S101
         self._staging.await_copies()
         self._layout.zero_gaps(self._host)
-        return self._members.follow_ups.staged.all_reduce_async(array_of(self._host.view(self._shape)), self._op)
+        array = array_of(self._host.view(self._shape))
+        return self._members.follow_ups.staged.all_reduce_async(array, self._op, label=self._label)
 
     def _behind_copy(self) -> Any:
         stream = self._set_path.stream_of(self._device)

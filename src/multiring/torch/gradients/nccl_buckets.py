@@ -17,6 +17,7 @@ from multiring._gradients.buckets import BucketLayout
 from multiring._gradients.options import GradientOptions
 from multiring._gradients.reductions import CompressionState
 from multiring._runtime import Group, Handle
+from multiring._runtime.group.starting import start_agreement
 from multiring.torch.gradients.device_buckets import DeviceBucket
 from multiring.torch.interop import allocate, dense_strides, dtype_of
 from multiring.torch.path_agreement import NCCL_TYPES, DevicePath
@@ -80,7 +81,7 @@ class OnNccl(DeviceBucket):
         if self._before != 1.0:
             self._memory.mul_(self._before)
         reduced = self._path.all_reduce(self._memory, self._op, self._label)
-        return _Reducing(self._on_host.all_reduce_async(self.flags, "max", label=self._label), reduced)
+        return _Reducing(start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False), reduced)
 
     def come_after(self, reduced: Any) -> None:
         """Make the caller's current stream wait for NCCL."""
