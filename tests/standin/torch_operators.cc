@@ -264,11 +264,22 @@ void capture(const c10::OperatorHandle& op, const Values& arguments, torch::jit:
   standin_enqueue(stream_of(device), run, captured.release());
 }
 
+// Counts a change of each tensor that a foreach operator writes, as the kernels of torch's CUDA build do themselves
+// (increment_version of ForeachFunctors.cuh). Other operators are counted before a kernel is reached, or, as
+// _amp_foreach_non_finite_check_and_unscale_, not at all.
+void count_changes(const c10::FunctionSchema& schema, const Values& arguments) {
+  if (!schema.name().starts_with("aten::_foreach_")) return;
+  for (size_t place = 0; place < arguments.size(); ++place)
+    if (is_written(schema.arguments()[place]) && arguments[place].isTensorList())
+      for (const at::Tensor& each : arguments[place].toTensorVector()) each.unsafeGetTensorImpl()->bump_version();
+}
+
 void compute_on_the_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   const c10::FunctionSchema& schema = op.schema();
   const size_t first = stack->size() - schema.arguments().size();
   const Values arguments(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+  count_changes(schema, arguments);
   const c10::Device device = device_of(op, arguments);
   const c10::DeviceGuard guard(device);
   if (stops_the_host(schema, arguments)) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();

@@ -27,7 +27,7 @@ from multiring.torch.gradients.autograd_reducer import AutogradReducer, Home
 from multiring.torch.gradients.bucket_assignment import GradientWatch
 from multiring.torch.gradients.bucket_tensors import TensorReductions, specs_of, states_of
 from multiring.torch.gradients.hook_registry import is_shared, take_over
-from multiring.torch.gradients.rounds import Round
+from multiring.torch.gradients.rounds import INSTEAD, Round
 from multiring.torch.gradients.setup import Setup, parameters_of, together_of, trained
 from multiring.torch.interop import described, dtype_name, refuse_unserved
 
@@ -245,10 +245,7 @@ class Distributed(torch.optim.Optimizer):
     def _object_to_changes(self, changed: str) -> None:
         if not changed:
             return
-        text = (
-            f"optimizer.step(): {changed}. Call optimizer.synchronize() after the last backward, before gradients are "
-            "used, and step within `with optimizer.skip_synchronize():`"
-        )
+        text = f"optimizer.step(): {changed}. {INSTEAD}"
         if not self._is_lenient or vars(self).get("_delays_gradients"):
             raise StateError(text)
         if not self._has_warned:

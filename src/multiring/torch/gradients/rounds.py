@@ -6,13 +6,22 @@ from torch import Tensor
 
 from multiring._frontend.errors import internal_errors
 from multiring._gradients.reductions import Reduction
-from multiring.errors import MultiringError
+from multiring.errors import MultiringError, StateError
 from multiring.torch.gradients.bucket_assignment import BucketAssignment, GradientWatch
-from multiring.torch.gradients.change_detection import GradientRecords
+from multiring.torch.gradients.change_detection import GradientRecords, LateComparison
 from multiring.torch.gradients.parameter_gradient import ParameterGradient, turn
 from multiring.torch.gradients.sparse_rows import Gathered
 
 _WHAT = "DistributedOptimizer"
+_TOO_LATE = (
+    "gradient lag is already reducing copies of them while the next step runs (mt.clip_gradients and "
+    "mt.mixed_precision work on the reduced gradients)"
+)
+INSTEAD = (
+    "Call optimizer.synchronize() after the last backward, before gradients are used, and step within `with "
+    "optimizer.skip_synchronize():`"
+)
+"""What a program should do that changes gradients too early."""
 
 
 class Round:
@@ -41,6 +50,7 @@ class Round:
         self._told = assignment.first_steps.told()
         self._places = [(entry, entry.view, entry.bucket.reduction, entry.member) for entry in assignment.gradients]
         self._is_lost = False
+        self.comparison: LateComparison | None = None  # of the gradients at the backward's end and at the step
 
     def settle(self) -> None:
         """Wait until the gradients are reduced; later calls return at once.
@@ -71,10 +81,21 @@ class Round:
         A gradient that no rank has is omitted.
 
         The gradients are valid until the round after the next one begins.
+
+        Raises:
+            CollectiveError: as `settle`.
+            StateError: the program changed its own gradients on a device before the step, which has no effect.
         """
         self.settle()
         if self._is_lost:
             return {}
+        # The comparison was queued a step ago, so the device has most likely finished it.
+        how = "" if self.comparison is None else self.comparison.changed()
+        if how:
+            raise StateError(
+                f"optimizer.step(): {how} between the backward and the call of optimizer.step() before this one, but "
+                f"{_TOO_LATE}. Those gradients are not applied. {INSTEAD}"
+            )
         found = {id(entry.parameter): _outcome(*place) for place in self._places for entry in (place[0],)}
         return {key: gradient for key, gradient in found.items() if gradient is not None}
 
@@ -161,6 +182,9 @@ class Rounds:
     def changed(self, step: int, passes_done: int, passes: int, *, waits: bool) -> str:
         """Return how gradients were changed since the last backward, and why that has no effect; "" if they were not.
 
+        Without `waits`, a change on a device that torch does not count, as that of a GradScaler's `unscale_`, is found
+        when the round's gradients are used.
+
         Args:
             step: the number of the current step, from 1.
             passes_done: the number of backwards since the last reduction.
@@ -170,10 +194,9 @@ class Rounds:
         """
         how = self._records.changed(waits=waits or not self.is_on_its_way)
         if how and self.is_on_its_way:
-            return (
-                f"{how} after the last backward, but gradient lag is already reducing copies of them while the next "
-                "step runs (mt.clip_gradients and mt.mixed_precision work on the reduced gradients)"
-            )
+            return f"{how} after the last backward, but {_TOO_LATE}"
+        if self._current is not None and not waits:
+            self._current.comparison = self._records.compare_later()
         return how and (
             f"{how} after the last backward, but the gradients are not reduced yet: step {step} has had "
             f"{passes_done} of its backward_passes_per_step={passes} backwards, so this rank clipped or scaled its "

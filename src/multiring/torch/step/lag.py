@@ -146,11 +146,13 @@ def gradient_lag(optimizer: torch.optim.Optimizer, steps: int = 1) -> GradientLa
 
     The first step applies nothing, and no counter advances. With a DistributedOptimizer, the ranks reduce each gradient
     while the next step's forward and backward run. A backward then ends with this rank's own gradients in `.grad`,
-    which the program must not change, and a step sets `.grad` to None. Unscaling, the check for infinities, the noise
-    scale and clipping work on the reduced gradient, one step later. They use the loss scale and the number of samples
-    with which the gradient was made. Weight decay and trust ratios use the weights to which the gradient is applied. A
-    gradient that overflowed is dropped, without effect on other gradients. The waiting gradient is part of the
-    optimizer's state_dict. Lag costs the memory of one more set of gradients.
+    which the program must not change, and a step sets `.grad` to None. A step raises StateError if it finds a change.
+    On a device, a change by `GradScaler.unscale_` is found by the next step, or `flush()`, before the gradient is
+    applied. Unscaling, the check for infinities, the noise scale and clipping work on the reduced gradient, one step
+    later. They use the loss scale and the number of samples with which the gradient was made. Weight decay and trust
+    ratios use the weights to which the gradient is applied. A gradient that overflowed is dropped, without effect on
+    other gradients. The waiting gradient is part of the optimizer's state_dict. Lag costs the memory of one more set of
+    gradients.
 
     If the program calls `optimizer.synchronize()` after a backward, the call waits for the reduced gradients, as
     without lag. The program can then change them within `skip_synchronize()`. torch's own GradScaler waits in the same
