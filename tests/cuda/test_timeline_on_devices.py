@@ -1,7 +1,9 @@
-"""Events and timelines of CUDA tensors: each operation of the program once, by whichever way it goes."""
+"""Events, timelines and warnings about CUDA tensors: each operation of the program once, by whichever way it goes."""
 
 import json
+import logging
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,47 @@ def test_each_operation_is_shown_once(tmp_path: Path) -> None:
     assert agreements
     assert all(each["args"]["bytes"] < 100 for each in agreements)
     assert not [each for each in operations_in(tmp_path / "staged.json", 0) if each["name"] == "agreement"]
+
+
+class Warnings(logging.Handler):
+    """Collects the warnings of multiring."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+        logging.getLogger("multiring").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+def late(here: Here, path: str) -> list[list[str]]:
+    """Return the warnings while the last rank is late: for a named operation, and for a bucket."""
+    os.environ["MULTIRING_STALL_WARN_S"] = "1"
+    device, warnings, found = enter(here, path), Warnings(), []
+    model = model_of("perceptron", device)
+    optimizer = mt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(STEPS + 2):
+        is_last = step == STEPS + 1
+        optimizer.zero_grad()
+        loss = mean_loss(model, own_batch(here, step, "perceptron", device))
+        mt.barrier()
+        warnings.told.clear()
+        time.sleep(3.0 if here.rank and is_last else 0.0)
+        loss.backward()
+        optimizer.step()
+    found.append(list(warnings.told))
+    mt.barrier()
+    warnings.told.clear()
+    time.sleep(3.0 if here.rank else 0.0)
+    mt.allreduce(torch.ones(ELEMENTS, device=device), name="late")
+    return [*found, list(warnings.told)]
+
+
+@pytest.mark.parametrize("path", ["staged", "nccl"])
+def test_a_late_rank_is_reported_once(path: str) -> None:
+    of_bucket, of_operation = run_cuda(late, path, devices=2)[0]
+    assert [text.partition(" ")[0] for text in of_bucket] == ["all_reduce"], of_bucket
+    assert len(of_operation) == 1, of_operation
+    assert "'allreduce.late'" in of_operation[0]
+    assert all("nothing has come from rank 1" in text for text in of_bucket + of_operation)

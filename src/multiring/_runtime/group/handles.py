@@ -260,6 +260,10 @@ class OperationHandle(Waiter):
         """Make the operation fail on all ranks, because rank `culprit` aborted the group."""
         self._attention.context.abort(self.operation, culprit)
 
+    def leave_warning(self) -> None:
+        """Do not warn about a late rank: another operation does that waits for the same ranks."""
+        self._warned = True
+
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
         return self._attention.context.has_ended(self.operation)

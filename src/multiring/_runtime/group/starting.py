@@ -11,7 +11,7 @@ from typing import Any
 
 from multiring._runtime.arrays import Buffer, buffer_of
 from multiring._runtime.group.compile import Request
-from multiring._runtime.group.handles import Handle, SteppedHandle, in_background
+from multiring._runtime.group.handles import Handle, OperationHandle, SteppedHandle, in_background
 from multiring._runtime.group.posting import Call, Calls, Work
 from multiring._runtime.group.varying_rows import RowCalls, RowCollective, Rows
 from multiring._schedule import Collective, Splits, wire_of
@@ -34,16 +34,20 @@ def _all_reduce(  # noqa: PLR0913 -- the arguments of Group.all_reduce
         buffer = calls.buffer_of(array, writes=True) if out is None else calls.copied(array, out)
         count, coded = buffer.count, wire_of(wire)
         request = Request(Collective.ALL_REDUCE, buffer.dtype, count, count, op, wire=coded)
-        title = f"all_reduce {op} {_shown(buffer)}{f', wire {wire}' if coded else ''}"
+        title = f"{call.name} {op} {_shown(buffer)}{f', wire {wire}' if coded else ''}"
         return calls.run(call, title, request, (None, buffer), out, waits=waits)
 
 
-def start_agreement(calls: Calls, array: Array, op: str, label: str, *, waits: bool) -> Handle:
+def start_agreement(calls: Calls, array: Array, op: str, label: str, *, waits: bool, warns: bool = True) -> Handle:
     """Start a small reduction that serves another operation, with the arguments of `Group.all_reduce`.
 
-    Events and timelines show it as an "agreement", so that they have each all_reduce of the program once.
+    Events, timelines and errors call it an "agreement", so that they have each all_reduce of the program once. With
+    `warns=False`, the warning about a late rank is left to another operation, which waits for the same ranks.
     """
-    return _all_reduce(calls, calls.next("agreement", label), array, op, None, None, waits=waits)
+    handle = _all_reduce(calls, calls.next("agreement", label), array, op, None, None, waits=waits)
+    if not warns and isinstance(handle, OperationHandle):
+        handle.leave_warning()
+    return handle
 
 
 def start_reduce(calls: Calls, array: Array, root: int, op: str, label: str, *, waits: bool) -> Handle:

@@ -81,7 +81,9 @@ class OnNccl(DeviceBucket):
         if self._before != 1.0:
             self._memory.mul_(self._before)
         reduced = self._path.all_reduce(self._memory, self._op, self._label)
-        return _Reducing(start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False), reduced)
+        # A late rank is late for both; the thread of the engine warns.
+        flags = start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False, warns=False)
+        return _Reducing(flags, reduced)
 
     def come_after(self, reduced: Any) -> None:
         """Make the caller's current stream wait for NCCL."""
