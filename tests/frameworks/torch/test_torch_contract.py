@@ -291,7 +291,8 @@ def differ_in_groups(here: Here) -> None:
     multiring.drain_events()
     backward(loss_of(model, here.rank))
     expect(model, [0, 1])
-    assert sum(event.kind == "operation" for event in multiring.drain_events()) == 3
+    names = [event.name for event in multiring.drain_events() if event.kind == "operation"]
+    assert [name for name in names if name != "agreement"] == ["all_reduce"] * 3  # NCCL needs agreements, too
 
 
 def share_in_another_job(here: Here) -> None:
