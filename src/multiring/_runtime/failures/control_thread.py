@@ -105,6 +105,14 @@ class Control:
         if threading.current_thread() is not self._thread:
             self._context.wake_control()
 
+    def report_loss(self, rank: int) -> None:
+        """Report that `rank` is lost, as the control thread does when it hears of it.
+
+        A caller that is about to raise an error about the loss calls it: the program may end before the thread comes to
+        the news, and the launcher would take this rank for the cause.
+        """
+        self._on_loss(rank)
+
     def wait_until_handled(self, seconds: float) -> None:
         """Wait until the listeners have got the control messages that have come so far, but at most `seconds`.
 

@@ -88,8 +88,9 @@ class RankStatus(StatusSource):
 
         A sibling is a rank that the same process started by multiprocessing as this rank. That parent process, for
         example torch.multiprocessing.spawn, shows the error of the child that ends first. The first child to end should
-        be the one that caused the failure.
+        be the one that caused the failure. `multiring run` shows that error too, so it is told of the loss first.
         """
+        self._control.report_loss(rank)
         pid = self._siblings.get(rank)
         until = time.monotonic() + _SIBLING_S
         while pid is not None and lives(pid) and time.monotonic() < until:
