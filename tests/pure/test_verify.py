@@ -17,7 +17,7 @@ MACHINE: dict[str, Any] = {"devices": ["a GPU"], "torch": "2.13.0", "CUDA": "13.
 RESULT = PartResult(part="nccl", title="the engine", machine=json.dumps(MACHINE), status=PASSED, seconds=2.0)
 WORKER = """
 import json, pathlib, sys
-name, target = sys.argv[1:]
+name, target, *_ = sys.argv[1:]
 done = pathlib.Path({folder!r}, name)
 with done.open("a") as file:
     file.write("x")
@@ -32,9 +32,9 @@ pathlib.Path(target).write_text(json.dumps(dict(checks=checks, figures=dict(spee
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A worker that notes its runs in the folder that is returned."""
-    path = tmp_path / "worker.py"
-    path.write_text(WORKER.format(folder=str(tmp_path)), encoding="utf-8")
-    monkeypatch.setattr(running, "_WORKER", path)
+    for part in PARTS:
+        (tmp_path / part.worker).write_text(WORKER.format(folder=str(tmp_path)), encoding="utf-8")
+    monkeypatch.setattr(running, "_WORKERS", tmp_path)
     return tmp_path
 
 
@@ -67,12 +67,14 @@ def test_results_are_kept_until_the_machine_changes(worker: Path) -> None:
 
 
 def test_a_part_without_checks_has_not_passed(worker: Path) -> None:
-    (worker / "worker.py").write_text("import sys; open(sys.argv[2], 'w').write('{\"checks\": [], \"figures\": {}}')")
+    (worker / PARTS[0].worker).write_text(
+        "import sys; open(sys.argv[2], 'w').write('{\"checks\": [], \"figures\": {}}')"
+    )
     assert running.run_part(PARTS[0], MACHINE).status == FAILED
 
 
 def test_a_part_without_an_end_is_ended(worker: Path) -> None:
-    (worker / "worker.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    (worker / PARTS[0].worker).write_text("import time; time.sleep(60)", encoding="utf-8")
     part = VerifyPart(name="slow", title="slow", ranks=lambda _: 1, limit_s=2.0)
     found = running.run_part(part, MACHINE)
     assert (found.status, found.reason.partition(";")[0]) == (FAILED, "no end within 2 s")
@@ -112,7 +114,7 @@ def test_without_a_gpu_nothing_is_run(
     assert main(["verify", "gpu", "--out", str(tmp_path / "out"), "--only", "versions,gpus"]) == 3
     assert "it needs a GPU, and torch's CUDA build; torch sees 0 GPUs" in capsys.readouterr().out
     assert main(["verify", "gpu", "--only", "speed"]) == 2
-    assert "no part speed: want versions, collectives" in capsys.readouterr().err
+    assert "no part speed: want versions, behaviours, collectives" in capsys.readouterr().err
 
 
 def test_the_machine_is_that_of_a_new_process() -> None:

@@ -69,7 +69,9 @@ def logged(folder: Path) -> list[tuple[float, float]]:
 def test_a_training_goes_on_on_other_ranks_as_one_process_trains(tmp_path: Path) -> None:
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     options: dict[str, Any] = {"run": str(moved), "epochs": 2, "warmup": 1.0}
-    alone = TrainingRun(Line(), TrainingOptions(**{**COMMON, **options, "run": str(whole), "plain": True, "device": "cpu"})).train()
+    alone = TrainingRun(
+        Line(), TrainingOptions(**{**COMMON, **options, "run": str(whole), "plain": True, "device": "cpu"})
+    ).train()
     # Only 2 ranks measure the noise scale: 4 samples cannot be divided by 3, and a single rank has nothing to compare.
     begun = [run_ranks(train, ranks, {**options, "minutes": 1e-9}, process=TORCH)[0][0] for ranks in (3, 2, 1)]
     assert 0 < begun[0] < begun[1] < begun[2] < 8
