@@ -4,8 +4,8 @@
 
 #include <bit>
 #include <cstdint>
-#include <map>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <type_traits>
@@ -114,8 +114,7 @@ Pool& pool() {
   return only;
 }
 
-}  // namespace
-
+// Returns the bytes of an array, or 0 for a type that multiring does not have.
 size_t bytes_of(const Buffer& array) {
   // XLA_FFI_DataType: the bytes of an element, by number.
   constexpr size_t kBytes[] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 0, 0, 8, 2, 0, 16};
@@ -124,6 +123,8 @@ size_t bytes_of(const Buffer& array) {
   for (int64_t dim = 0; dim < array.rank; ++dim) bytes *= static_cast<size_t>(array.dims[dim]);
   return bytes;
 }
+
+}  // namespace
 
 std::string DeviceArrays::take(size_t bytes, PinnedBlock*& block) {
   const size_t size = std::bit_ceil(bytes < kSmallest ? kSmallest : bytes);

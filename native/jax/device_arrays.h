@@ -44,7 +44,4 @@ class DeviceArrays {
   std::vector<Result> results_;
 };
 
-// Returns the bytes of an array, or 0 for a type that multiring does not have.
-size_t bytes_of(const Buffer& array);
-
 }  // namespace multiring::jax

@@ -38,6 +38,6 @@ class CaffeState(ValuesState):
             blob.data[...] = values[name]
 
     def _share(self) -> dict[str, Any]:
-        values: dict[str, Any] = broadcast_object(self._values, root_rank=self.giver)
+        values: dict[str, Any] = broadcast_object(self._values, root_rank=self.sync_root)
         self._write(values)
         return values

@@ -50,6 +50,6 @@ class ChainerState(ValuesState):
             chainer.serializers.NpzDeserializer(copy.deepcopy(values[name]), strict=False).load(each)
 
     def _share(self) -> dict[str, Any]:
-        values: dict[str, Any] = broadcast_object(self._read(), root_rank=self.giver)
+        values: dict[str, Any] = broadcast_object(self._read(), root_rank=self.sync_root)
         self._write(values)
         return values

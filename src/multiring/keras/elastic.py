@@ -49,7 +49,7 @@ class KerasState(ValuesState):
             variable.assign(values[place] if place < len(values) else keras.ops.zeros_like(variable.value))
 
     def _share(self) -> list[Any]:
-        broadcast_variables(self._variables(), self.giver)
+        broadcast_variables(self._variables(), self.sync_root)
         return self._read()
 
 

@@ -40,7 +40,7 @@ class _VariablesState(ValuesState):
             variable.assign(value)
 
     def _share(self) -> list[Any]:
-        broadcast_variables(self._variables(), root_rank=self.giver)
+        broadcast_variables(self._variables(), root_rank=self.sync_root)
         return self._read()
 
 
@@ -112,8 +112,8 @@ class TensorFlowState(_VariablesState):
         session = self._session()
         if session is None:
             return super()._share()
-        if self.giver not in self._broadcasts:
+        if self.sync_root not in self._broadcasts:
             with session.graph.as_default():
-                self._broadcasts[self.giver] = broadcast_variables(self.variables, root_rank=self.giver)
-        session.run(self._broadcasts[self.giver])
+                self._broadcasts[self.sync_root] = broadcast_variables(self.variables, root_rank=self.sync_root)
+        session.run(self._broadcasts[self.sync_root])
         return self._read()

@@ -42,7 +42,6 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     place: tuple[int, int] | None = None,
     recipe: TrainingRecipe | None = None,
     workers: int = 1,
-    device: torch.device | None = None,
 ) -> EvaluationResult:
     """Return the result of `measure` over all samples, on every rank; it is the same for any number of ranks.
 
@@ -54,7 +53,6 @@ def evaluate(  # noqa: PLR0913 -- all are needed
         place: this rank, and the number of ranks; by default those of the job, or one rank before `init`.
         recipe: its averaged weights and its precision are used.
         workers: threads that read and decode.
-        device: the device of the batches; by default that of the model's parameters.
 
     Raises:
         ArgumentError: `measure` returned losses of another shape, or counts that are not int64.
@@ -62,7 +60,7 @@ def evaluate(  # noqa: PLR0913 -- all are needed
     rank, ranks = place or ((mt.rank(), mt.size()) if mt.is_initialized() else (0, 1))
     loader = Loader(samples, batch, rank=rank, ranks=ranks, workers=workers)
     average = recipe.average if recipe is not None else None
-    device = device or next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
     total = torch.zeros(0, dtype=torch.int64)
     was_training = model.training
     model.eval()

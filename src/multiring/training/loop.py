@@ -253,7 +253,6 @@ class TrainingRun:
                 place=(self.rank, self.ranks),
                 recipe=self.recipe,
                 workers=self.options.workers,
-                device=self.device,
             )
             self.progress.counts[name], self.progress.losses[name] = found.counts, found.loss
             self.progress.scores[name] = self.task.scores(found.counts)

@@ -68,7 +68,7 @@ class State:
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
-        self._giver = 0
+        self._sync_root = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Register functions to call each time the ranks have joined the job again.
@@ -126,7 +126,7 @@ class State:
             raise HostsUpdatedInterrupt(all_changes == HostUpdateResult.removed)
 
     def must_sync(self, *, wanted: bool) -> bool:
-        """Return whether any rank wants to synchronise, for example a new rank, and choose `giver`.
+        """Return whether any rank wants to synchronise, for example a new rank, and choose `sync_root`.
 
         All ranks get the same result.
         """
@@ -134,13 +134,13 @@ class State:
             return wanted
         told = self._gather_object((wanted, self._commits))
         # Rank 0 may be a new process in place of one that was killed. Without a commit, it has nothing to give.
-        self._giver = 0 if told[0][1] else next((giver for giver, (_, commits) in enumerate(told) if commits), 0)
+        self._sync_root = 0 if told[0][1] else next((root for root, (_, commits) in enumerate(told) if commits), 0)
         return any(wants for wants, _ in told)
 
     @property
-    def giver(self) -> int:
+    def sync_root(self) -> int:
         """The rank whose state all ranks take in `sync`: rank 0, or the first one with a commit if rank 0 has none."""
-        return self._giver
+        return self._sync_root
 
     def save(self) -> None:
         """Save the current state in memory."""
@@ -151,7 +151,7 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Set the state of every rank to that of rank `giver`, and save it."""
+        """Set the state of every rank to that of rank `sync_root`, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -201,10 +201,10 @@ class ObjectState(State):
         self._set_attributes(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Set the attributes to the values of rank `giver`, and save them."""
+        """Set the attributes to the values of rank `sync_root`, and save them."""
         if self._saved_state:
             own, gather = self._attributes(), self._gather_object
-            self._set_attributes(gather(own)[self.giver] if gather and self.giver else self._bcast_object(own))
+            self._set_attributes(gather(own)[self.sync_root] if gather and self.sync_root else self._bcast_object(own))
             self._saved_state = copy.deepcopy(self._attributes())
 
     def _attributes(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from multiring._frontend.object_collectives import allgather_object, broadcast_o
 class ValuesState(ObjectState):
     """A state of attributes, and of values that the framework stores.
 
-    An adapter's subclass reads and writes the values, and sets all ranks' values to those of rank `giver`.
+    An adapter's subclass reads and writes the values, and sets all ranks' values to those of rank `sync_root`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -27,7 +27,7 @@ class ValuesState(ObjectState):
         raise NotImplementedError
 
     def _share(self) -> Any:
-        """Set every rank's values to those of rank `giver`, and return copies of them."""
+        """Set every rank's values to those of rank `sync_root`, and return copies of them."""
         raise NotImplementedError
 
     def save(self) -> None:
@@ -42,7 +42,7 @@ class ValuesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Set attributes and values of every rank to those of rank `giver`, and save them.
+        """Set attributes and values of every rank to those of rank `sync_root`, and save them.
 
         If this fails, the last save remains.
         """

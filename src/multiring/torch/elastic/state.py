@@ -24,8 +24,8 @@ _PARTED = "mt.save and mt.load keep it, with `multiring run --max-restarts`"
 class StateHandler:
     """The base of all handlers; a handler saves, restores and synchronises one object of a state."""
 
-    giver = 0
-    """The rank whose object all ranks take in `sync`; see `State.giver`."""
+    sync_root = 0
+    """The rank whose object all ranks take in `sync`; see `State.sync_root`."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -42,7 +42,7 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Replace the object on every rank by that of rank `giver`, and save it."""
+        """Replace the object on every rank by that of rank `sync_root`, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -71,8 +71,8 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Replace the object on every rank by that of rank `giver`, and save it."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=self.giver))
+        """Replace the object on every rank by that of rank `sync_root`, and save it."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=self.sync_root))
         self._saved = copy.deepcopy(self.value.state_dict())
 
 
@@ -98,8 +98,8 @@ class ModelStateHandler(StateDictHandler):
         set_rest(self.value, self._unsaved, {})
 
     def sync(self) -> None:
-        """Replace the model's state on every rank by that of rank `giver` in place, and save it."""
-        broadcast_parameters(self.value, root_rank=self.giver)
+        """Replace the model's state on every rank by that of rank `sync_root` in place, and save it."""
+        broadcast_parameters(self.value, root_rank=self.sync_root)
         self.save()
 
     def _copied_unsaved(self) -> dict[str, Tensor]:
@@ -114,8 +114,8 @@ class OptimizerStateHandler(StateDictHandler):
         super().__init__(optimizer)
 
     def sync(self) -> None:
-        """Replace the optimizer's state on every rank by that of rank `giver`, and save it."""
-        broadcast_optimizer_state(self.value, root_rank=self.giver)
+        """Replace the optimizer's state on every rank by that of rank `sync_root`, and save it."""
+        broadcast_optimizer_state(self.value, root_rank=self.sync_root)
         self.save()
 
     def reset(self) -> None:
@@ -152,12 +152,12 @@ class SamplerStateHandler(StateDictHandler):
     def sync(self) -> None:
         """Make the recorded samples the same on every rank, and save them.
 
-        If rank `giver` has just restored its last commit, all ranks take its samples. A failure during a commit may
+        If rank `sync_root` has just restored its last commit, all ranks take its samples. A failure during a commit may
         leave other ranks with an earlier or later commit, whose samples do not match its model. Otherwise all ranks
         take the samples that any rank has recorded.
         """
         told = allgather_object((self._is_restored, self.value.state_dict()))
-        is_kept, state = told[self.giver]
+        is_kept, state = told[self.sync_root]
         self.value.load_state_dict(state if is_kept else _recorded_by_all([each for _, each in told]))
         self._saved = self.value.state_dict()
         self._is_restored = False
@@ -225,13 +225,13 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Replace all values on every rank by those of rank `giver`, and save them.
+        """Replace all values on every rank by those of rank `sync_root`, and save them.
 
         If this fails, the values of the last save remain.
         """
         with all_or_nothing(self, *self._handlers.values()):
             for handler in self._handlers.values():
-                handler.giver = self.giver
+                handler.sync_root = self.sync_root
                 handler.sync()
             super().sync()
 
