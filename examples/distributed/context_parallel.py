@@ -67,6 +67,7 @@ def main() -> None:
         assert isinstance(wanted, Tensor)
         loss = nn.functional.cross_entropy(model(own).flatten(0, 1), wanted.flatten())
         losses.append(train(optimizer, loss))
+    del model  # before its group; see ddp.py
     finish(losses)
 
 

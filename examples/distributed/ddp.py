@@ -33,6 +33,8 @@ def main() -> None:
         labels = inputs[:, :CLASSES].argmax(1)
         loss = nn.functional.cross_entropy(model(inputs[rank::ranks]), labels[rank::ranks])
         losses.append(train(optimizer, loss))
+    # Before its group: Gloo's end waits for its own threads, which may wait for the GIL that the reducer's end holds.
+    del model
     finish(losses)
 
 

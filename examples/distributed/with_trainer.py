@@ -58,6 +58,7 @@ def main() -> None:
         trainer.train()
     if trainer.is_world_process_zero():
         print(json.dumps(trainer.losses))
+    del trainer  # with its model, before the group; see ddp.py
     dist.destroy_process_group()
 
 
