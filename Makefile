@@ -23,10 +23,18 @@ demo: build  ## Train on handwritten digits with two processes
 # The tests start hundreds of processes, so Python must write bytecode files even if the shell's environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## Run the tests
-	pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist worksteal --ignore=tests/slurm $(PYTEST_ARGS)
 
 # The number of concurrent tests. It may exceed the number of cores, because most tests wait for ranks.
 WORKERS ?= 3
+
+# A real Slurm of three virtual hosts. The tests of a file share a cluster, so a file is one process's.
+.PHONY: slurm-test
+slurm-test: export PYTHONDONTWRITEBYTECODE =
+slurm-test: build  ## Run the tests on a real Slurm (as root; installs Debian's packages of it)
+	.ci/slurm-packages
+	pytest -n 2 --dist loadfile $(SLURM_ARGS)
+SLURM_ARGS ?= tests/slurm
 
 # With torch's CUDA build, which the first run fetches into the user's cache (526 MB).
 .PHONY: test-cuda
