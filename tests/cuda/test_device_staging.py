@@ -21,6 +21,7 @@ from multiring.torch.device_staging import DeviceStaging, PinnedBlock, PinnedMem
 SEEDS = range(5)
 ROUNDS = 12
 COUNT = 1000
+COUNTS = (COUNT, 6000)  # small tensors are copied to the host later
 LATE = {"delay_us": 3000}
 
 
@@ -146,19 +147,20 @@ def overwritten(start: torch.Tensor) -> torch.Tensor:
 
 
 def is_wrong(number: int, device: torch.device) -> bool:
+    count = COUNTS[number % 2]
     main, side, other = torch.cuda.default_stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
-    values = torch.arange(COUNT, dtype=torch.float32) + number
+    values = torch.arange(count, dtype=torch.float32) + number
     start = values.to(device)
     started = main.record_event()
-    torch.full((COUNT,), -7.0, device=device)  # its memory is free at once, and is written later
+    torch.full((count,), -7.0, device=device)  # its memory is free at once, and is written later
     source = start * 2  # written later
     handles = [mt.allreduce_async(source, op="sum", prescale_factor=3.0)]
     del source
-    junk = [torch.full((COUNT,), -9.0, device=device) for _ in range(4)]
+    junk = [torch.full((count,), -9.0, device=device) for _ in range(4)]
     more = start * 5
     handles.append(mt.allreduce_async(more, op="sum"))
-    own = torch.empty(COUNT, device=device).copy_(start)
-    torch.full((COUNT,), -5.0, device=device)
+    own = torch.empty(count, device=device).copy_(start)
+    torch.full((count,), -5.0, device=device)
     first, second = map(mt.synchronize, handles)
     with torch.cuda.stream(other):  # does not wait for the copies that use the block
         other.wait_event(started)
@@ -169,14 +171,14 @@ def is_wrong(number: int, device: torch.device) -> bool:
         side.wait_stream(main)
         mt.allreduce_(own, op="sum", prescale_factor=2.0)
     del own  # its memory is the default stream's, which does not wait for `side`
-    fresh = [torch.full((COUNT,), float(each), device=device) for each in range(6)]
+    fresh = [torch.full((count,), float(each), device=device) for each in range(6)]
     main.wait_stream(side)
     size = mt.size()
     torch.cuda.synchronize(device)
     found = [each.cpu() for each in (first, second, third, *again, *junk, *fresh)]
     wanted = [values * 6 * size + 1, values * 5 * size + 1, values * size + 1]
     wanted += [values * size] * 3
-    wanted += [torch.full((COUNT,), -9.0)] * 4 + [torch.full((COUNT,), float(each)) for each in range(6)]
+    wanted += [torch.full((count,), -9.0)] * 4 + [torch.full((count,), float(each)) for each in range(6)]
     return any(not torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 

@@ -126,7 +126,7 @@ MUTANTS: dict[str, tuple[Program, Callable[..., None]]] = {
     ),
     "block used again under a copy to it": (
         reads_into_a_free_block,
-        partial(leave_out, PinnedBlock, "note", "torch/device_staging.py DeviceStaging.all_to_host: block.note"),
+        partial(leave_out, PinnedBlock, "note", "torch/device_staging.py DeviceStaging.all_to_host_behind: block.note"),
     ),
     "block used again under a copy from it": (
         writes_from_a_free_block,
@@ -134,7 +134,7 @@ MUTANTS: dict[str, tuple[Program, Callable[..., None]]] = {
     ),
     "streams that nothing is behind": (
         overlaps,
-        partial(leave_out, EVENT, "record", "torch/device_staging.py DeviceStaging._reached: event.record"),
+        partial(leave_out, EVENT, "record", "torch/device_staging.py DeviceStaging.reached: mark.record"),
     ),
     "events that nothing is behind": (
         overlaps,

@@ -33,12 +33,18 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "_frontend/submission_line.py Submission.submit: event.synchronize": (CALLS, "statistics before their copy"),
     "torch/device_staging.py PinnedBlock.is_quiet: self._copies[0].query": (COPIES, "block used again under a copy"),
     "torch/device_staging.py PinnedMemory._quiet: free[place].is_quiet": (COPIES, "block used again under a copy"),
-    "torch/device_staging.py DeviceStaging.all_to_host: self._to_host.wait_event": (
+    "torch/device_staging.py DeviceStaging.all_to_host_behind: self._to_host.wait_event": (
         COPIES,
         "to the host before the kernels",
     ),
-    "torch/device_staging.py DeviceStaging.all_to_host: record_use(source)": (COPIES, "source freed under the copy"),
-    "torch/device_staging.py DeviceStaging.all_to_host: block.note": (CALLS, "block used again under a copy to it"),
+    "torch/device_staging.py DeviceStaging.all_to_host_behind: record_use(source)": (
+        COPIES,
+        "source freed under the copy",
+    ),
+    "torch/device_staging.py DeviceStaging.all_to_host_behind: block.note": (
+        CALLS,
+        "block used again under a copy to it",
+    ),
     "torch/device_staging.py DeviceStaging.all_to_device: stream.wait_event": (
         COPIES,
         "to the device before its event",
@@ -51,7 +57,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
         CALLS,
         "block used again under a copy from it",
     ),
-    "torch/device_staging.py DeviceStaging._reached: event.record": (CALLS, "streams that nothing is behind"),
+    "torch/device_staging.py DeviceStaging.reached: mark.record": (CALLS, "streams that nothing is behind"),
     "torch/device_staging.py DeviceStaging._recorded: event.record": (CALLS, "events that nothing is behind"),
     "torch/gradients/device_buckets.py _wait_for: event.synchronize": (GRADIENTS, "host before the copy"),
     "torch/gradients/device_buckets.py DeviceBucket.__init__: self._made.record": (

@@ -143,3 +143,44 @@ def test_an_operation_for_which_the_thread_waits_next_needs_no_line() -> None:
     assert order == []
     assert own.wait() == 1
     assert late.over.is_set()
+
+
+def test_copies_of_later_operations_start_while_an_earlier_one_waits(line: SubmissionLine) -> None:
+    order: list[object] = []
+    late, started = Copy(), []
+
+    def prepare(what: str, copy: Copy) -> Callable[[], list[Copy]]:
+        def begin() -> list[Copy]:
+            started.append(what)
+            return [copy]
+
+        return begin
+
+    blocker = line.put(posting(order, "blocker"), [late])
+    pending = [
+        line.put(posting(order, each), prepare=prepare(each, Copy(has_ended=True))) for each in ("first", "second")
+    ]
+    late.over.set()
+    assert [each.wait() for each in (*pending, blocker)] == ["first", "second", "blocker"]
+    assert order == ["blocker", "first", "second"]
+    assert sorted(started) == ["first", "second"]
+
+
+@pytest.mark.parametrize("waits_s", [0.0, SOON_S])
+def test_an_operation_is_prepared_once_and_then_awaited(line: SubmissionLine, waits_s: float) -> None:
+    order: list[object] = []
+    copy, count = Copy(), []
+
+    def begin() -> list[Copy]:
+        count.append(1)
+        return [copy]
+
+    def end() -> None:
+        order.append("copied")
+        copy.over.set()
+
+    pending = line.put(posting(order, 1), prepare=begin)
+    time.sleep(waits_s)
+    threading.Timer(SOON_S, end).start()
+    assert pending.wait() == 1
+    assert (order, count) == (["copied", 1], [1])

@@ -107,7 +107,7 @@ def put_tensors_on_device(tell: Tell) -> None:
         name = getattr(make, "__name__", "")
         if make is not None and getattr(torch, name, None) is make:
             setattr(torch, name, mover.moving(make))
-    for copy in ("all_to_host", "all_to_device"):
+    for copy in ("all_to_host_behind", "all_to_device"):
         setattr(DeviceStaging, copy, _telling(getattr(DeviceStaging, copy), tell))
 
 

@@ -10,8 +10,10 @@ time in which one thread wakes the other.
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 _POLL_S = 200e-6  # a waiting thread polls for so long; a thread that sleeps sees the end later
@@ -36,23 +38,42 @@ def await_all(events: Sequence[Awaited]) -> None:
         event.synchronize()
 
 
+Prepare = Callable[[], Sequence[Awaited]]
+"""Starts what an operation waits for, such as a copy from a device, and returns it. It must neither wait nor raise."""
+
+
 class Submission:
     """An operation that was put on a line. It looks like the submitted operation to the caller."""
 
     repeatable = None  # the operation cannot be repeated without the line
 
     def __init__(
-        self, line: "SubmissionLine", number: int, steps: Callable[[], Any], events: Sequence[Awaited]
+        self,
+        line: "SubmissionLine",
+        number: int,
+        steps: Callable[[], Any],
+        events: Sequence[Awaited],
+        prepare: Prepare | None,
     ) -> None:
         self.number = number
         self._line = line
         self._steps: Callable[[], Any] | None = steps
         self._events = events
+        self._prepare = prepare
+        self._preparing = threading.Lock()
         self._submitted: Future[Any] = Future()
         self._is_taken = threading.Lock()
 
+    def prepare(self) -> None:
+        """Start what the operation waits for, or wait until another thread has done so."""
+        with self._preparing:
+            prepare, self._prepare = self._prepare, None
+            if prepare is not None:
+                self._events = prepare()
+
     def is_ready(self) -> bool:
         """Return whether the operation could be submitted, or would fail, at once."""
+        self.prepare()
         try:
             return all(event.query() for event in self._events)
         except Exception:  # noqa: BLE001 -- `submit` reports it
@@ -60,6 +81,7 @@ class Submission:
 
     def await_events(self) -> None:
         """Wait until the operation can be submitted, or would fail."""
+        self.prepare()
         try:
             for event in self._events:
                 event.synchronize()
@@ -68,10 +90,12 @@ class Submission:
 
     def submit(self) -> None:
         """Submit the operation, or wait until the other thread that does so has ended."""
-        steps, events = self._steps, self._events
+        steps = self._steps
         if steps is None or not self._is_taken.acquire(blocking=False):
             self.await_submission()
             return
+        self.prepare()
+        events = self._events
         self._steps, self._events = None, ()  # they hold the operation's tensors
         found, failed = None, None
         self._line.begin_turn()
@@ -171,15 +195,18 @@ class SubmissionLine:
         """Return whether operations wait on the line, so that an operation of this thread has to come after them."""
         return self._put > self._over and not self._turn.is_own
 
-    def put(self, steps: Callable[[], Any], events: Sequence[Awaited] = ()) -> Submission:
+    def put(
+        self, steps: Callable[[], Any], events: Sequence[Awaited] = (), prepare: Prepare | None = None
+    ) -> Submission:
         """Put an operation at the end of the line.
 
         Args:
             steps: submits it, on any thread, and returns an object with `done` and `wait`.
             events: must have ended before.
+            prepare: if given, is called once, on any thread; then its result must have ended, in place of `events`.
         """
         with self._lock:
-            found = Submission(self, self._put, steps, events)
+            found = Submission(self, self._put, steps, events, prepare)
             self._put += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="multiring submissions", daemon=True)
@@ -222,7 +249,22 @@ class SubmissionLine:
                 self._jobs.put(None)
 
     def _run(self) -> None:
-        while (submission := self._jobs.get()) is not None:
+        came: deque[Submission | None] = deque()
+        while True:
+            if not came:
+                self._take(came, self._jobs.get())
+            with suppress(queue.Empty):
+                while True:  # copies of later operations start before this thread waits for an earlier one
+                    self._take(came, self._jobs.get_nowait())
+            submission = came.popleft()
+            if submission is None:
+                return
             submission.await_events()
             submission.submit()
             del submission
+
+    @staticmethod
+    def _take(came: "deque[Submission | None]", submission: Submission | None) -> None:
+        if submission is not None:
+            submission.prepare()
+        came.append(submission)

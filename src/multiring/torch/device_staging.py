@@ -238,7 +238,7 @@ class DeviceStaging:
         self.device = device
         self.module = torch.get_device_module(device)
         self._index = device.index
-        self._own = threading.local()
+        self._marks: list[Any] = []  # events that can be recorded anew; creating one takes longer than recording it
         with self.module.device(device):
             self._to_host = self.module.Stream(device)
             self._to_device = self.module.Stream(device)
@@ -283,10 +283,18 @@ class DeviceStaging:
 
     def all_to_host(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
         """Start to copy several tensors; see `to_host`. The event is that of the last copy."""
+        return self.all_to_host_behind(self.reached(), sources, targets)
+
+    def all_to_host_behind(self, mark: Any, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Any:
+        """Start to copy several tensors behind `mark`, an event of `reached`; see `to_host`.
+
+        Any thread may call this method, once for a mark. It keeps the sources until then.
+        """
         blocks = {_block_of(target) for target in targets if target.numel()}
         with self._device():
-            current = self._current_stream()
-            self._to_host.wait_event(self._reached(current))
+            current = self.module.current_stream(self._index)
+            self._to_host.wait_event(mark)
+            self._marks.append(mark)  # recorded anew, it does not affect streams that wait for it
             self.module.set_stream(self._to_host)
             try:
                 for source, target in zip(sources, targets, strict=True):
@@ -334,6 +342,21 @@ class DeviceStaging:
             block.note(event)
         return event
 
+    def reached(self) -> Any:
+        """Return an event behind everything that the caller's current stream of the device has been given so far.
+
+        Raises:
+            UnsupportedError: the caller's current stream is capturing a graph.
+        """
+        with self._device():
+            stream = self._current_stream()
+            try:
+                mark = self._marks.pop()
+            except IndexError:
+                mark = self.module.Event()
+            mark.record(stream)
+        return mark
+
     def require_no_capture(self) -> None:
         """Raise UnsupportedError if the caller's current stream is capturing a graph."""
         with self._device():
@@ -351,17 +374,6 @@ class DeviceStaging:
     def _device(self) -> AbstractContextManager[Any]:
         """Make the device the current one. In most programs it is, and the check is faster than torch's context."""
         return _SAME if self.module.current_device() == self._index else self.module.device(self._index)
-
-    def _reached(self, stream: Any) -> Any:
-        """Return an event behind everything that `stream` has been given. The next call of this thread records it anew.
-
-        Streams that wait for it before then are not affected. Creating an event takes longer than recording one.
-        """
-        event = getattr(self._own, "event", None)
-        if event is None:
-            event = self._own.event = self.module.Event()
-        event.record(stream)
-        return event
 
     def _recorded(self, stream: Any) -> Any:
         # A thread that waits for a blocking event sleeps; for others it would spin and take a core from the collective.

@@ -19,8 +19,9 @@ from multiring._runtime.named.named import Start
 from multiring.errors import Signature, UnsupportedError
 from multiring.torch.collectives.by_nccl import may_serve, submit_agreed
 from multiring.torch.collectives.dtype_conversion import conversion_of, converted, converted_back, scaled
+from multiring.torch.collectives.small_allreduce import SmallKinds, TensorKind, submit_small
 from multiring.torch.collectives.sparse import submit_sparse
-from multiring.torch.collectives.staged import Staged, Staging, to_device
+from multiring.torch.collectives.staged import Staged, Staging, is_on_device, to_device
 from multiring.torch.compression import Compression, compressor_of
 from multiring.torch.interop import (
     array_of,
@@ -143,13 +144,31 @@ def submit_alone(
     """Start an allreduce of `tensor` over these ranks; see `submit_allreduce`."""
     if is_sparse(tensor):
         return submit_sparse(members, tensor, name, how, in_place=in_place)
+    if is_on_device(tensor):
+        return _submit_on_device(members, tensor, name, how, in_place=in_place, waits=waits)
     require_plain(tensor)
-    if not tensor.is_cpu:
-        require_combinable(tensor.dtype, how, members.size)
-        if may_serve(members, [tensor], how):
-            return _submit_agreed(members, tensor, name, how, in_place=in_place)
-        return _submit_staged(members, tensor, name, how, in_place=in_place, waits=waits)
     return _submit_on_host(members, tensor, name, how, in_place=in_place, waits=waits)
+
+
+def _submit_on_device(
+    members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool, waits: bool
+) -> Submitted:
+    kind = TensorKind(tensor.dtype, tensor.shape, tensor.device, tensor.layout, how)
+    if not waits:
+
+        def start(host: Tensor, placed: Name) -> Pending:
+            return _submit_on_host(members, host, placed, how, in_place=True, waits=False)
+
+        small = submit_small(members, kind, tensor, name, start, in_place=in_place)
+        if small is not None:
+            return small
+    require_plain(tensor)
+    require_combinable(tensor.dtype, how, members.size)
+    if may_serve(members, [tensor], how):
+        return _submit_agreed(members, tensor, name, how, in_place=in_place)
+    found = _submit_staged(members, tensor, name, how, in_place=in_place, waits=waits)
+    members.kept(SmallKinds).add(kind)
+    return found
 
 
 def _submit_agreed(members: Members, tensor: Tensor, name: Name, how: Combination, *, in_place: bool) -> Several:

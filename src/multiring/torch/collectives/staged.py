@@ -152,14 +152,18 @@ class Staging:
             self._report(error)
 
     def _report(self, error: BaseException) -> None:
-        """Submit an operation of the same name that differs from the other ranks' operation."""
-        what = f"{self._operation} that failed with {type(error).__name__}: {str(error).splitlines()[0]}"
         plain = self._plain
         if not isinstance(plain, Unnamed):
             plain = f"{plain}{self._ending}"
-        # The name is matched by its full form, which begins with the operation's kind.
-        full = plain if isinstance(plain, Unnamed) else f"{self._operation}.{plain}"
-        _submit_failure(self._members, full, what)
+        report_failure(self._members, self._operation, plain, error)
+
+
+def report_failure(members: Members, operation: str, plain: str | Unnamed, error: BaseException) -> None:
+    """Submit an operation of the same name that differs from the other ranks' operation, so that they raise, too."""
+    what = f"{operation} that failed with {type(error).__name__}: {str(error).splitlines()[0]}"
+    # The name is matched by its full form, which begins with the operation's kind.
+    full = plain if isinstance(plain, Unnamed) else f"{operation}.{plain}"
+    _submit_failure(members, full, what)
 
 
 class Preparing:
