@@ -2,13 +2,15 @@
 
 All ranks run the same program, which a seed makes. Types, sizes, layouts, devices of the process, streams, names,
 process sets, host tensors in between, the order of `synchronize`, early deleted tensors and dropped handles are random.
-Values are small integers, so that sums are exact in every type and order.
+In some programs, the ranks start named operations in different orders, or NCCL reduces large tensors only. Values are
+small integers, so that sums are exact in every type and order.
 """
 
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ DTYPES = (
     torch.float64,
     torch.float16,
     torch.bfloat16,
+    torch.bool,
+    torch.uint8,
     torch.int8,
     torch.int16,
     torch.int32,
@@ -36,6 +40,7 @@ DTYPES = (
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0, 2), (1,), (7,), (33, 3), (2000,), (70, 300), (5, 4, 3), (300, 500))
 REDUCERS: dict[str, Callable[..., NDArray[Any]]] = {"sum": np.sum, "min": np.min, "max": np.max}
 Values = NDArray[np.float64]
+LARGE_BYTES = by_nccl.LEAST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class Program:
             for device in self.devices
         }
         self.started: list[Started | None] = []  # None: this rank is not in the set
+        self.swaps = self.random.random() < 0.3
         self.number = 0
 
     def stream(self) -> torch.cuda.Stream:
@@ -68,10 +74,13 @@ class Program:
         device = self.devices[0] if self.random.random() < 0.7 else self.random.choice(self.devices)
         return self.random.choice(self.streams[device])
 
-    def values(self, rank: int, shape: tuple[int, ...], salt: int = 0) -> Values:
-        """Return what a rank passes to this step."""
+    def values(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, salt: int = 0) -> Values:
+        """Return what a rank passes to this step; the type can hold the values and their sums."""
         generator = np.random.default_rng((self.seed, self.number, rank, salt))
-        return generator.integers(-3, 4, shape).astype(np.float64)
+        found = generator.integers(-3, 4, shape).astype(np.float64)
+        if dtype is torch.bool:
+            return np.asarray(found > 1, np.float64)
+        return np.asarray(np.abs(found)) if dtype is torch.uint8 else np.asarray(found)
 
     def tensor(self, values: Values, dtype: torch.dtype, stream: torch.cuda.Stream) -> Tensor:
         """Return a tensor that the stream writes late, or a host tensor."""
@@ -81,11 +90,11 @@ class Program:
         with torch.cuda.stream(stream):
             torch.full(values.shape, 9, dtype=dtype, device=stream.device)  # memory that is free, and written late
             if layout == "rows" or not values.ndim:
-                return host.to(stream.device) * 1
+                return late(host.to(stream.device))
             if layout == "columns":
                 turned = tuple(reversed(range(values.ndim)))
-                return (host.permute(turned).contiguous().to(stream.device) * 1).permute(turned)
-            return (torch.stack([host, host], -1).to(stream.device) * 1)[..., 0]
+                return late(host.permute(turned).contiguous().to(stream.device)).permute(turned)
+            return late(torch.stack([host, host], -1).to(stream.device))[..., 0]
 
     def litter(self, stream: torch.cuda.Stream) -> None:
         """Write to memory that the program has freed on a device."""
@@ -99,6 +108,9 @@ class Program:
             self.number += 1
             chosen, stream = self.random.choice(self.sets), self.stream()
             kind = self.random.choice((self.reduce, self.reduce, self.group, self.gather, self.send, self.exchange))
+            if self.swaps and self.random.random() < 0.1:
+                self.started += self.swapped(stream)
+                continue
             dtype, name = self.random.choice(DTYPES), self.random.choice((None, f"step {self.seed}.{self.number}"))
             started = kind(chosen, stream, dtype, name)
             self.litter(stream)
@@ -110,6 +122,8 @@ class Program:
         self.random.shuffle(self.started)
         while self.started:
             self.finish(self.started.pop())
+        if self.swaps:
+            mt.join()  # the ranks return to the order of their calls
         mt.barrier()
         for device in self.devices:
             torch.cuda.synchronize(device)
@@ -125,7 +139,7 @@ class Program:
             stack.enter_context(torch.cuda.device(self.devices[0]))
             found = started.wait()
             found = found if isinstance(found, list | tuple) else [found]
-            kept = [each * 1 for each in found]
+            kept = [late(each) for each in found]
             del found
             for each in kept:
                 torch.full_like(each, 9)
@@ -144,11 +158,11 @@ class Program:
         factors = self.random.choice(((1.0, 1.0), (2.0, 1.0), (1.0, 4.0), (0.5, 2.0)))
         if not dtype.is_floating_point:
             op, factors = ("sum" if op == "average" or dtype.is_complex else op), (1.0, 1.0)
-        every = [self.values(rank, shape) for rank in chosen.ranks]
-        own = self.tensor(self.values(self.rank, shape), dtype, stream)
+        every = [self.values(rank, shape, dtype) for rank in chosen.ranks]
+        own = self.tensor(self.values(self.rank, shape, dtype), dtype, stream)
         if not self.is_member(chosen):
             return None
-        total = np.asarray(REDUCERS.get(op, np.sum)(every, axis=0)) * (factors[0] * factors[1])
+        total = total_of(REDUCERS.get(op, np.sum), every, dtype) * (factors[0] * factors[1])
         wanted = torch.from_numpy(np.asarray(total)).to(dtype) / (len(every) if op == "average" else 1)
         call = mt.allreduce_async_ if in_place else mt.allreduce_async
         with torch.cuda.stream(stream):
@@ -157,19 +171,36 @@ class Program:
         values = wanted.to(dtype).double().numpy() if op == "average" else np.asarray(total)
         return Started(f"{op} {dtype} {shape} {self.number}", lambda: mt.synchronize(handle), [values])
 
+    def swapped(self, stream: torch.cuda.Stream) -> list[Started | None]:
+        """Start named reductions over all ranks, in an order that differs between the ranks."""
+        shapes = [self.shape() for _ in range(self.random.randint(2, 4))]
+        order = list(range(len(shapes)))
+        random.Random(f"{self.seed} {self.number} {self.rank}").shuffle(order)  # noqa: S311 -- no secret
+        found: dict[int, Started] = {}
+        for place in order:
+            shape = shapes[place]
+            own = torch.from_numpy(self.values(self.rank, shape, torch.float32, place)).float()
+            ranks = self.sets[0].ranks
+            wanted = total_of(np.sum, [self.values(each, shape, torch.float32, place) for each in ranks], torch.float32)
+            with torch.cuda.stream(stream):
+                sent = late(own.to(stream.device))
+                handle = mt.allreduce_async(sent, op="sum", name=f"swapped {self.seed}.{self.number}.{place}")
+            found[place] = Started(f"swapped {shape}", partial(mt.synchronize, handle), [wanted])
+        return [found[place] for place in range(len(shapes))]
+
     def group(self, chosen: Any, stream: torch.cuda.Stream, dtype: torch.dtype, name: str | None) -> Started | None:
         shapes, in_place = [self.shape() for _ in range(self.random.randint(1, 4))], self.random.random() < 0.5
         dtypes = [self.random.choice((dtype, torch.float32)) for _ in shapes]
         streams = [stream, *(self.stream() for _ in shapes[1:])]
         own = [
-            self.tensor(self.values(self.rank, shape, place), kind, streams[place])
+            self.tensor(self.values(self.rank, shape, kind, place), kind, streams[place])
             for place, (shape, kind) in enumerate(zip(shapes, dtypes, strict=True))
         ]
         if not self.is_member(chosen):
             return None
         wanted = [
-            np.asarray(np.sum([self.values(rank, shape, place) for rank in chosen.ranks], axis=0))
-            for place, shape in enumerate(shapes)
+            total_of(np.sum, [self.values(rank, shape, kind, place) for rank in chosen.ranks], kind)
+            for place, (shape, kind) in enumerate(zip(shapes, dtypes, strict=True))
         ]
         call = mt.grouped_allreduce_async_ if in_place else mt.grouped_allreduce_async
         with ExitStack() as stack:
@@ -187,41 +218,52 @@ class Program:
         is_on_device = self.random.random() < 0.8
         if not self.is_member(chosen):
             return None
-        own = torch.from_numpy(self.values(self.rank, (counts[self.rank], 5))).to(dtype)
-        wanted = np.concatenate([self.values(rank, (counts[rank], 5)) for rank in chosen.ranks])
+        own = torch.from_numpy(self.values(self.rank, (counts[self.rank], 5), dtype)).to(dtype)
+        wanted = np.concatenate([self.values(rank, (counts[rank], 5), dtype) for rank in chosen.ranks])
         with torch.cuda.stream(stream):
-            sent = own.to(stream.device) * 1 if is_on_device else own
+            sent = late(own.to(stream.device)) if is_on_device else own
             handle = mt.allgather_async(sent, name=name, process_set=chosen)
         return Started(f"gather {dtype} {counts} {self.number}", lambda: mt.synchronize(handle), [wanted])
 
     def send(self, chosen: Any, stream: torch.cuda.Stream, dtype: torch.dtype, name: str | None) -> Started | None:
         shape, root, in_place = self.shape(), self.random.choice(chosen.ranks), self.random.random() < 0.5
-        own = self.tensor(self.values(self.rank, shape), dtype, stream)
+        own = self.tensor(self.values(self.rank, shape, dtype), dtype, stream)
         if not self.is_member(chosen):
             return None
         call = mt.broadcast_async_ if in_place else mt.broadcast_async
         with torch.cuda.stream(stream):
             handle = call(own, root, name=name, process_set=chosen)
-        wanted = self.values(root, shape)
+        wanted = self.values(root, shape, dtype)
         return Started(f"broadcast {dtype} {shape} {self.number}", lambda: mt.synchronize(handle), [wanted])
 
     def exchange(self, chosen: Any, stream: torch.cuda.Stream, dtype: torch.dtype, name: str | None) -> Started | None:
         each, scatters = self.random.randint(0, 50), self.random.random() < 0.5
         size = len(chosen.ranks)
-        own = self.tensor(self.values(self.rank, (each * size, 3)), dtype, stream)
+        own = self.tensor(self.values(self.rank, (each * size, 3), dtype), dtype, stream)
         if not self.is_member(chosen):
             return None
         place = list(chosen.ranks).index(self.rank)
-        every = [self.values(rank, (each * size, 3)) for rank in chosen.ranks]
+        every = [self.values(rank, (each * size, 3), dtype) for rank in chosen.ranks]
         rows = slice(place * each, (place + 1) * each)
         with torch.cuda.stream(stream):
             if scatters:
                 handle = mt.reducescatter_async(own, name=name, op="sum", process_set=chosen)
-                wanted = np.sum(every, axis=0)[rows]
+                wanted = total_of(np.sum, every, dtype)[rows]
                 return Started(f"scatter {dtype} {each}", lambda: mt.synchronize(handle), [wanted])
             handle = mt.alltoall_async(own, name=name, process_set=chosen)
         wanted = np.concatenate([values[rows] for values in every])
         return Started(f"alltoall {dtype} {each}", lambda: mt.synchronize(handle)[:1], [wanted])
+
+
+def late(tensor: Tensor) -> Tensor:
+    """Return a copy that a kernel writes, which is late on a stand-in."""
+    return tensor & tensor if tensor.dtype is torch.bool else tensor * 1
+
+
+def total_of(reducer: Callable[..., NDArray[Any]], every: list[Values], dtype: torch.dtype) -> Values:
+    """Return the reduction of the ranks' values in this type."""
+    total = np.asarray(reducer(every, axis=0))
+    return np.asarray(np.minimum(total, 1.0)) if dtype is torch.bool else total
 
 
 def run_programs(here: Here, seeds: list[int]) -> None:
@@ -229,7 +271,7 @@ def run_programs(here: Here, seeds: list[int]) -> None:
     everybody = list(range(here.size))
     parts = {1: [], 2: [[0], [1]]}.get(here.size, [everybody[:2], everybody[1:], everybody[::2], [here.size - 1]])
     sets = [mt.ProcessSet(ranks) for ranks in parts]
-    by_nccl.LEAST_BYTES = 0  # NCCL reduces small tensors, too
+    by_nccl.LEAST_BYTES = LARGE_BYTES if seeds[0] % 3 == 0 else 0  # 0: NCCL reduces small tensors, too
     mt.init(process_sets=sets)
     for seed in seeds:
         Program(here, seed, [mt.global_process_set, *sets]).run(STEPS)
