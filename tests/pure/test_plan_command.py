@@ -8,7 +8,7 @@ import pytest
 from multiring._cli import main
 from multiring._probe.measure import _rounds
 from multiring._probe.remarks import far_from_stated, median_of, racked, slow_hosts
-from multiring._topology import TCP, OwnRails, Rack, Topology, text_of
+from multiring._topology import TCP, DeviceCosts, HostDevices, OwnRails, Rack, Topology, text_of
 from multiring.planner import pins_of
 
 LAB = ["plan", "--hosts", "4", "--slots", "2", "--link", "1gbit"]
@@ -53,6 +53,60 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
     assert "broadcast of 1 MiB on 12 ranks" in capsys.readouterr().out
 
 
+def test_ways_of_device_tensors_come_cheapest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LAB, "--device", "cuda", "--device-link", "nvlink", "--sizes", "1KiB,64MiB"]) == 0
+    small, large, notes = capsys.readouterr().out.strip().split("\n\n")
+    assert small.startswith("all_reduce of 1 KiB of device tensors on 8 ranks\n")
+    for table in (small, large):
+        head, *rows = table.splitlines()[1:]
+        assert head.split() == ["predicted", "ms", "way", "steps", "in", "ms"]
+        times = [float(row.split()[0]) for row in rows]
+        assert times == sorted(times)
+        assert {row.split()[1] for row in rows} == {"staged", "hierarchical", "nccl"}
+        for row in rows:  # the steps add up
+            steps = row.split(maxsplit=2)[2].partition(" (")[0].split(", ")
+            assert sum(float(step.split()[-1]) for step in steps) == pytest.approx(float(row.split()[0]), rel=0.02)
+    assert "Assumed" not in notes
+    assert notes.startswith("Defaults, not measured: to_host_mbit_per_s, ")
+    assert "a named lowering, and none of the proven schedules" in notes
+    assert "verified on stand-ins only" in notes
+
+
+def test_measured_costs_of_a_file_choose_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.toml"
+    costs = DeviceCosts(
+        copy_latency_s=1e-5,
+        to_host_bytes_per_s=1e9,
+        to_device_bytes_per_s=1e9,
+        nccl_latency_s=1e-5,
+        nccl_bytes_per_s=1e11,
+    )
+    devices = (HostDevices(host=0, kinds=("a", "b")),)
+    for slow, way in ((1.0, "nccl"), (1e6, "staged")):
+        found = replace(costs, nccl_latency_s=costs.nccl_latency_s * slow)  # type: ignore[operator]
+        path.write_text(text_of(Topology(((0, 1),), names=("h",), devices=devices, device_costs=found)))
+        assert main(["plan", "--device", "cuda", "--topology", str(path), "--sizes", "1MiB"]) == 0
+        said = capsys.readouterr().out
+        assert said.splitlines()[3].split()[1] == way
+        assert "Defaults" not in said
+        assert "Not hierarchical: all ranks are on one host." in said
+
+
+def test_a_device_for_each_rank_is_assumed_outside_a_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found, ranks in ((HostDevices(host=0, kinds=("x",) * 8, used=(0,)), 8), (None, 2)):
+        known = Topology(((0,),), devices=() if found is None else (found,))
+        monkeypatch.setattr("multiring._cli.plan.with_devices", lambda _group, known=known: known)
+        monkeypatch.setattr("multiring._cli.plan.usable_cpus", lambda: [0])
+        monkeypatch.setattr("multiring._cli.plan.cores_of_cpus", lambda _cpus: {0: (0, 0)})
+        assert main(["plan", "--device", "cuda", "--sizes", "1MiB"]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"Assumed: 1 host of {ranks} ranks.")
+        assert f"of device tensors on {ranks} ranks" in said
+        assert ("Assumed: a device for each rank" in said) == (found is None)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -69,6 +123,11 @@ def test_a_topology_file_has_the_hosts(tmp_path: Path, capsys: pytest.CaptureFix
         (["--topology", "none.toml"], "topology file 'none.toml'"),
         (["--measure"], "one rank has nothing to measure"),
         ([*LAB[1:], "--save", "/nowhere/p.toml"], "want a path that can be written"),
+        (["--device", "cuda", "--measure"], "--device cuda shows prices only"),
+        (["--device", "cuda", "--save", "p.toml", *LAB[1:]], "leave out --measure, --save and --draw"),
+        (["broadcast", "--device", "cuda", *LAB[1:]], "broadcast --device cuda: want all_reduce"),
+        (["--device", "cuda", "--device-link", "pcie"], "say how many hosts there are with --hosts H"),
+        (["--device-link", "nvlink", *LAB[1:]], "--device-link nvlink describes devices: want --device cuda, too"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

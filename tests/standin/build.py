@@ -22,6 +22,7 @@ from tests.standin.runtime_signatures import DRIVER_OF_JAX, RUNTIME_SIGNATURES, 
 
 from multiring._runtime.engines.cuda_driver import CUDA_SIGNATURES
 from multiring._runtime.engines.nccl_library import NCCL_SIGNATURES, NCCL_TEXTS
+from multiring._runtime.engines.nvml import NVML, NVML_SIGNATURES
 
 HERE = Path(__file__).parent
 BASE = "libstandin.so"  # the others use it
@@ -31,6 +32,7 @@ LIBRARIES = {
     "libcuda.so.1": ("cuda.cc",),
     "libnccl.so.2": ("board.cc", "communicator.cc", "reduction.cc", "nccl.cc"),
 }
+MANAGEMENT = "nvml.cc"  # not one of the libraries above: no process has it unless a test says so
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HERE}")
 _NAMES = {
     ctypes.c_int: "int",
@@ -52,6 +54,18 @@ def built() -> Path:
     if "STANDIN_LIBRARIES" in os.environ:
         return Path(os.environ["STANDIN_LIBRARIES"])
     return made_once(HERE.parents[1] / "build" / "standin", state_of([declarations()], "*.cc", "*.h"), _compile)
+
+
+@cache
+def nvml_built() -> Path:
+    """Return the compiled stand-in of NVML. A process finds it by this path, or by LD_LIBRARY_PATH of its folder."""
+    state = state_of([declarations(NVML_SIGNATURES)], MANAGEMENT)
+    return made_once(HERE.parents[1] / "build" / "standin-nvml", state, _compile_nvml) / NVML
+
+
+def _compile_nvml(folder: Path) -> None:
+    (folder / "declarations.h").write_text(declarations(NVML_SIGNATURES), encoding="utf-8")
+    run_compiler(*FLAGS, f"-I{folder}", str(HERE / MANAGEMENT), "-shared", "-o", str(folder / NVML))
 
 
 def state_of(texts: list[str], *patterns: str) -> str:
@@ -121,16 +135,14 @@ def run_compiler(*options: str) -> None:
         raise AssertionError(f"{shlex.join(command)}\n{done.stderr}")
 
 
-def declarations() -> str:
-    """Return a C++ header that declares the functions of all signatures."""
+def declarations(*tables: dict[str, list[Any]]) -> str:
+    """Return a C++ header that declares the functions of `tables`; by default, of all libraries but NVML."""
     lines = ["#pragma once", "#include <cstddef>", "#include <cstdint>", 'extern "C" {']
     known: set[type] = set()
     functions = []
-    for kind, tables in (
-        ("int", (RUNTIME_SIGNATURES, CUDA_SIGNATURES, DRIVER_OF_JAX, NCCL_SIGNATURES)),
-        ("const char*", (RUNTIME_TEXTS, NCCL_TEXTS)),
-    ):
-        for name, parameters in (pair for table in tables for pair in table.items()):
+    codes = tables or (RUNTIME_SIGNATURES, CUDA_SIGNATURES, DRIVER_OF_JAX, NCCL_SIGNATURES)
+    for kind, chosen in (("int", codes), ("const char*", () if tables else (RUNTIME_TEXTS, NCCL_TEXTS))):
+        for name, parameters in (pair for table in chosen for pair in table.items()):
             names = [_name_of(each, known, lines) for each in parameters]
             functions.append(f"{kind} {name}({', '.join(names)});")
     return "\n".join([*lines, *functions, "}", ""])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multiring._frontend.visible_gpus import NVML, visible_gpus
+from multiring._runtime.engines.nvml import NVML, visible_gpus
 
 SOURCE = """
 static int is_open;

@@ -4,23 +4,27 @@ The hosts come from a topology file, from options like those of multiring lab, o
 command. In a job, --measure also times each plan. Outside a job the command assumes this machine with one rank per
 core. --save pins the first plan of each size, or the fastest one with --measure. --draw draws the sends of the pinned
 plan of the last size.
+
+--device cuda shows the ways of an all-reduce of CUDA tensors instead, with their prices.
 """
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 from multiring._bench.cases import parse_size, size_text
+from multiring._cli.device_routes import described_devices, show_routes
 from multiring._cli.drawings import check_figure, rings, write_figure
 from multiring._cli.output import show
 from multiring._launch.cores import cores_of_cpus, usable_cpus
-from multiring._probe import OtherWork, time_plans
+from multiring._probe import OtherWork, time_plans, with_devices
 from multiring._runtime import Group, init, shutdown
 from multiring._runtime.group.plan_file import write_pins
 from multiring._runtime.rails.topology_file import read_topology
 from multiring._schedule import SUMS, WIRES, Accumulation, Collective, Wire
-from multiring._topology import Topology
+from multiring._topology import LINK_NAMES, HostDevices, Topology
 from multiring.errors import ArgumentError
 from multiring.lab import LabPlan, parse_rate, parse_slots
 from multiring.lab.topology_file import topology_of_lab
@@ -55,6 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="pin the first plan of each size")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the first plan of the last size, as .svg")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the tensors are (default cpu, the host's memory)",
+    )
+    parser.add_argument(
+        "--device-link",
+        choices=tuple(LINK_NAMES),
+        help="with --hosts and --device cuda: one device a rank, with links of this class",
+    )
     where = parser.add_argument_group("where (default: the job's hosts)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="a topology file that names the hosts")
     where.add_argument("--hosts", type=int, metavar="H", help="number of hosts")
@@ -76,6 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_figure(arguments.draw)
     tasks = [_task(arguments, size_bytes) for size_bytes in sizes]
     described = _described(arguments)
+    if arguments.device == "cuda":
+        return _run_for_devices(arguments, tasks, described)
+    if arguments.device_link is not None:
+        raise ArgumentError(f"--device-link {arguments.device_link} describes devices: want --device cuda, too")
     if described is not None:
         if arguments.measure:
             raise ArgumentError(
@@ -95,6 +114,30 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [_in_job(group, task, arguments) for task in tasks]
         if group.rank == 0:
             _save(arguments, group.topology, zip(tasks, chosen, strict=True))
+        return 0
+    finally:
+        shutdown()
+
+
+def _run_for_devices(arguments: argparse.Namespace, tasks: Sequence[Task], described: Topology | None) -> int:
+    """Print a table of ways for each size and return 0."""
+    if arguments.measure or arguments.save is not None or arguments.draw is not None:
+        raise ArgumentError("--device cuda shows prices only: leave out --measure, --save and --draw")
+    if any(task.collective is not Collective.ALL_REDUCE for task in tasks):
+        raise ArgumentError(f"{arguments.collective} --device cuda: want all_reduce, the only one with prices")
+    if arguments.device_link is not None and arguments.hosts is None:
+        raise ArgumentError("--device-link describes devices of hosts: say how many hosts there are with --hosts H")
+    if described is not None:
+        show_routes(tasks, described_devices(described, arguments.device_link))
+        return 0
+    group = init()
+    try:
+        topology = with_devices(group)
+        if group.size == 1:
+            topology = _this_machine(topology.devices)
+            show(f"Assumed: {topology}. The costs of its links are assumed, too. {_OTHERWISE}")
+        if group.rank == 0:
+            show_routes(tasks, topology)
         return 0
     finally:
         shutdown()
@@ -140,8 +183,10 @@ def _described(arguments: argparse.Namespace) -> Topology | None:
     return _filled(topology_of_lab(lab), slots)
 
 
-def _this_machine() -> Topology:
-    """Return a topology of one host with one rank per core, and at least two ranks."""
+def _this_machine(devices: tuple[HostDevices, ...] = ()) -> Topology:
+    """Return a topology of one host with one rank per device, or else per core, and at least two ranks."""
+    if devices and len(devices[0].kinds) > 1:
+        return Topology((tuple(range(len(devices[0].kinds))),), devices=(replace(devices[0], used=()),))
     cores = len(set(cores_of_cpus(usable_cpus()).values()))
     return Topology((tuple(range(max(cores, 2))),))
 

@@ -3,7 +3,6 @@
 Ranks on this machine are started directly, and ranks on other hosts with mpiexec.
 """
 
-from multiring._frontend.visible_gpus import visible_gpus
 from multiring._launch.commands import CommandError
 from multiring._launch.function import FunctionOptions, run, run_function
 from multiring._launch.horovod import horovod_without_effect
@@ -11,3 +10,4 @@ from multiring._launch.hosts import run_over_hosts
 from multiring._launch.job import JobOptions
 from multiring._launch.local import die_with, run_local
 from multiring._launch.mpiexec import parse_hostfile
+from multiring._runtime.engines.nvml import visible_gpus

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from multiring._frontend.visible_gpus import visible_gpus
 from multiring._launch.commands import check_can_run, environment_of_process, refuse_places
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
 from multiring._launch.horovod import horovod_environment, positions_on
@@ -27,6 +26,7 @@ from multiring._launch.leftovers import (
 from multiring._launch.rank_reports import ANY, RankReports, catches, lives, name_of
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._launch.watchdog import Watchdog
+from multiring._runtime.engines.nvml import visible_gpus
 from multiring._settings import TORCH_PLACE, JobNews, Settings, inherited_environment
 from multiring.errors import ArgumentError
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from multiring._topology.devices import UNMEASURED, DeviceCosts, HostDevices
 from multiring.errors import ArgumentError
 
 
@@ -65,11 +66,12 @@ class Topology:
     `rails` are the interfaces that connect a host to other hosts, shared by all of its ranks. Without `racks`, all
     hosts share one rack. `names` are the hosts' names, and `interfaces` the names of their rails; either is empty if it
     is unknown. `takes_turns` means that hosts are connected by processors only, on which ranks take turns, so that
-    nothing overlaps.
+    nothing overlaps. `devices` are the devices of the hosts of which they are known.
 
     Raises:
         ArgumentError: the ranks of `hosts` are not exactly 0, 1, ... each once; the hosts of `racks` are not the
-            hosts, each once; or the number of rails, names or interfaces is wrong.
+            hosts, each once; the number of rails, names or interfaces is wrong; or `devices` are not of the hosts,
+            each at most once.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -80,6 +82,8 @@ class Topology:
     names: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     takes_turns: bool = False
+    devices: tuple[HostDevices, ...] = ()
+    device_costs: DeviceCosts = UNMEASURED
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.hosts for rank in host)
@@ -99,6 +103,15 @@ class Topology:
             raise ArgumentError(
                 f"names={self.names}, interfaces={self.interfaces}: want one for each host, one for each rail, or none"
             )
+        having = [each.host for each in self.devices]
+        if len(set(having)) < len(having) or not set(having) <= set(range(len(self.hosts))):
+            raise ArgumentError(f"devices of hosts {having}: want some of {len(self.hosts)} hosts, each once")
+        for each in self.devices:
+            if len(each.used) not in {0, len(self.hosts[each.host])}:
+                raise ArgumentError(
+                    f"host {each.host}: the devices of {len(each.used)} ranks: want that of each of its "
+                    f"{len(self.hosts[each.host])} ranks, or none"
+                )
 
     @property
     def ranks(self) -> int:
@@ -118,6 +131,10 @@ class Topology:
     def rails_of(self, host: int) -> tuple[Link, ...]:
         """Return the rails of one host."""
         return next((each.rails for each in self.own_rails if each.host == host), self.rails)
+
+    def devices_of(self, host: int) -> HostDevices | None:
+        """Return the devices of one host; None if they are unknown."""
+        return next((each for each in self.devices if each.host == host), None)
 
     def digest(self) -> bytes:
         """Return 16 bytes that identify the topology; they are the same in all processes."""
@@ -148,7 +165,15 @@ class Topology:
             raise ArgumentError(f"ranks={list(ranks)}: want some of 0 to {self.ranks - 1}, each once")
         left = [tuple(new[rank] for rank in host if rank in new) for host in self.hosts]
         kept = [index for index, host in enumerate(left) if host]
-        return self._with_hosts(kept, [left[index] for index in kept])
+        found = self._with_hosts(kept, [left[index] for index in kept])
+        # A rank keeps its device, although its place among the ranks of its host has changed.
+        devices = []
+        for host, old in enumerate(kept):
+            own = self.devices_of(old)
+            if own is not None:
+                used = tuple(own.device_of(self.hosts[old].index(ranks[rank])) for rank in found.hosts[host])
+                devices.append(replace(own, host=host, used=used))
+        return replace(found, devices=tuple(devices))
 
     def placed(self, hosts: tuple[tuple[int, ...], ...], names: Sequence[str]) -> "Topology":
         """Return the topology of a job: its ranks, on the hosts that this topology has under the given names.
@@ -162,7 +187,7 @@ class Topology:
             ArgumentError: this topology does not have a host.
         """
         if not self.names:
-            return replace(self, hosts=hosts, racks=(), own_rails=(), names=tuple(names))
+            return replace(self, hosts=hosts, racks=(), own_rails=(), names=tuple(names), devices=())
         index = {name: at for at, name in enumerate(self.names)}
         known = [index.get(name, index.get(name.partition(".")[0])) for name in names]
         strange = sorted({name for name, at in zip(names, known, strict=True) if at is None})
@@ -181,12 +206,14 @@ class Topology:
             standing = tuple(new for new, old in enumerate(kept) if old in members)
             racks += [replace(rack, hosts=standing)] if standing else []
         own = {each.host: each for each in self.own_rails}
+        devices = {each.host: each for each in self.devices}
         return replace(
             self,
             hosts=tuple(hosts),
             racks=tuple(racks),
             own_rails=tuple(replace(own[old], host=new) for new, old in enumerate(kept) if old in own),
             names=tuple(self.names[old] for old in kept) if self.names else (),
+            devices=tuple(replace(devices[old], host=new, used=()) for new, old in enumerate(kept) if old in devices),
         )
 
 

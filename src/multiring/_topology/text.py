@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from multiring._topology.devices import LINK_NAMES, DeviceCosts, DeviceIsland, DeviceLink, HostDevices
 from multiring._topology.model import SHM, TCP, Link, OwnRails, Rack, Topology
 from multiring._topology.names import names_of, patterns_of
 from multiring.errors import ArgumentError
@@ -28,6 +29,16 @@ _CONSTANTS: Mapping[str, tuple[str, int, int]] = {
     "overhead_us": ("overhead_s", 1, 10**6),
     "bandwidth_mbit_per_s": ("bandwidth_bytes_per_s", 10**6, 8),
     "reduce_mbit_per_s": ("reduce_bytes_per_s", 10**6, 8),
+}
+# The same for the constants of devices, in DeviceCosts' units.
+_COSTS: Mapping[str, tuple[str, int, int]] = {
+    "copy_latency_us": ("copy_latency_s", 1, 10**6),
+    "to_host_mbit_per_s": ("to_host_bytes_per_s", 10**6, 8),
+    "to_device_mbit_per_s": ("to_device_bytes_per_s", 10**6, 8),
+    "nccl_latency_us": ("nccl_latency_s", 1, 10**6),
+    "nccl_mbit_per_s": ("nccl_bytes_per_s", 10**6, 8),
+    "nccl_network_latency_us": ("nccl_network_latency_s", 1, 10**6),
+    "nccl_network_mbit_per_s": ("nccl_network_bytes_per_s", 10**6, 8),
 }
 _NO_LIMIT = replace(TCP, latency_s=0.0, overhead_s=0.0, bandwidth_bytes_per_s=math.inf)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -48,7 +59,7 @@ def topology_of(text: str) -> Topology:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"the topology is not valid TOML: {error}") from None
-    _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns"), "the topology")
+    _refuse_others(table, ("shm", "rails", "hosts", "racks", "takes_turns", "devices"), "the topology")
     takes_turns = table.get("takes_turns", False)
     if not isinstance(takes_turns, bool):
         raise ArgumentError(f"the topology: takes_turns = {takes_turns!r}: want true or false")
@@ -69,6 +80,8 @@ def topology_of(text: str) -> Topology:
         names=names,
         interfaces=interfaces,
         takes_turns=takes_turns,
+        devices=_devices(_list(table, "hosts")),
+        device_costs=_device_costs(_table(table.get("devices", {}), "[devices]")),
     )
 
 
@@ -82,7 +95,7 @@ def _hosts(
     for each in entries:
         entry = _table(each, "[[hosts]]")
         pattern = _name(entry, "name", "[[hosts]]")
-        _refuse_others(entry, ("name", "rack", "rails", "slots"), f"host {pattern!r}")
+        _refuse_others(entry, ("name", "rack", "rails", "slots", "devices"), f"host {pattern!r}")
         differing = _links(entry.get("rails", {}), interfaces, f"rails of host {pattern!r}", links)
         for name in names_of(pattern):
             if differing:
@@ -105,6 +118,74 @@ def _slots(entries: list[Any]) -> list[int]:
             raise ArgumentError(f"host {entry['name']!r}: slots = {count!r}: want its number of ranks, 1 or more")
         found += [count] * len(list(names_of(entry["name"])))
     return found
+
+
+def _devices(entries: list[Any]) -> tuple[HostDevices, ...]:
+    """Return the devices of the hosts whose entries state some."""
+    found: list[HostDevices] = []
+    host = 0
+    for entry in entries:
+        names = names_of(entry["name"])
+        if "devices" in entry:
+            what = f"devices of host {entry['name']!r}"
+            described = _devices_of(_table(entry["devices"], what), what)
+            found += [replace(described, host=host + at) for at in range(len(names))]
+        host += len(names)
+    return tuple(found)
+
+
+def _devices_of(table: Mapping[str, Any], what: str) -> HostDevices:
+    """Return the devices that a table describes, as those of host 0."""
+    _refuse_others(table, ("kind", "kinds", "count", "link", "nvlinks", "islands"), what)
+    if "kinds" in table:
+        if "kind" in table or "count" in table:
+            raise ArgumentError(f"{what}: kinds beside kind or count: want kinds = [...], or kind and count")
+        kinds = table["kinds"]
+        if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) and kind for kind in kinds):
+            raise ArgumentError(f"{what}: kinds = {kinds!r}: want the name of each device's kind")
+    else:
+        kinds = [_name(table, "kind", what)] * _whole(table, "count", what)
+    islands = [_island(_table(each, f"{what}: islands"), what, len(kinds)) for each in _list(table, "islands")]
+    return HostDevices(
+        host=0,
+        kinds=tuple(kinds),
+        link=_device_link(table.get("link", "pcie"), what),
+        islands=tuple(islands),
+        nvlinks=_whole(table, "nvlinks", what),
+    )
+
+
+def _island(table: Mapping[str, Any], what: str, count: int) -> DeviceIsland:
+    _refuse_others(table, ("devices", "link"), f"{what}: islands")
+    devices = table.get("devices")
+    if (
+        not isinstance(devices, list)
+        or len(devices) < 2
+        or any(isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < count for each in devices)
+        or len(set(devices)) < len(devices)
+    ):
+        raise ArgumentError(
+            f"{what}: an island of devices = {devices!r}: want two or more numbers from 0 to {count - 1}, each once"
+        )
+    return DeviceIsland(devices=tuple(devices), link=_device_link(table.get("link"), what))
+
+
+def _device_link(value: Any, what: str) -> DeviceLink:
+    if not isinstance(value, str) or value not in LINK_NAMES:
+        raise ArgumentError(f"{what}: link = {value!r}: want one of {', '.join(map(json.dumps, LINK_NAMES))}")
+    return LINK_NAMES[value]
+
+
+def _whole(table: Mapping[str, Any], key: str, what: str) -> int:
+    value = table.get(key, 1)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{what}: {key} = {value!r}: want a whole number, 1 or more")
+    return value
+
+
+def _device_costs(table: Mapping[str, Any]) -> DeviceCosts:
+    _refuse_others(table, tuple(_COSTS), "devices")
+    return DeviceCosts(**_numbers(table, _COSTS, "devices"))
 
 
 def _racks(
@@ -143,8 +224,13 @@ def _links(table: Any, interfaces: tuple[str, ...], what: str, otherwise: Iterab
 
 def _link(table: Mapping[str, Any], otherwise: Link, what: str, *also: str) -> Link:
     _refuse_others(table, (*also, *_CONSTANTS), what)
+    return replace(otherwise, **_numbers(table, _CONSTANTS, what))
+
+
+def _numbers(table: Mapping[str, Any], constants: Mapping[str, tuple[str, int, int]], what: str) -> dict[str, float]:
+    """Return the stated constants, in the units and by the names of their class."""
     changes = {}
-    for key, (name, times, by) in _CONSTANTS.items():
+    for key, (name, times, by) in constants.items():
         value = table.get(key)
         if value is None:
             continue
@@ -152,7 +238,7 @@ def _link(table: Mapping[str, Any], otherwise: Link, what: str, *also: str) -> L
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
             raise ArgumentError(f"{what}: {key} = {value!r}: want a number {'>= 0' if least == 0 else '> 0'}")
         changes[name] = value * times / by
-    return replace(otherwise, **changes)
+    return changes
 
 
 def _refuse_others(table: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
@@ -195,6 +281,8 @@ def text_of(topology: Topology, heading: str = "") -> str:
     lines += ["", "takes_turns = true"] if topology.takes_turns else []
     lines += ["", "[shm]", *_constants(topology.shm)]
     has_rails = len(names) > 1 or topology.interfaces or topology.rails != (TCP,)
+    if costs := _constants(topology.device_costs, _COSTS):
+        lines += ["", "[devices]", *costs]
     for interface, link in zip(rails, topology.rails, strict=True) if has_rails else ():
         lines += ["", "[[rails]]", f"interface = {json.dumps(interface)}", *_constants(link)]
     for rack_index, rack in enumerate(topology.racks):
@@ -210,6 +298,8 @@ def text_of(topology: Topology, heading: str = "") -> str:
             entry.append(f"rack = {json.dumps(topology.racks[rack_of[host]].name or f'rack{rack_of[host]}')}")
         differing = zip(rails, own.get(host, topology.rails), topology.rails, strict=True)
         entry += [f"rails.{_key(rail)} = {_inline(link)}" for rail, link, usual in differing if link != usual]
+        devices = topology.devices_of(host)
+        entry += [] if devices is None else [f"devices = {_devices_text(devices)}"]
         if kinds and kinds[-1][1] == entry:
             kinds[-1][0].append(name)
         else:
@@ -220,10 +310,29 @@ def text_of(topology: Topology, heading: str = "") -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def _constants(link: Link) -> list[str]:
-    # An infinite value means that the constant is unknown or has no limit, so it is not written.
-    known = {key: getattr(link, name) * by / times for key, (name, times, by) in _CONSTANTS.items()}
+def _constants(link: Link | DeviceCosts, constants: Mapping[str, tuple[str, int, int]] = _CONSTANTS) -> list[str]:
+    # None means that the constant is unknown, and an infinite value also that it has no limit: neither is written.
+    stated = {key: (getattr(link, name), by / times) for key, (name, times, by) in constants.items()}
+    known = {key: value * factor for key, (value, factor) in stated.items() if value is not None}
     return [f"{key} = {value:.{_DIGITS}g}" for key, value in known.items() if math.isfinite(value)]
+
+
+def _devices_text(devices: HostDevices) -> str:
+    """Return the inline table of a host's devices."""
+    if len(set(devices.kinds)) == 1:
+        parts = [f"kind = {json.dumps(devices.kinds[0])}", f"count = {len(devices.kinds)}"]
+    else:
+        parts = [f"kinds = {json.dumps(list(devices.kinds))}"]
+    if len(devices.kinds) > 1:
+        parts.append(f"link = {json.dumps(devices.link.name.lower())}")
+    parts += [f"nvlinks = {devices.nvlinks}"] if devices.nvlinks > 1 else []
+    if devices.islands:
+        islands = ", ".join(
+            f"{{ devices = {list(each.devices)}, link = {json.dumps(each.link.name.lower())} }}"
+            for each in devices.islands
+        )
+        parts.append(f"islands = [{islands}]")
+    return "{ " + ", ".join(parts) + " }"
 
 
 def _key(name: str) -> str:

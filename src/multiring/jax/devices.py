@@ -9,7 +9,7 @@ import jax
 from jax._src import xla_bridge
 
 from multiring._frontend import lifecycle
-from multiring._frontend.visible_gpus import visible_gpus
+from multiring._runtime.engines.nvml import visible_gpus
 from multiring._settings import inherited_environment
 
 PLATFORMS = ("cpu", "cuda")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multiring._runtime.arrays import numpy_dtype
 from multiring._runtime.engines.contract import Engine
 from multiring._runtime.group.collectives import Collectives
-from multiring._runtime.group.compile import Request
+from multiring._runtime.group.compile import Request, task_of
 from multiring._runtime.group.engine_calls import EngineCalls
 from multiring._runtime.group.known_sizes import KnownSizes
 from multiring._runtime.group.posting import Calls, ProcessServices
@@ -19,7 +19,7 @@ from multiring._runtime.group.starting import agree_on_ranks, number, rank_of
 from multiring._schedule import Collective
 from multiring._topology import Topology
 from multiring.errors import ArgumentError
-from multiring.planner import Plan, Task
+from multiring.planner import DevicePlan, Plan, Task, device_plans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,6 +132,24 @@ class Group(Collectives):
             known[collective], numpy_dtype(dtype).name, count, count, op, rank_of(self._calls, "root", root)
         )
         return self._calls.plan_of(request)
+
+    def device_plans(self, elements: int, dtype: Any = "float32", op: str = "sum") -> list[DevicePlan]:
+        """Return the ways of an all_reduce of device tensors among these ranks, cheapest first, with their prices.
+
+        The call is local, and asks no device: the devices and their costs are those of the topology file. Every rank
+        gets the same result.
+
+        Args:
+            elements: the number of elements.
+            dtype: the element type.
+            op: the reduction, as for `all_reduce`.
+
+        Raises:
+            ArgumentError: the type or reduction does not exist.
+        """
+        count = number("elements", elements, 0)
+        request = Request(Collective.ALL_REDUCE, numpy_dtype(dtype).name, count, count, op)
+        return device_plans(task_of(request), self._topology)
 
     def pin(self, task: Task, plan: Plan) -> None:
         """Use `plan` for `task` from now on.
