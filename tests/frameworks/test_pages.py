@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     single, distributed = scripts_of_the_diff()
     (place / "single.py").write_text(single)
     (place / "program.py").write_text(distributed)
-    [topology] = [each.text for each in shown("toml") if each.page == "topology.md"]
+    topology = next(each.text for each in shown("toml") if each.page == "topology.md")
     for name in ("topology.toml", "summit.toml"):
         (place / name).write_text(topology)
     return place

@@ -157,9 +157,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ): Read(LAB),
     ("lab.md", "sudo multiring lab --hosts 3 --at 1.5 'kill host1' -- python train.py"): Read(LAB),
     ("plan.md", "multiring plan --hosts 4 --slots 2 --link 1gbit --sizes 4KiB,32MiB"): Run("32"),
-    ("plan.md", "multiring plan --device cuda --hosts 2 --slots 8 --link 100gbit --device-link nvlink"): Run(
+    ("plan.md", "multiring plan --device cuda --hosts 2 --slots 8 --link 10gbit --device-link nvlink"): Run(
         "hierarchical",
-        "multiring plan --device cuda --hosts 2 --slots 8 --link 100gbit --device-link nvlink --sizes 64KiB",
+        "multiring plan --device cuda --hosts 2 --slots 8 --link 10gbit --device-link nvlink --sizes 64KiB",
     ),
     ("plan.md", "multiring plan broadcast --topology topology.toml --slots 8"): Run(
         "broadcast", "multiring plan broadcast --topology topology.toml --slots 8 --sizes 1MiB"
