@@ -16,6 +16,7 @@ ADAPTERS = "{adapters}"
 # From top to bottom: each package imports only packages below it. Packages on one line are independent.
 LAYERS = (
     "_cli",
+    "vision",
     "training",
     "horovod | lab | _bench | _verify",
     "_launch",
@@ -47,6 +48,12 @@ PARTS = {
         "eviction",
         "eviction_search | orders",
         "augment | forecast | permutation | shares",
+    ),
+    "vision": (
+        "project",
+        "duplicates | pictures",
+        "labels | signatures | splits",
+        "run_lengths",
     ),
 }
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks

@@ -21,6 +21,7 @@ MODULES = {
     "multiring.adapters.elastic": "Parts of an adapter: elastic training",
     "multiring.convergence": "Large batches: noise scale and schedules",
     "multiring.training": "A training loop for PyTorch",
+    "multiring.vision": "Labelled pictures",
     "multiring.errors": "Errors",
 }
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./(?:\.\./)*(?!\w+\.md)[^)]*\)")

@@ -6,7 +6,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # The pages whose console blocks test_documents.py runs after it has saved the pages' files, and their command counts.
-DOCUMENTS = {"run.md": 3, "data.md": 6, "loop.md": 2, "tutorial.md": 7, "torch_optimizer.md": 2, "training.md": 3}
+DOCUMENTS = {
+    "run.md": 3,
+    "data.md": 6,
+    "loop.md": 2,
+    "tutorial.md": 7,
+    "torch_optimizer.md": 2,
+    "training.md": 3,
+    "vision.md": 1,
+}
 # The text "Save this as `FILE`" before a block, the block's kind, and its text.
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 # In blocks that are not Python, lines that begin like this are commands. Other lines are output or a drawing.

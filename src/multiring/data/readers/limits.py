@@ -73,8 +73,8 @@ def damage_told(what: str, *kinds: type[BaseException]) -> Iterator[None]:
         raise DataError(f"{what} is damaged, or has another format: {type(error).__name__}: {text}") from error
 
 
-def library(name: str) -> Any:
-    """Import and return a library of the extra `data`.
+def library(name: str, extra: str = "data") -> Any:
+    """Import and return a library of one of multiring's extras.
 
     Raises:
         UnsupportedError: the library is not installed.
@@ -82,7 +82,7 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise UnsupportedError(f"this needs {name}, which is not installed: pip install 'multiring[data]'") from None
+        raise UnsupportedError(f"this needs {name}, which is not installed: pip install 'multiring[{extra}]'") from None
 
 
 Report = Callable[[str], None]

@@ -1,0 +1,175 @@
+"""The values of a vision project: labels of pictures. They know nothing of files or of storage.
+
+Coordinates are pixels of the picture as `read_picture` returns it, after its rotation by EXIF. The origin is the upper
+left corner of the upper left pixel, so a picture of width w spans 0 to w. Values may be fractions of a pixel.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multiring.errors import DataError
+from multiring.vision.run_lengths import RunLengths
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """What every label has, and all that the label of a whole picture has.
+
+    Attributes:
+        class_name: the class.
+        track: the name of the object that the label follows through the frames of a video.
+        attributes: pairs (name, value) that a file format has beside its boxes, such as ("difficult", "1").
+    """
+
+    class_name: str
+    track: str | None = None
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    def bounds(self) -> tuple[float, float, float, float] | None:
+        """Return the smallest left, top, right and bottom around the label; None for the whole picture."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box(Label):
+    """A rectangle, by its upper left corner and its size in pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Return left, top, right and bottom."""
+        return self.left, self.top, self.left + self.width, self.top + self.height
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Polygon(Label):
+    """The area inside one or several outlines, each of at least three points (x, y).
+
+    Several outlines are the visible parts of one object. Attributes of COCO's kind, such as holes, do not exist: an
+    object with a hole is a `Mask`.
+    """
+
+    outlines: tuple[tuple[Point, ...], ...]
+
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Return the smallest left, top, right and bottom around all points."""
+        xs, ys = zip(*(point for outline in self.outlines for point in outline), strict=True)
+        return min(xs), min(ys), max(xs), max(ys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask(Label):
+    """A set of pixels.
+
+    Attributes:
+        is_crowd: the pixels belong to several objects that are not told apart.
+    """
+
+    pixels: RunLengths
+    is_crowd: bool = False
+
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Return the smallest left, top, right and bottom around the pixels; zeros if there are none."""
+        return self.pixels.bounds()
+
+
+def require_label(label: Label) -> None:
+    """Raise DataError if a label is malformed by itself, whatever its picture's size.
+
+    Raises:
+        DataError: a number is not finite, a box has no area, an outline has fewer than three points, a mask has no
+            pixel, or the class has no name.
+    """
+    if not label.class_name.strip():
+        raise DataError(f"class {label.class_name!r}: want a name with at least one visible character")
+    numbers: Iterable[float] = ()
+    if isinstance(label, Box):
+        numbers = (label.left, label.top, label.width, label.height)
+        if not (label.width > 0 and label.height > 0):
+            raise DataError(f"box of {label.width:g} x {label.height:g} pixels: want a width and a height above 0")
+    elif isinstance(label, Polygon):
+        numbers = (number for outline in label.outlines for point in outline for number in point)
+        if not label.outlines or min(map(len, label.outlines)) < 3:
+            raise DataError("polygon: want at least one outline, and three points in each")
+    elif isinstance(label, Mask) and not label.pixels.area():
+        raise DataError("mask without a pixel: want at least one, or no label")
+    for number in numbers:
+        if not math.isfinite(number):
+            raise DataError(f"coordinate {number}: want a finite number of pixels")
+
+
+def outside(label: Label, width: int, height: int) -> str:
+    """Return how a label leaves its picture, or "" if it lies inside.
+
+    A mask must have the picture's size. Half a pixel is allowed, because several file formats round coordinates.
+    """
+    if isinstance(label, Mask):
+        found = label.pixels
+        is_inside = (found.width, found.height) == (width, height)
+        return "" if is_inside else f"mask of {found.width} x {found.height} on a picture of {width} x {height} pixels"
+    bounds = label.bounds()
+    if bounds is None:
+        return ""
+    left, top, right, bottom = bounds
+    if left >= -0.5 and top >= -0.5 and right <= width + 0.5 and bottom <= height + 0.5:
+        return ""
+    kind = type(label).__name__.lower()
+    return f"{kind} from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) on a picture of {width} x {height} pixels"
+
+
+def to_json(label: Label) -> dict[str, Any]:
+    """Return a label as values that JSON holds. `from_json` returns an equal label."""
+    told: dict[str, Any] = {"class": label.class_name}
+    if label.track is not None:
+        told["track"] = label.track
+    if label.attributes:
+        told["attributes"] = [list(pair) for pair in label.attributes]
+    if isinstance(label, Box):
+        told["box"] = [label.left, label.top, label.width, label.height]
+    elif isinstance(label, Polygon):
+        told["polygon"] = [[list(point) for point in outline] for outline in label.outlines]
+    elif isinstance(label, Mask):
+        told["mask"] = {"size": [label.pixels.width, label.pixels.height], "runs": list(label.pixels.runs)}
+        if label.is_crowd:
+            told["crowd"] = True
+    return told
+
+
+def from_json(told: Mapping[str, Any]) -> Label:
+    """Return the label of `to_json`.
+
+    Raises:
+        DataError: a field is missing or has a value of another kind.
+    """
+    try:
+        common: dict[str, Any] = {
+            "class_name": str(told["class"]),
+            "track": None if told.get("track") is None else str(told["track"]),
+            "attributes": tuple((str(name), str(value)) for name, value in told.get("attributes", ())),
+        }
+        if "box" in told:
+            left, top, width, height = map(float, told["box"])
+            return Box(**common, left=left, top=top, width=width, height=height)
+        if "polygon" in told:
+            return Polygon(**common, outlines=tuple(map(points_of, told["polygon"])))
+        if "mask" in told:
+            width, height = told["mask"]["size"]
+            runs = RunLengths(width=int(width), height=int(height), runs=tuple(map(int, told["mask"]["runs"])))
+            return Mask(**common, pixels=runs, is_crowd=bool(told.get("crowd", False)))
+        return Label(**common)
+    except DataError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"label {str(told)[:200]!r} is malformed: {type(error).__name__}: {error}") from error
+
+
+def points_of(pairs: Sequence[Sequence[float]]) -> tuple[Point, ...]:
+    """Return the points of an outline from pairs (x, y)."""
+    return tuple((float(x), float(y)) for x, y in pairs)

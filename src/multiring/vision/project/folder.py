@@ -1,0 +1,329 @@
+"""`VisionProject`: a folder of pictures and their labels."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from multiring.data.readers.limits import Limits
+from multiring.errors import ArgumentError, DataError, StateError
+from multiring.vision.labels import outside, require_label
+from multiring.vision.pictures import DEFAULT_LIMITS
+from multiring.vision.project import history
+from multiring.vision.project.history import Labels
+from multiring.vision.project.records import ImageRecord, Labelling, ScanResult
+from multiring.vision.project.scanning import COLUMNS, RUNS, Found, Measured, files_below, measured
+from multiring.vision.project.schema import create_database, open_database, transaction
+
+_FILE = "labels.sqlite"
+
+
+class VisionProject:
+    """A folder of pictures, with their labels in its file labels.sqlite and results in its folder runs.
+
+    Several processes may use a project at a time, on one machine: SQLite's WAL lets one write while others read, and a
+    writer waits for the other. A network file system has no such locks. An object belongs to the thread that made it.
+
+    Use `VisionProject.create` or `VisionProject.open`; close it, or use it in a `with` statement.
+
+    Attributes:
+        folder: the project's folder.
+    """
+
+    def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._database = database
+
+    @classmethod
+    def create(cls, folder: Path | str) -> "VisionProject":
+        """Make a folder a project, which it must not be yet. Its pictures are read by `scan`.
+
+        Raises:
+            StateError: the folder is a project already.
+            OSError: the folder cannot be made or written.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        create_database(folder / _FILE)
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "VisionProject":
+        """Open a project.
+
+        Raises:
+            DataError: the folder is no project, or its file is damaged or of a newer multiring.
+        """
+        folder = Path(folder)
+        return cls(folder, open_database(folder / _FILE))
+
+    @classmethod
+    def is_project(cls, folder: Path | str) -> bool:
+        """Return whether the folder has a labels.sqlite."""
+        return (Path(folder) / _FILE).is_file()
+
+    def close(self) -> None:
+        """Close the project's file."""
+        self._database.close()
+
+    def __enter__(self) -> "VisionProject":  # noqa: PYI034 -- Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def runs(self) -> Path:
+        """The folder for results, which is made if it is missing."""
+        place = self.folder / RUNS
+        place.mkdir(exist_ok=True)
+        return place
+
+    # ---- pictures ----
+
+    def scan(self, limits: Limits = DEFAULT_LIMITS, *, threads: int = 4) -> ScanResult:
+        """Read the folder's new and changed pictures, and note the missing ones.
+
+        A picture whose file moved keeps its labels, if one missing and one new file have the same bytes. A file is read
+        again if its size or its time of modification changed.
+
+        Args:
+            limits: the largest file and picture; what exceeds them counts as unreadable.
+            threads: how many pictures are decoded at a time.
+
+        Returns:
+            What was found. A file that cannot be decoded is no error.
+        """
+        here, refused = files_below(self.folder)
+        rows = self._database.execute("SELECT path, size_bytes, modified_ns, is_missing, digest FROM images").fetchall()
+        known = {row[0]: Found(path=row[0], size_bytes=row[1], modified_ns=row[2]) for row in rows}
+        digests = {row[0]: row[4] for row in rows}
+        back = {row[0] for row in rows if row[3]}
+        fresh = [each for each in here if known.get(each.path) != each or each.path in back]
+        gone = set(known) - {each.path for each in here}
+        added, changed, moved = [], [], []
+        batch: list[Measured] = []
+        new: list[Measured] = []
+        for each in measured(self.folder, fresh, limits, threads):
+            if each.found.path not in known:
+                new.append(each)
+                continue
+            if each.digest != digests[each.found.path]:
+                changed.append(each.found.path)
+            batch.append(each)
+        for each in new:
+            before = [path for path in gone if digests[path] == each.digest and each.digest]
+            if len(before) == 1 and sum(other.digest == each.digest for other in new) == 1:
+                gone.remove(before[0])
+                moved.append((before[0], each.found.path))
+            else:
+                added.append(each.found.path)
+            batch.append(each)
+        with transaction(self._database):
+            for former, path in moved:
+                self._database.execute("UPDATE images SET path = ? WHERE path = ?", (path, former))
+            self._write(batch)
+            self._database.executemany("UPDATE images SET is_missing = 1 WHERE path = ?", [(path,) for path in gone])
+        bad = self._database.execute(
+            "SELECT path FROM images WHERE problem IS NOT NULL AND NOT is_missing ORDER BY path"
+        )
+        return ScanResult(
+            added=tuple(added),
+            changed=tuple(changed),
+            moved=tuple(moved),
+            missing=tuple(sorted(gone)),
+            unreadable=tuple(row[0] for row in bad),
+            refused=tuple(refused),
+        )
+
+    def _write(self, batch: Iterable[Measured]) -> None:
+        names = ("path", "size_bytes", "modified_ns", "digest", "problem", *COLUMNS)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+        self._database.executemany(
+            f"INSERT INTO images ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "  # noqa: S608 -- own names
+            f"ON CONFLICT (path) DO UPDATE SET {updates}, is_missing = 0",
+            [
+                (
+                    each.found.path,
+                    each.found.size_bytes,
+                    each.found.modified_ns,
+                    each.digest,
+                    each.problem,
+                    *each.values,
+                )
+                for each in batch
+            ],
+        )
+
+    def images(self) -> tuple[ImageRecord, ...]:
+        """Return all pictures that a scan has found, in the order of their paths, missing and unreadable ones too."""
+        rows = self._database.execute(
+            f"SELECT path, digest, problem, is_missing, group_name, video, frame, {', '.join(COLUMNS)} FROM images "  # noqa: S608 -- own names
+            "ORDER BY path"
+        )
+        return tuple(_record(row) for row in rows)
+
+    def set_group(self, path: str, group: str | None) -> None:
+        """State the group of a picture, which no split divides; None takes it back.
+
+        Raises:
+            ArgumentError: the project has no such picture.
+        """
+        with transaction(self._database):
+            self._database.execute("UPDATE images SET group_name = ? WHERE id = ?", (group, self._image(path)))
+
+    def set_frame(self, path: str, video: str | None, frame: int | None) -> None:
+        """State that a picture is a frame of a video, by the video's name and the frame's number.
+
+        Raises:
+            ArgumentError: the project has no such picture, or only one of `video` and `frame` is given.
+        """
+        if (video is None) != (frame is None):
+            raise ArgumentError(f"video {video!r} and frame {frame!r}: give both, or neither")
+        with transaction(self._database):
+            self._database.execute(
+                "UPDATE images SET video = ?, frame = ? WHERE id = ?", (video, frame, self._image(path))
+            )
+
+    # ---- classes ----
+
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, in the order in which they were added."""
+        return tuple(row[0] for row in self._database.execute("SELECT name FROM classes ORDER BY id"))
+
+    def add_class(self, name: str) -> None:
+        """Add a class. Nothing happens if there is one of the name.
+
+        Raises:
+            ArgumentError: the name has no visible character, or a control character.
+        """
+        if not name.strip() or not name.isprintable():
+            raise ArgumentError(f"class {name!r}: want a name with visible characters, and no control characters")
+        with transaction(self._database):
+            self._database.execute("INSERT OR IGNORE INTO classes (name) VALUES (?)", (name,))
+
+    def rename_class(self, name: str, new: str) -> None:
+        """Give a class another name, in all labels.
+
+        Raises:
+            ArgumentError: there is no class `name`, or there is a class `new`.
+        """
+        if new in self.classes():
+            raise ArgumentError(f"class {new!r} is there already: choose another name")
+        self._require_classes({name})
+        with transaction(self._database):
+            self._database.execute("UPDATE classes SET name = ? WHERE name = ?", (new, name))
+
+    def _require_classes(self, names: set[str]) -> dict[str, int]:
+        known = dict(self._database.execute("SELECT name, id FROM classes").fetchall())
+        for name in sorted(names - set(known)):
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ArgumentError(f"class {name!r} is not in the project: add it first{hint}")
+        return known
+
+    # ---- labels ----
+
+    def labelling(self, path: str) -> Labelling | None:
+        """Return the labelling of a picture, or None if nobody ever labelled it."""
+        return self.labellings(path).get(path)
+
+    def labellings(self, path: str | None = None) -> dict[str, Labelling]:
+        """Return the labelling of each picture that ever had one, by path; or of one picture."""
+        return history.labellings(self._database, self._class_names(), path)
+
+    def set_labels(
+        self, path: str, labels: Labels, author: str, *, after: int | None = None, outside_too: bool = False
+    ) -> int:
+        """Replace the labels of a picture, and return the number of the change.
+
+        Args:
+            path: the picture.
+            labels: all its labels. An empty tuple means "seen, nothing in it". None means "not labelled".
+            author: who says so.
+            after: the number of the change that the author has seen last, 0 for none. If the picture has another one,
+                nothing is changed.
+            outside_too: accept labels that leave the picture, which `check` reports.
+
+        Raises:
+            ArgumentError: the project has no such picture or class, or there is no author.
+            DataError: a label is malformed or leaves the picture.
+            StateError: somebody else changed the labels since `after`.
+        """
+        return self.set_many_labels({path: labels}, author, after=after, outside_too=outside_too)
+
+    def set_many_labels(
+        self, labels: Mapping[str, Labels], author: str, *, after: int | None = None, outside_too: bool = False
+    ) -> int:
+        """Replace the labels of several pictures as one change, which one undo takes back. See `set_labels`."""
+        if not author.strip():
+            raise ArgumentError("author: want a name")
+        stated = [each for some in labels.values() for each in some or ()]
+        for each in stated:
+            require_label(each)
+        with transaction(self._database):
+            classes = self._require_classes({each.class_name for each in stated})
+            change = history.begin_change(self._database, author)
+            for path, some in labels.items():
+                image = self._image(path)
+                if not outside_too:
+                    self._require_inside(path, image, some)
+                self._require_unchanged(path, image, after)
+                history.add_labelling(self._database, change, image, some, classes)
+        return change
+
+    def undo(self, author: str) -> tuple[str, ...]:
+        """Take back the author's last change that is not taken back yet, and return the paths of its pictures.
+
+        Raises:
+            StateError: there is no such change, or somebody changed one of its pictures later.
+        """
+        with transaction(self._database):
+            return history.undo_last(self._database, author)
+
+    def history(self, path: str) -> tuple[Labelling, ...]:
+        """Return all labellings that a picture had, oldest first."""
+        return tuple(history.history(self._database, self._class_names(), path))
+
+    def _class_names(self) -> dict[int, str]:
+        return dict(self._database.execute("SELECT id, name FROM classes").fetchall())
+
+    def _image(self, path: str) -> int:
+        row = self._database.execute("SELECT id FROM images WHERE path = ?", (path,)).fetchone()
+        if row is None:
+            raise ArgumentError(f"picture {path!r} is not in the project {str(self.folder)!r}: scan the folder")
+        found: int = row[0]
+        return found
+
+    def _require_inside(self, path: str, image: int, labels: Labels) -> None:
+        width, height = self._database.execute("SELECT width, height FROM images WHERE id = ?", (image,)).fetchone()
+        if width is None and labels:
+            raise DataError(f"picture {path!r} cannot be read, so it cannot be labelled")
+        for each in labels or ():
+            if how := outside(each, width, height):
+                raise DataError(f"picture {path!r}: {each.class_name!r} is outside the picture: {how}")
+
+    def _require_unchanged(self, path: str, image: int, after: int | None) -> None:
+        if after is None:
+            return
+        last = (
+            self._database.execute("SELECT MAX(change_id) FROM labellings WHERE image_id = ?", (image,)).fetchone()[0]
+            or 0
+        )
+        if last != after:
+            raise StateError(f"picture {path!r} was changed meanwhile (change {last}, not {after}): read it again")
+
+
+def _record(row: tuple[object, ...]) -> ImageRecord:
+    names = ("path", "digest", "problem", "is_missing", "group", "video", "frame", *COLUMNS)
+    values: dict[str, Any] = dict(zip(names, row, strict=True))
+    if values["problem"] is not None:
+        values |= dict(zip(COLUMNS, (0, 0, "", "", 0, 0, False, False, "", b""), strict=True))
+    values["problem"] = values["problem"] or ""
+    for name in ("is_missing", "is_transparent", "is_turned"):
+        values[name] = bool(values[name])
+    return ImageRecord(**values)
