@@ -168,7 +168,7 @@ def _to_rgb(image: Any) -> tuple[Pixels, bool]:
     if image.mode.startswith("I"):
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2), False
-    has_alpha = image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info
+    has_alpha = image.mode.lower() in {"rgba", "la", "pa"} or "transparency" in image.info
     if not has_alpha:
         return np.array(image.convert("RGB")), False
     rgba = np.array(image.convert("RGBA"))
