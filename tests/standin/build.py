@@ -33,6 +33,7 @@ LIBRARIES = {
     "libnccl.so.2": ("board.cc", "communicator.cc", "reduction.cc", "nccl.cc"),
 }
 MANAGEMENT = "nvml.cc"  # not one of the libraries above: no process has it unless a test says so
+NVML_OPTIONS = ("-shared", f"-Wl,-soname,{NVML}")
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HERE}")
 _NAMES = {
     ctypes.c_int: "int",
@@ -58,14 +59,17 @@ def built() -> Path:
 
 @cache
 def nvml_built() -> Path:
-    """Return the compiled stand-in of NVML. A process finds it by this path, or by LD_LIBRARY_PATH of its folder."""
-    state = state_of([declarations(NVML_SIGNATURES)], MANAGEMENT)
+    """Return the compiled stand-in of NVML. A process finds it by this path, or by LD_LIBRARY_PATH of its folder.
+
+    A process that has loaded it with RTLD_GLOBAL finds it by its name, too.
+    """
+    state = state_of([declarations(NVML_SIGNATURES), *NVML_OPTIONS], MANAGEMENT)
     return made_once(HERE.parents[1] / "build" / "standin-nvml", state, _compile_nvml) / NVML
 
 
 def _compile_nvml(folder: Path) -> None:
     (folder / "declarations.h").write_text(declarations(NVML_SIGNATURES), encoding="utf-8")
-    run_compiler(*FLAGS, f"-I{folder}", str(HERE / MANAGEMENT), "-shared", "-o", str(folder / NVML))
+    run_compiler(*FLAGS, f"-I{folder}", str(HERE / MANAGEMENT), *NVML_OPTIONS, "-o", str(folder / NVML))
 
 
 def state_of(texts: list[str], *patterns: str) -> str:

@@ -72,8 +72,6 @@ DRIVER_OF_JAX: dict[str, list[Any]] = {
 DRIVER_MORE: dict[str, list[Any]] = {
     "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
     "cuMemFreeHost": [c_void_p],
-    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
-    "cuMemHostUnregister": [c_void_p],
     "cuStreamWaitValue32_v2": [c_void_p, c_uint64, c_uint, c_uint],
     "cuStreamWriteValue32_v2": [c_void_p, c_uint64, c_uint, c_uint],
 }

@@ -15,6 +15,8 @@ from itertools import combinations
 
 import numpy as np
 
+from multiring._probe.device_costs import device_costs
+from multiring._probe.devices import with_devices
 from multiring._probe.fit import Between, TransferDurations, reduce_rate
 from multiring._probe.other_work import OtherWork, Taken
 from multiring._probe.remarks import far_from_stated, median_of, racked, slow_hosts
@@ -39,7 +41,7 @@ class Findings:
 
 
 def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findings:
-    """Return the topology of `group` with measured links.
+    """Return the topology of `group` with measured links, with its devices and the measured costs of using them.
 
     Every rank calls it, and gets the same result.
 
@@ -48,9 +50,10 @@ def probe(group: Group, *, seconds: float = 0.5, drain_s: float = 0.5) -> Findin
         seconds: how long to measure each large transfer; each rail and each pair of racks needs a few transfers.
         drain_s: how long to run before each measurement: shaped links carry bursts at full speed.
     """
-    known = group.topology
+    known = with_devices(group)
     patience = TransferDurations(seconds=seconds, drain_s=drain_s)
     others = OtherWork(group)
+    known = replace(known, device_costs=device_costs(group, seconds=seconds))
     shm = _shm(group, patience)
     if len(known.hosts) == 1:
         return Findings(replace(known, shm=shm), (), others.taken())

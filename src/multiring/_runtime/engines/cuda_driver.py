@@ -24,6 +24,8 @@ CUDA_SIGNATURES: dict[str, list[Any]] = {
     "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
     "cuMemFree_v2": [c_uint64],
     "cuMemGetInfo_v2": [POINTER(c_size_t), POINTER(c_size_t)],
+    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
+    "cuMemHostUnregister": [c_void_p],
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
     "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
@@ -41,6 +43,7 @@ OLDEST = 11000  # the driver of CUDA 11, the first that NCCL 2.18 was built for
 _OUT_OF_MEMORY, _NOT_INITIALIZED, _NOT_READY = 2, 3, 600
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: the memory is pinned for all devices of the process
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -58,6 +61,17 @@ class CudaError(MultiringError, RuntimeError):
     def stays(self) -> bool:
         """Whether the process cannot use its devices any more."""
         return 700 <= self.code < 720 and self.code not in (712, 713)
+
+
+def device_count(path: str = DRIVER) -> int:
+    """Return the number of devices that this process sees; 0 without a driver that works. No memory is taken."""
+    try:
+        library = ctypes.CDLL(path)
+    except OSError:
+        return 0
+    found = c_int()
+    failed = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(found))
+    return 0 if failed else found.value
 
 
 class CudaDriver:
@@ -143,6 +157,18 @@ class CudaDriver:
     def free(self, address: int) -> None:
         """Free device memory. The call waits for all work of the device."""
         self.call("cuMemFree_v2", address)
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """Pin host memory, so that copies do not stop the host.
+
+        Raises:
+            CudaError: the driver refuses, for example beyond the limit of locked memory.
+        """
+        self.call("cuMemHostRegister_v2", address, size_bytes, _PORTABLE)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`. The call waits for all work of the device."""
+        self.call("cuMemHostUnregister", address)
 
     def memory_left(self) -> tuple[int, int]:
         """Return the free bytes and all bytes of the device."""
