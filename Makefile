@@ -43,6 +43,11 @@ test-cuda: build  ## Run the tests on stand-ins of CUDA and NCCL, with torch's C
 	.ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(CUDA_ARGS)
 	$(if $(ON_DEVICES),MULTIRING_TEST_DEVICE=cuda .ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(ON_DEVICES))
 CUDA_ARGS ?= tests/cuda
+
+# With Ray and Dask, which the first run fetches into the user's cache (640 MB). The hosts are virtual (as root).
+.PHONY: cluster-test
+cluster-test: build  ## Run the tests of Ray and Dask clusters on two virtual hosts (downloads them once; as root)
+	.ci/with-clusters python -m pytest -q -n 2 --dist loadfile tests/clusters/test_ray.py tests/clusters/test_dask.py
 # A sample of the tests of host tensors, with their tensors on devices. benchmarks/evidence/torch/tests_on_devices.py
 # runs all of them.
 ON_DEVICES ?= $(addprefix tests/frameworks/torch/test_,backend_ddp.py backend_messages.py backend_work.py torch_cells.py \

@@ -19,6 +19,7 @@ LAYERS = (
     "vision",
     "training",
     "horovod | lab | _bench | _verify",
+    "dask | ray",
     "_launch",
     ADAPTERS,
     "adapters",
@@ -60,6 +61,8 @@ BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
 BUILD_ON_TORCH = ("training", "_verify")
+# The packages that start ranks on a cluster. Each is the only importer of its cluster's framework.
+CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",)}
 # Workers of `bench` and `verify` are programs of their own; no module imports them.
 WORKERS = ("multiring._bench.workers.*", "multiring._verify.workers.*")
 
@@ -118,6 +121,13 @@ def contracts() -> str:
             _lines("forbidden_modules", [framework]),
             _lines("ignore_imports", _by_workers(framework, f"multiring.{framework}", f"multiring.{framework}.*")),
             "unmatched_ignore_imports_alerting = none",
+        ]
+    for room, packages in CLUSTERS.items():
+        text += [
+            _contract(f"cluster-{room}", f"{', '.join(packages)}: imported by multiring.{room} only", "forbidden"),
+            _lines("source_modules", [f"multiring.{other}" for other in sorted(rooms() - {room})]),
+            _lines("forbidden_modules", list(packages)),
+            "allow_indirect_imports = True",
         ]
     text += [
         _contract("mpi", "mpi4py is imported where runtime needs it only", "forbidden"),

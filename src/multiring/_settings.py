@@ -277,6 +277,11 @@ def withhold_secret() -> None:
         _withheld[_SECRET] = secret
 
 
+def become_rank(variables: Mapping[str, str]) -> None:
+    """Set the variables of a rank in this process, which a cluster's framework has started."""
+    os.environ.update(variables)
+
+
 def leave_mark(text: str) -> None:
     """Set MULTIRING_RANK_PROCESS for processes that this process starts from now on."""
     os.environ.update(environment_of(rank_process=text))

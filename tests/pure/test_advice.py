@@ -26,6 +26,7 @@ OTHERS_OPTIONS = {
     *("--abbrev", "--always", "--dirty", "--error-unmatch", "--no-build-isolation"),  # git, pip
     *("--master", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--no-python"),  # torchrun
     *("--nproc-per-node", "--num", "--main", "--log"),  # some are other launchers' names for our options
+    "--nthreads",  # dask worker
     "--evaluate-every",  # of programs with multiring.training
     *("--ink", "--soft", "--rule", "--fill"),  # CSS variables of the training report
     "--lab",  # parsed by `multiring lab fault` itself

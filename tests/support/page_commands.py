@@ -34,6 +34,8 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("guide_ray.md", "pip install 'multiring[ray]'"): Read(SHELL),
+    ("guide_dask.md", "pip install 'multiring[dask]'"): Read(SHELL),
     ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

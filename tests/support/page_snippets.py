@@ -278,6 +278,12 @@ NOT_RUN = {
     ): "needs more steps than the loader has; tests/wire/test_data_balance.py",
     ("group_on_gpu.md", "host = multiring.init()"): "needs GPUs; tests/cuda/test_group.py calls this on stand-ins",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
+    ("guide_dask.md", "def train(rate):"): "tests/clusters/test_dask.py runs it on a cluster, as a driver",
+    ("guide_ray.md", "def train(rate):"): "tests/clusters/test_ray.py runs it on a cluster, as a driver",
+    (
+        "guide_ray.md",
+        "settings = RayExecutor.create_settings(timeout_s=30)",
+    ): "needs a cluster; tests/clusters/test_ray.py calls the executor's methods",
     ("run.md", "def train(rate):"): "starts ranks itself, like a command; test_a_function_is_run_on_ranks",
 }
 

@@ -1,15 +1,17 @@
-"""A rank of `multiring.run`, which writes its result or error to a folder.
+"""A rank that calls a function and stores its result or error: in a folder, or in an inherited file.
 
-Usage: `python -m multiring._launch.function_rank FOLDER`.
+Usage: `python -m multiring._launch.function_rank FOLDER`, or `... files:CALL,OUTCOME` with two descriptors.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from multiring._launch.pickled_call import CallFolder, Returned, failure_of
+from multiring._launch.pickled_call import CallFiles, CallFolder, Returned, failure_of
 from multiring._settings import Settings
 from multiring.errors import StateError
+
+_FILES = "files:"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -23,7 +25,9 @@ def main(arguments: Sequence[str]) -> None:
     rank = Settings.from_environment().rank
     if rank is None:
         raise StateError("MULTIRING_RANK is not set: only multiring.run starts this module; call multiring.run")
-    call = CallFolder(Path(arguments[0]))
+    call: CallFiles | CallFolder
+    where = arguments[0]
+    call = CallFiles.inherited(where.removeprefix(_FILES)) if where.startswith(_FILES) else CallFolder(Path(where))
     try:
         call.leave(rank, Returned(call.call()))
     except BaseException as error:

@@ -60,6 +60,7 @@ class Start:
     - birthplace: makes a context that this process enters while it forks.
     - has_stdin: the new process reads this process's standard input. Its output is shown before a line ends, because
       the output may be a question to the user.
+    - descriptors: open files that the new process inherits.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Start:
     prepare: Callable[[], None]
     birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
     has_stdin: bool = False
+    descriptors: tuple[int, ...] = ()
     taggers: tuple[Tagger, Tagger] | None = None  # for stdout and stderr; default: put `tag` before each line
 
 
@@ -278,6 +280,7 @@ class Job:
                 stderr=subprocess.PIPE,
                 env=start.environment,
                 start_new_session=True,  # its own process group, which its children inherit
+                pass_fds=start.descriptors,
                 preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
             )
         taggers = start.taggers or tuple(

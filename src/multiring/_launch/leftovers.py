@@ -27,19 +27,28 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILLED_S = 2.0  # how long a killed process may take to disappear
 
 
-def job_processes(job: str) -> list[int]:
-    """Return the IDs of the running processes of `job` and of jobs started within it."""
-    (setting,) = environment_of(job=job).items()
-    mark = "=".join(setting).encode()
-    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal() and _carries(entry, mark)]
+def job_processes(job: str, rank: int | None = None) -> list[int]:
+    """Return the IDs of the running processes of `job` and of jobs started within it.
+
+    With `rank`, only the processes of this rank. Use it where each rank of a host has a launcher of its own.
+    """
+    mark = _variable(job=job)
+    more = None if rank is None else _variable(rank=rank)
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal() and _carries(entry, mark, more)]
 
 
-def _carries(process: Path, mark: bytes) -> bool:
+def _variable(**value: object) -> bytes:
+    (setting,) = environment_of(**value).items()
+    return "=".join(setting).encode()
+
+
+def _carries(process: Path, mark: bytes, more: bytes | None) -> bool:
     try:
-        environment = (process / "environ").read_bytes()  # the file is empty for a zombie
+        environment = (process / "environ").read_bytes().split(b"\0")  # the file is empty for a zombie
     except OSError:
         return False  # the process has ended, or belongs to another user
-    return any(entry == mark or entry.startswith(mark + b"/") for entry in environment.split(b"\0"))
+    is_of_job = any(entry == mark or entry.startswith(mark + b"/") for entry in environment)
+    return is_of_job and (more is None or more in environment)
 
 
 def signal_group(group: int, number: int) -> bool:
@@ -57,7 +66,14 @@ def signal_processes(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: Iterable[int] | None = None) -> None:
+def end_leftovers(
+    job: str,
+    groups: Iterable[int],
+    grace_s: float,
+    *,
+    spared: Iterable[int] | None = None,
+    rank: int | None = None,
+) -> None:
     """End every process of a job, with SIGTERM and then SIGKILL.
 
     Processes that still run `grace_s` after SIGTERM are killed.
@@ -71,8 +87,9 @@ def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: It
         grace_s: seconds between SIGTERM and SIGKILL.
         spared: pass it only if this process is the launcher. It has the launcher's children that do not belong to the
             job. All other descendants of the launcher are ended too.
+        rank: end the processes of this rank only. Default: of the whole job.
     """
-    left = _Left(job, frozenset(groups), None if spared is None else frozenset(spared))
+    left = _Left(job, frozenset(groups), None if spared is None else frozenset(spared), rank)
     signal_processes(left.pids(), signal.SIGTERM)
     signal_processes(left.pids(), signal.SIGCONT)
     if not left.are_gone_within(grace_s):
@@ -83,11 +100,11 @@ def end_leftovers(job: str, groups: Iterable[int], grace_s: float, *, spared: It
 class _Left:
     """The remaining processes of a job."""
 
-    def __init__(self, job: str, groups: frozenset[int], spared: frozenset[int] | None) -> None:
-        self._job, self._groups, self._spared = job, groups, spared
+    def __init__(self, job: str, groups: frozenset[int], spared: frozenset[int] | None, rank: int | None) -> None:
+        self._job, self._groups, self._spared, self._rank = job, groups, spared, rank
 
     def pids(self) -> set[int]:
-        found = set(job_processes(self._job))
+        found = set(job_processes(self._job, self._rank))
         if self._groups:
             found |= {each.pid for each in _processes() if {each.group, each.session} & self._groups}
         if self._spared is not None:

@@ -99,7 +99,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
     core_of = cores_of_cpus(usable_cpus())
     threads = threads_per_rank(core_of, ranks)
-    die_with_us = _death_with(os.getpid())
+    die_with_us = dying_with(os.getpid())
     places = positions_on([("localhost", ranks)])
     port = _free_port()
     starts = [
@@ -281,10 +281,10 @@ def die_with(parent: int) -> None:
 
     `parent` is the ID of the process that started this one.
     """
-    _death_with(parent)()
+    dying_with(parent)()
 
 
-def _death_with(parent: int) -> Callable[[], None]:
+def dying_with(parent: int) -> Callable[[], None]:
     """Return a function that makes the kernel kill a child of `parent` when `parent` ends.
 
     The child calls the function, possibly between fork and exec.

@@ -1,9 +1,12 @@
-"""Exchange a call and its results between `run_function` and its ranks.
+"""Exchange a call and its results between a calling process and its ranks.
 
-The call and the results are pickles in a private folder.
+The call and the results are pickles: in a private folder of this host, or in messages of a cluster's framework.
 """
 
+import io
+import os
 import pickle
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +19,7 @@ from typing import Any
 from multiring.errors import ArgumentError, PeerLostError, RendezvousError
 
 _FUNCTION = "function"
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +60,131 @@ class CallFolder:
         Raises:
             ArgumentError: the function or its arguments cannot be pickled.
         """
-        try:
-            call = _dumps((func, args, kwargs))
-        except Exception as error:
-            hint = "" if _has_cloudpickle() else "; pip install cloudpickle, which can send more than pickle"
-            raise ArgumentError(
-                f"{func!r} or its arguments cannot be sent to other processes: {error}{hint}"
-            ) from error
-        # Use two pickles, because loading the second may need modules on the path in the first.
-        (self._folder / _FUNCTION).write_bytes(pickle.dumps(sys.path) + call)
+        (self._folder / _FUNCTION).write_bytes(pickled_call(func, args, kwargs))
 
     def call(self) -> Any:
         """Read the call from the folder, call the function, and return its result."""
-        with (self._folder / _FUNCTION).open("rb") as file:
-            sys.path += [entry for entry in pickle.load(file) if entry not in sys.path]  # noqa: S301 -- from `send`
-            func, args, kwargs = pickle.load(file)  # noqa: S301 -- from `send`, by the same user
-        return func(*args, **kwargs)
+        return call_pickled((self._folder / _FUNCTION).read_bytes())
 
     def leave(self, rank: int, outcome: Outcome) -> None:
         """Write a rank's outcome to the folder atomically."""
         draft = self._folder / f"draft-{rank}"
-        draft.write_bytes(_dumps(outcome))
+        draft.write_bytes(pickled_outcome(outcome))
         draft.rename(self._folder / f"rank-{rank}")
 
     def outcomes(self, ranks: int) -> Sequence[Outcome | None]:
         """Return the outcome of each rank; None for a rank that has written no outcome."""
         files = [self._folder / f"rank-{rank}" for rank in range(ranks)]
-        return [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]  # noqa: S301 -- from `leave`
+        return [outcome_of(file.read_bytes()) if file.exists() else None for file in files]
+
+
+class CallFiles:
+    """The two files of a call on one rank: the call, and the rank's outcome.
+
+    Both are open descriptors of files without a name, so no ending can leave them behind.
+    """
+
+    def __init__(self, call: int, outcome: int) -> None:
+        self._call, self._outcome = call, outcome
+
+    @classmethod
+    def create(cls, call: bytes) -> "CallFiles":
+        """Create the files, with `call` (of `pickled_call`) in the first."""
+        return cls(unnamed_file(call), unnamed_file(b""))
+
+    @classmethod
+    def inherited(cls, text: str) -> "CallFiles":
+        """Return the files whose descriptors this process has inherited; `text` is the creator's `str`."""
+        call, outcome = text.split(",")
+        return cls(int(call), int(outcome))
+
+    def __str__(self) -> str:
+        return f"{self._call},{self._outcome}"
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """The descriptors, for `Popen(pass_fds=)`."""
+        return self._call, self._outcome
+
+    def call(self) -> Any:
+        """Read the call, call the function, and return its result."""
+        return call_pickled(content_of(self._call))
+
+    def leave(self, _rank: int, outcome: Outcome) -> None:
+        """Write the rank's outcome. A length before it shows whether it is complete."""
+        data = pickled_outcome(outcome)
+        with open(self._outcome, "wb", closefd=False) as file:
+            file.write(_LENGTH.pack(len(data)) + data)
+
+    def outcome(self) -> bytes | None:
+        """Return the pickled outcome, or None if the rank has not written a complete outcome."""
+        data = content_of(self._outcome)
+        if len(data) < _LENGTH.size or len(data) - _LENGTH.size < _LENGTH.unpack_from(data)[0]:
+            return None
+        return data[_LENGTH.size :]
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def unnamed_file(content: bytes) -> int:
+    """Return the descriptor of a new file in memory, which has no name. The caller closes it."""
+    descriptor = os.memfd_create("multiring-call")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor
+
+
+def content_of(descriptor: int) -> bytes:
+    """Return a file's content. The descriptor's position, which processes share, is not used."""
+    pieces, at = [], 0
+    while piece := os.pread(descriptor, 1 << 24, at):
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)
+
+
+def pickled_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Return the call as bytes for `call_pickled`, together with this process's `sys.path`.
+
+    Raises:
+        ArgumentError: the function or its arguments cannot be pickled.
+    """
+    try:
+        call = _dumps((func, args, kwargs))
+    except Exception as error:
+        hint = "" if _has_cloudpickle() else "; pip install cloudpickle, which can send more than pickle"
+        raise ArgumentError(f"{func!r} or its arguments cannot be sent to other processes: {error}{hint}") from error
+    # Use two pickles, because loading the second may need modules on the path in the first.
+    return pickle.dumps(sys.path) + call
+
+
+def call_pickled(data: bytes, *first: Any) -> Any:
+    """Call the function that `pickled_call` has made `data` from, and return its result.
+
+    `first` are more arguments, before those of the call.
+    """
+    file = io.BytesIO(data)
+    sys.path += [entry for entry in pickle.load(file) if entry not in sys.path]  # noqa: S301 -- from `pickled_call`
+    func, args, kwargs = pickle.load(file)  # noqa: S301 -- from `pickled_call`, by the job's own user
+    return func(*first, *args, **kwargs)
+
+
+def pickled_outcome(outcome: object) -> bytes:
+    """Return an outcome, or an end without an outcome, as bytes.
+
+    Raises:
+        Exception: the returned value cannot be pickled.
+    """
+    return _dumps(outcome)
+
+
+def outcome_of(data: bytes) -> Outcome:
+    """Return the outcome in bytes from `pickled_outcome`."""
+    outcome: Outcome = pickle.loads(data)  # noqa: S301 -- from `pickled_outcome`, by a rank of the job
+    return outcome
 
 
 def failure_of(error: BaseException) -> Failure:

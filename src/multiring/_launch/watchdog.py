@@ -21,13 +21,17 @@ class Watchdog:
     If the launcher dies, even by kill -9, the pipe closes without the launcher's final message. Then the
     watchdog ends the job's processes. The kernel has already killed the ranks themselves (PR_SET_PDEATHSIG). The
     watchdog is needed for the processes that the ranks started.
+
+    Args:
+        job: the name of the job.
+        rank: the only rank whose processes the watchdog ends. Default: the whole job's.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, rank: int | None = None) -> None:
         watched, self._pipe = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _watch_launcher(job, watched)
+            _watch_launcher(job, rank, watched)
         os.close(watched)
 
     def watch(self, group: int) -> None:
@@ -59,7 +63,7 @@ class Watchdog:
             os.write(self._pipe, words)
 
 
-def _watch_launcher(job: str, watched: int) -> None:
+def _watch_launcher(job: str, rank: int | None, watched: int) -> None:
     """Run the watchdog and exit the process.
 
     The function never returns, because it must not unwind the launcher's stack.
@@ -77,7 +81,7 @@ def _watch_launcher(job: str, watched: int) -> None:
                     os.close(descriptor)
         heard = _listen(watched)
         if not heard.endswith(_ALL_IS_WELL):
-            end_leftovers(job, _groups(heard), _GRACE_S)
+            end_leftovers(job, _groups(heard), _GRACE_S, rank=rank)
     finally:
         os._exit(0)
 

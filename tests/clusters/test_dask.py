@@ -1,0 +1,107 @@
+"""Ranks on a Dask cluster of two hosts. `.ci/with-clusters` has Dask."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cluster_cases import (
+    cases_of,
+    check_digits,
+    check_nothing_left,
+    check_raised,
+    guide_commands,
+    guide_file,
+    losses_on_two_hosts,
+)
+from tests.support.cluster_hosts import ClusterHosts, wait_for
+
+pytest.importorskip("distributed", reason="make cluster-test has Dask")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
+    """Return two hosts with a Dask scheduler and two workers, started with the commands of the guide."""
+    folder = tmp_path_factory.mktemp("dask")
+    with ClusterHosts(folder, DASK_TEMPORARY_DIRECTORY="/dev/shm/dask") as made:  # noqa: S108 -- the host's own
+        signs = ("Scheduler at", "Registered to", "Registered to")
+        for (host, command), name, sign in zip(guide_commands("guide_dask.md"), "sab", signs, strict=False):
+            wait_for(made.start(host, name, "bash", "-c", f"exec {command}"), sign, timeout_s=240)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cases(hosts: ClusterHosts) -> dict[str, dict[str, Any]]:
+    """Return the reports of all jobs of one session."""
+    command = [sys.executable, "-m", "tests.support.cluster_drivers", "dask", f"{hosts.address(0)}:8786"]
+    code, output = hosts.run(0, *command, timeout_s=800)
+    assert code == 0, output
+    return cases_of(output)
+
+
+def test_digits_are_learnt_with_the_losses_of_multiring_run(cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    check_digits(cases["digits"], losses_on_two_hosts(tmp_path))
+
+
+@pytest.mark.parametrize(("case", "rank"), [("raise", 2), ("raise in a collective", 1), ("children", 1)])
+def test_a_ranks_error_reaches_the_driver_and_ends_the_others(
+    cases: dict[str, dict[str, Any]], case: str, rank: int
+) -> None:
+    check_raised(cases[case], rank)
+
+
+@pytest.mark.parametrize(
+    ("case", "text"), [("killed", "rank 3 was killed by SIGKILL"), ("worker killed", "is lost: Dask worker tcp://")]
+)
+def test_a_killed_rank_or_worker_is_named(cases: dict[str, dict[str, Any]], case: str, text: str) -> None:
+    assert cases[case]["error"] == "LaunchError"
+    assert text in cases[case]["text"]
+    assert cases[case]["seconds"] < 150
+
+
+def test_more_jobs_run_in_the_session(cases: dict[str, dict[str, Any]]) -> None:
+    for case in ("again", "again 2"):
+        numbers = cases[case]["result"]
+        assert [each[:4] for each in numbers] == [[0, 4, 0, 2], [1, 4, 1, 2], [2, 4, 0, 2], [3, 4, 1, 2]]
+
+
+def test_nothing_is_left_behind(cases: dict[str, dict[str, Any]], hosts: ClusterHosts) -> None:
+    assert cases["left"]["result"] == [0, 0]
+    check_nothing_left(hosts)
+
+
+def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases["secret"]["result"] == [[], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("no client", "ArgumentError", "want a dask.distributed.Client"),
+        ("too few", "LaunchError", "after 3 s the cluster has 4, on 2 workers"),
+        ("busy", "LaunchError", "got no thread of a Dask worker within 6 s"),
+        ("pickle", "ArgumentError", "cannot be sent to other processes"),
+    ],
+)
+def test_bad_input_is_an_error_in_bounded_time(
+    cases: dict[str, dict[str, Any]], case: str, error: str, text: str
+) -> None:
+    assert cases[case]["error"] == error
+    assert text in cases[case]["text"]
+    assert cases[case]["seconds"] < 100
+
+
+def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:
+    guide_file("guide_dask.md", hosts.folder)
+    (host, command) = guide_commands("guide_dask.md")[3]
+    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("(")] == [
+        f"({rank}, 4, [1.5, 1.5, 1.5])" for rank in range(4)
+    ]

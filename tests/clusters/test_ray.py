@@ -1,0 +1,125 @@
+"""Ranks on a Ray cluster of two hosts. `.ci/with-clusters` has Ray."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cluster_cases import (
+    cases_of,
+    check_digits,
+    check_nothing_left,
+    check_raised,
+    guide_commands,
+    guide_file,
+    losses_on_two_hosts,
+)
+from tests.support.cluster_hosts import ClusterHosts
+
+pytest.importorskip("ray", reason="make cluster-test has Ray")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
+    """Return two hosts with a Ray cluster."""
+    folder = tmp_path_factory.mktemp("ray")
+    with ClusterHosts(folder, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR="/dev/shm") as made:  # noqa: S108 -- the host's own
+        start_ray(made)
+        yield made
+
+
+def start_ray(made: ClusterHosts) -> None:
+    """Start the nodes with the commands of the guide."""
+    for host, command in guide_commands("guide_ray.md")[:2]:
+        code, output = made.run(
+            host, "bash", "-c", f"{command} --num-cpus=2 --object-store-memory=100000000", timeout_s=120
+        )
+        assert code == 0, output
+
+
+@pytest.fixture(scope="module")
+def cases(hosts: ClusterHosts) -> dict[str, dict[str, Any]]:
+    """Return the reports of all jobs of one session."""
+    command = [sys.executable, "-m", "tests.support.cluster_drivers", "ray", f"{hosts.address(0)}:6379"]
+    code, output = hosts.run(0, *command, timeout_s=800)
+    assert code == 0, output
+    return cases_of(output)
+
+
+def test_digits_are_learnt_with_the_losses_of_multiring_run(cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    check_digits(cases["digits"], losses_on_two_hosts(tmp_path))
+
+
+@pytest.mark.parametrize(("case", "rank"), [("raise in a collective", 1), ("children", 1)])
+def test_a_ranks_error_reaches_the_driver_and_ends_the_others(
+    cases: dict[str, dict[str, Any]], case: str, rank: int
+) -> None:
+    check_raised(cases[case], rank)
+
+
+def test_a_killed_worker_is_named(cases: dict[str, dict[str, Any]]) -> None:
+    killed = cases["killed"]
+    assert killed["error"] == "LaunchError"
+    assert "rank 3 ended without a result" in killed["text"]
+    assert killed["seconds"] < 150
+
+
+def test_more_jobs_run_in_the_session(cases: dict[str, dict[str, Any]]) -> None:
+    numbers = cases["again"]["result"]
+    assert [each[:4] for each in numbers] == [[0, 4, 0, 2], [1, 4, 1, 2], [2, 4, 0, 2], [3, 4, 1, 2]]
+    assert [each[:4] for each in cases["one host"]["result"]] == [[0, 2, 0, 2], [1, 2, 1, 2]]
+
+
+def test_nothing_is_left_behind(cases: dict[str, dict[str, Any]], hosts: ClusterHosts) -> None:
+    for case in ("left", "left 2"):
+        assert cases[case]["result"] == {"groups": [], "cpus": 4.0}
+    check_nothing_left(hosts)
+
+
+def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases["secret"]["result"] == [[], [], [], []]
+
+
+def test_horovods_executor_keeps_its_ranks(cases: dict[str, dict[str, Any]]) -> None:
+    found = cases["executor"]["result"]
+    assert found["run"] == [[0, 5.0, "pepper"], [1, 5.0, "pepper"]]
+    assert found["run again"] == [[0, 7.0, "pepper"], [1, 7.0, "pepper"]]
+    assert found["remote"] == [[0, 9.0, "pepper"], [1, 9.0, "pepper"]]
+    assert found["execute"] == [11, 11]
+    assert found["single"] == 12
+    assert found["raised"] == ["LaunchError", "ZeroDivisionError"]
+    assert [each[:4] for each in found["by host"]] == [[0, 4, 0, 2], [1, 4, 1, 2], [2, 4, 0, 2], [3, 4, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("not initialized", "StateError", "call ray.init()"),
+        ("too few", "LaunchError", "within 3 s. The cluster has CPU 4, of which are free CPU 4"),
+        ("no GPU", "LaunchError", "The cluster has GPU 0"),
+        ("pickle", "ArgumentError", "cannot be sent to other processes"),
+        ("placement", "ArgumentError", "want PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+    ],
+)
+def test_bad_input_is_an_error_in_bounded_time(
+    cases: dict[str, dict[str, Any]], case: str, error: str, text: str
+) -> None:
+    assert cases[case]["error"] == error
+    assert text in cases[case]["text"]
+    assert cases[case]["seconds"] < 100
+
+
+def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:
+    guide_file("guide_ray.md", hosts.folder)
+    (host, command) = guide_commands("guide_ray.md")[2]
+    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("(") and "pid" not in line] == [
+        f"({rank}, 4, [1.5, 1.5, 1.5])" for rank in range(4)
+    ]

@@ -1,0 +1,77 @@
+"""What every cluster's driver must report, and the reference: the same training under `multiring run` on two hosts."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster_drivers import MARK
+from tests.support.cluster_hosts import ClusterHosts
+from tests.support.page_blocks import BLOCK, ROOT
+
+STEPS = 60
+
+
+def cases_of(output: str) -> dict[str, dict[str, Any]]:
+    """Return the driver's reports by case. Repeated cases are numbered."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines():
+        if MARK in line:
+            case = json.loads(line[line.index(MARK) + len(MARK) :])
+            name = case["case"]
+            found[f"{name} {sum(each.startswith(name) for each in found) + 1}" if name in found else name] = case
+    return found
+
+
+def losses_on_two_hosts(folder: Path) -> list[float]:
+    """Return the losses of `learn_digits` on two virtual hosts with two ranks each, without any cluster."""
+    command = [sys.executable, "-m", "multiring", "lab", "--hosts", "2", "--slots", "2", "--", sys.executable]
+    program = ["-m", "tests.support.cluster_programs", str(STEPS)]
+    ended = subprocess.run([*command, *program], capture_output=True, text=True, cwd=folder, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stdout.splitlines() if "losses" in line]
+    losses: list[float] = json.loads(line[line.index("{") :])["losses"]
+    return losses
+
+
+def check_digits(case: dict[str, Any], reference: list[float]) -> None:
+    """Check that four ranks on two hosts have learnt the digits, and that their losses are the reference."""
+    ranks = case["result"]
+    assert [each["rank"] for each in ranks] == [0, 1, 2, 3], case
+    assert [each["local"] for each in ranks] == [[0, 2], [1, 2], [0, 2], [1, 2]]
+    hosts = [each["host"] for each in ranks]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+    assert ranks[0]["accuracy"] > 0.85
+    assert all(each["losses"] == reference for each in ranks)
+
+
+def check_raised(case: dict[str, Any], rank: int, *, has_cause: bool = True) -> None:
+    """Check that the error of `rank` has arrived with its traceback."""
+    assert case["error"] == "LaunchError", case
+    assert f"rank {rank} raised" in case["text"]
+    assert f"ZeroDivisionError: rank {rank} divides" in case["text"]
+    assert "cluster_programs.py" in case["text"]
+    assert case["cause"] == ("ZeroDivisionError" if has_cause else None)
+    assert case["seconds"] < 150
+
+
+def check_nothing_left(hosts: ClusterHosts) -> None:
+    """Check that no process of a rank is left on the hosts."""
+    for host in (0, 1):
+        left = [line for line in hosts.processes(host) if "sleep 43" in line or "multiring._launch" in line]
+        assert not left
+
+
+def guide_commands(page: str) -> list[tuple[int, str]]:
+    """Return the commands that a guide shows with a host's prompt: the host's number and the command."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [(int(host), command) for host, command in re.findall(r"^host(\d)\$ (.*)$", text, re.MULTILINE)]
+
+
+def guide_file(page: str, folder: Path) -> None:
+    """Write the files that a guide tells the reader to save."""
+    for block in BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        if block["file"]:
+            (folder / block["file"]).write_text(block["text"], encoding="utf-8")
