@@ -23,7 +23,7 @@ demo: build  ## Train on handwritten digits with two processes
 # The tests start hundreds of processes, so Python must write bytecode files even if the shell's environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## Run the tests
-	pytest -n $(WORKERS) --dist worksteal --ignore=tests/slurm $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist worksteal --ignore=tests/slurm --ignore=tests/ssh $(PYTEST_ARGS)
 
 # The number of concurrent tests. It may exceed the number of cores, because most tests wait for ranks.
 WORKERS ?= 3
@@ -35,6 +35,14 @@ slurm-test: build  ## Run the tests on a real Slurm (as root; installs Debian's 
 	.ci/slurm-packages
 	pytest -n 2 --dist loadfile $(SLURM_ARGS)
 SLURM_ARGS ?= tests/slurm
+
+# Real sshd on three virtual hosts. The tests of a file share the hosts, so a file is one process's.
+.PHONY: ssh-test
+ssh-test: export PYTHONDONTWRITEBYTECODE =
+ssh-test: build  ## Run the tests on hosts with a real sshd (as root; installs Debian's openssh-server)
+	.ci/ssh-packages
+	pytest -n 2 --dist loadfile $(SSH_ARGS)
+SSH_ARGS ?= tests/ssh
 
 # With torch's CUDA build, which the first run fetches into the user's cache (526 MB).
 .PHONY: test-cuda

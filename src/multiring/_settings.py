@@ -54,12 +54,10 @@ class Settings:
         "MULTIRING_RANK_PROCESS", str, None, "set by init", "tells child processes which process is the rank"
     )
     launched_in: str | None = _setting(
-        "MULTIRING_LAUNCHED_IN",
-        str,
-        None,
-        "set by multiring run",
-        "variables of other launchers when the job started; a process with different ones was started by a launcher "
-        "inside the job",
+        "MULTIRING_LAUNCHED_IN", str, None, "set by multiring run", "shows whether a launcher is within the job"
+    )
+    reports: str | None = _setting(
+        "MULTIRING_REPORTS", str, None, "set by multiring run", "socket for the ranks' reports to the launcher"
     )
     engine: str = _setting(
         "MULTIRING_ENGINE",
@@ -435,13 +433,13 @@ class JobNews(Enum):
 RANK_JOINS, RANK_LOST = b"J%d", b"L%d %d"
 
 
-def roll_address(rendezvous: str) -> str:
-    """Return the abstract socket at which the launcher receives ranks' messages.
+def roll_address(reports: str) -> str:
+    """Return the address of the abstract socket at which the launcher receives ranks' messages.
 
     Args:
-        rendezvous: the job's rendezvous address, "@name".
+        reports: the value of MULTIRING_REPORTS, "@name".
     """
-    return f"\0{rendezvous[1:]}-met"
+    return f"\0{reports[1:]}-met"
 
 
 _Values = dict[str, Any]

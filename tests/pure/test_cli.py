@@ -258,6 +258,7 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "-n N",
         "--hosts H:N,...",
         "--hostfile FILE",
+        "--launcher NAME",
         "--horovod",
         "--timeline FILE",
         "--env NAME=VALUE",

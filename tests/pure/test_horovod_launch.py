@@ -101,7 +101,7 @@ def test_several_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
     script = (
         "echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK $HOROVOD_CROSS_RANK $HOROVOD_HOSTNAME ${PYTHONPATH%%:*}"
     )
-    assert main(["run", "--horovod", "--hosts", "a:2,b:1", "--", "sh", "-c", script]) == 0
+    assert main(["run", "--launcher", "mpiexec", "--horovod", "--hosts", "a:2,b:1", "--", "sh", "-c", script]) == 0
     assert capfd.readouterr().out.splitlines() == [
         f"0/3 0 0 a {PACKAGES}",
         f"1/3 1 0 a {PACKAGES}",

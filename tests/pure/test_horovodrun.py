@@ -8,7 +8,7 @@ import pytest
 
 from multiring._cli import horovodrun, main
 from multiring._cli import run as run_command
-from multiring._launch import JobOptions
+from multiring._launch import HostsLauncher, JobOptions
 
 Call = tuple[list[str], int | None, str | None, JobOptions]
 # Options of horovodrun 0.28.1, extracted by ast from horovod/runner/launch.py of its source distribution.
@@ -37,8 +37,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         made.append((command, ranks, None, options))
         return 7
 
-    def over_hosts(command: list[str], hosts: str, ranks: int | None, options: JobOptions) -> int:
-        made.append((command, ranks, hosts, options))
+    def over_hosts(
+        command: list[str], hosts: str, ranks: int | None, options: JobOptions, launcher: HostsLauncher
+    ) -> int:
+        made.append((command, ranks, f"{hosts} by {launcher.value}", options))
         return 7
 
     monkeypatch.setattr(run_command, "run_local", local)
@@ -58,9 +60,9 @@ def test_every_option_of_horovodrun_is_known() -> None:
     [
         (["-np", "2"], 2, None),
         (["-np", "2", "-H", "localhost:4"], 2, None),
-        (["-np", "4", "-H", "a:4,b:4"], 4, "a:4,b:4"),
-        (["--gloo", "-np", "3", "--hosts", "localhost:2,b:4"], 3, "localhost:2,b:4"),
-        (["--mpi", "-np", "2"], 2, "localhost:2"),
+        (["-np", "4", "-H", "a:4,b:4"], 4, "a:4,b:4 by ssh"),
+        (["--gloo", "-np", "3", "--hosts", "localhost:2,b:4"], 3, "localhost:2,b:4 by ssh"),
+        (["--mpi", "-np", "2"], 2, "localhost:2 by mpiexec"),
     ],
 )
 def test_ranks_and_hosts(calls: list[Call], words: list[str], ranks: int, hosts: str | None) -> None:
@@ -73,7 +75,7 @@ def test_ranks_and_hosts(calls: list[Call], words: list[str], ranks: int, hosts:
 def test_a_file_of_hosts(calls: list[Call], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n", encoding="utf-8")
     main(["horovodrun", "-np", "3", "-hostfile", str(tmp_path / "hosts"), "true"])
-    assert calls[0][1:3] == (3, "a:2,b:2")
+    assert calls[0][1:3] == (3, "a:2,b:2 by ssh")
 
 
 def test_what_is_there_does_the_same(calls: list[Call], capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +88,7 @@ def test_what_is_there_does_the_same(calls: list[Call], capsys: pytest.CaptureFi
     assert options.logs(3, 12) == ("rank.03/stdout", "rank.03/stderr")
     assert options.logs(3, 10) == ("rank.3/stdout", "rank.3/stderr")
     assert options.mpiexec_words == ("-x", "a b")
+    assert options.ssh_words == ("-p", "2222", "-i", "key")
     assert options.variables == {
         "HOROVOD_TIMELINE_MARK_CYCLES": "1",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
@@ -185,7 +188,7 @@ def test_a_configuration_says_what_options_say_and_these_win(calls: list[Call], 
     (tmp_path / "c.yaml").write_text(CONFIGURATION, encoding="utf-8")
     main(["horovodrun", "-np", "2", "--config-file", str(tmp_path / "c.yaml"), "--stall-check", "true"])
     _, _, hosts, options = calls[0]
-    assert hosts == "localhost:2"
+    assert hosts == "localhost:2 by mpiexec"
     assert options.timeline == Path("t.json").absolute()
     assert options.variables == {
         "HOROVOD_FUSION_THRESHOLD": str(32 * 2**20),

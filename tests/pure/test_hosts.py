@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from multiring._cli import main
-from multiring._launch.hosts import command_line, rendezvous_of
 from multiring._launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hostfile, parse_hosts
+from multiring._launch.over_mpiexec import command_line, rendezvous_of
 from multiring._settings import Settings
 from multiring.errors import ArgumentError, UnsupportedError
 
@@ -107,7 +107,7 @@ def test_fewer_ranks_fill_the_first_places() -> None:
 
 def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["run", "--hosts", "a:2", "--", "prog"]) == 127
+    assert main(["run", "--launcher", "mpiexec", "--hosts", "a:2", "--", "prog"]) == 127
     assert "pip install mpich" in capsys.readouterr().err
 
 
@@ -116,9 +116,10 @@ def test_no_mpiexec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     [
         (["-n", "5", "--hosts", "a:2,b:2", "--", "prog"], "5 ranks, but a:2,b:2 has places for 4; want fewer"),
         (
-            ["--stdin", "1", "--hosts", "a:2,b:2", "--", "prog"],
-            "--stdin 1: on several hosts only rank 0 can read standard input",
+            ["--stdin", "1", "--launcher", "mpiexec", "--hosts", "a:2,b:2", "--", "prog"],
+            "--stdin 1 with --launcher mpiexec: only rank 0 can read standard input",
         ),
+        (["--stdin", "4", "--hosts", "a:2,b:2", "--", "prog"], "want a rank from 0 to 3"),
         (["--hosts", "a:2,b:", "--", "prog"], "'b:' is not HOST:RANKS"),
         (["--hosts", "a:2"], "no command to run"),
     ],
@@ -128,10 +129,16 @@ def test_wrong_words_are_one_line_and_2(arguments: list[str], words: str, capsys
     assert words in capsys.readouterr().err
 
 
+def test_no_ssh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["run", "--hosts", "a:2", "--", "prog"]) == 127
+    assert "there is none on PATH: install it (Debian: openssh-client)" in capsys.readouterr().err
+
+
 def test_an_unknown_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     be_mpiexec(tmp_path, "echo LAM 7")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert main(["run", "--hosts", "a:2", "--", sys.executable]) == 2
+    assert main(["run", "--launcher", "mpiexec", "--hosts", "a:2", "--", sys.executable]) == 2
     with pytest.raises(UnsupportedError, match="--version says 'LAM 7'"):
         mpiexec_of("LAM 7\n")
 
@@ -144,7 +151,7 @@ def test_mpiexec_gets_the_secret_in_its_environment_only(
     monkeypatch.setenv("MULTIRING_RANK", "0")  # left over from an outer job
     monkeypatch.setenv("MULTIRING_SIZE", "1")
     monkeypatch.setenv("MULTIRING_STALL_WARN_S", "9")
-    assert main(["run", "--hosts", "a:2", "--", "prog", "x y"]) == 7
+    assert main(["run", "--launcher", "mpiexec", "--hosts", "a:2", "--", "prog", "x y"]) == 7
     line, *variables = capfd.readouterr().out.splitlines()
     told = dict(word.split("=", 1) for word in variables)
     assert line.endswith(f"-wdir {Path.cwd()} prog x y")

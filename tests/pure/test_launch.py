@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank
-from multiring._launch.output import LineTagger, Outlet, RankStream
+from multiring._launch.output import LineTagger, Outlet, RankStream, ShownOutput
 from multiring._launch.watchdog import _groups
 
 
@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_written_is_reported_and_the_stream_goes_on() -> No
     reader, writer = os.pipe()
     outlet = Outlet(-1)
     with Path("/dev/full").open("wb", buffering=0) as full:
-        stream = RankStream(os.fdopen(reader, "rb", buffering=0), LineTagger(b"> "), outlet, full)
+        stream = RankStream(os.fdopen(reader, "rb", buffering=0), ShownOutput(LineTagger(b"> "), outlet, full))
         os.write(writer, b"one\ntwo")
         assert stream.read_some()
         assert stream.log_failure is not None

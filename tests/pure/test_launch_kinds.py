@@ -11,7 +11,7 @@ import pytest
 
 from multiring._launch.commands import refuse_places
 from multiring._launch.host_output import HostTagger
-from multiring._launch.local import torch_environment
+from multiring._launch.rank_starts import HostPlace, torch_environment
 from multiring._runtime.rails.reach import refuse_shared_addresses
 from multiring._runtime.rails.select import RailEndpoint
 from multiring._settings import Settings, environment_of
@@ -110,9 +110,20 @@ def test_a_number_is_in_its_range_or_an_error_names_it(name: str) -> None:
 
 # -- variables that --env cannot set
 
+ALONE = HostPlace(
+    hosts=(("localhost", 1),),
+    index=0,
+    job="j",
+    rendezvous="@x",
+    reports="@x",
+    secret="s",  # noqa: S106 -- of no job
+    threads=1,
+    torch_address="127.0.0.1",
+    torch_port=1234,
+)
 LAUNCHERS = {
     **environment_of(rank=0, size=1, local_rank=0, local_size=1, rendezvous="@x", job="j"),
-    **torch_environment(0, 1, 1234, {}),
+    **torch_environment(ALONE, 0, {}),
 }
 
 
@@ -124,7 +135,7 @@ def test_env_is_taken_or_refused_never_replaced(name: str) -> None:
     except ArgumentError as error:
         assert f"--env {name}='31999'" in str(error)  # noqa: PT017 -- or it is taken
         return
-    assert torch_environment(0, 1, 1234, given)[name] == "31999"
+    assert torch_environment(ALONE, 0, given)[name] == "31999"
 
 
 # -- closed standard streams

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 LAB = "needs root; tests/wire/test_lab.py"
-HOSTS = "needs hosts a and b; tests/wire/test_lab_run_hosts.py uses virtual hosts"
+HOSTS = "needs hosts a and b; tests/ssh uses virtual hosts"
+GUIDE = "tests/ssh/test_ssh_guide.py runs it on virtual hosts"
 BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use small sizes"
 PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
 MPI = "needs an mpiexec; tests/wire/test_launchers.py"
@@ -44,6 +45,9 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "multiring run -n 2 program.py",
     ),
     ("README.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
+    ("guide_ssh.md", "multiring run --hosts a:2,b:2 train.py"): Read(GUIDE),
+    ("guide_ssh.md", "multiring run --hosts a:2,b:2 --max-restarts 3 --log-dir logs train.py"): Read(GUIDE),
+    ("run.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
     ("install.md", "make demo"): Read(DIGITS),
     ("install.md", "make test"): Read("runs this test itself"),
     ("install.md", "pip install ."): Read(SHELL),

@@ -37,7 +37,7 @@ def run(mpi: str, hosts: str, *command: str, **variables: str) -> subprocess.Com
     path = {"PATH": f"{folders}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     lab = [sys.executable, "-m", "multiring", "lab", "--hosts", "2", "--", "sh", "-c", script, "sh"]
     return subprocess.run(
-        [*lab, "--hosts", hosts, "--", *command],
+        [*lab, "--launcher", "mpiexec", "--hosts", hosts, "--", *command],
         env=kept | more | allowed | path | variables,
         capture_output=True,
         text=True,

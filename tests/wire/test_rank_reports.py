@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from multiring._launch.job import Job, Start
+from multiring._launch.job import Job
+from multiring._launch.job_process import Start
 from multiring._launch.rank_reports import RankReports
 from multiring._settings import RANK_JOINS, RANK_LOST, roll_address
 

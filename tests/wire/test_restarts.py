@@ -132,8 +132,8 @@ def test_who_stops_the_job_has_stopped_it(tmp_path: Path, number: signal.Signals
     assert "all ranks, with a new secret" not in said
 
 
-def test_several_hosts_restart_otherwise() -> None:
-    words = ["-m", "multiring", "run", "--hosts", "a:1,b:1", "--max-restarts", "1", "true"]
+def test_mpiexec_cannot_restart() -> None:
+    words = ["-m", "multiring", "run", "--launcher", "mpiexec", "--hosts", "a:1,b:1", "--max-restarts", "1", "true"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert "--max-restarts 1 with several hosts" in done.stderr
+    assert "--max-restarts 1 with --launcher mpiexec" in done.stderr

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from multiring._cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
 from multiring._cli.run import program_of, start
-from multiring._launch import JobOptions, horovod_without_effect, parse_hostfile
+from multiring._launch import HostsLauncher, JobOptions, horovod_without_effect, parse_hostfile
 from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._settings import environment_of
 from multiring._version import VERSION
@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="interfaces on which ranks listen; several become rails",
     )
-    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port for mpiexec's ssh")
-    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for mpiexec's ssh")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port for ssh")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh")
     parser.add_argument("--mpi-args", metavar="WORDS", help="more arguments for mpiexec")
     _add_known(parser)
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM...", help="the program of every rank")
@@ -142,8 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
         timeline=None if arguments.timeline_filename is None else file_path(arguments.timeline_filename),
         variables=variables,
         mpiexec_words=_words_of(arguments.mpi_args or ""),
+        ssh_words=_ssh_words(arguments),
     )
-    return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options)
+    launcher = HostsLauncher.MPIEXEC if arguments.mpi or arguments.mpi_args else HostsLauncher.SSH
+    return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options, launcher)
 
 
 def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -160,12 +162,16 @@ def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.nics is not None:
         several = "," in arguments.nics
         told |= environment_of(**({"rails": arguments.nics} if several else {"interface": arguments.nics}))
-    ssh = [] if arguments.ssh_port is None else ["-p", str(arguments.ssh_port)]
-    ssh += [] if arguments.ssh_identity_file is None else ["-i", arguments.ssh_identity_file]
-    if ssh:  # the variables are for Hydra, Open MPI 5 and Open MPI 4
+    ssh = _ssh_words(arguments)
+    if ssh and (arguments.mpi or arguments.mpi_args):  # the variables are for Hydra, Open MPI 5 and Open MPI 4
         named = ("HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args")
         told |= dict.fromkeys(named, shlex.join(ssh))
     return told
+
+
+def _ssh_words(arguments: argparse.Namespace) -> tuple[str, ...]:
+    port = () if arguments.ssh_port is None else ("-p", str(arguments.ssh_port))
+    return port + (() if arguments.ssh_identity_file is None else ("-i", arguments.ssh_identity_file))
 
 
 def _words_of(text: str) -> tuple[str, ...]:
@@ -176,7 +182,7 @@ def _words_of(text: str) -> tuple[str, ...]:
 
 
 def _hosts(arguments: argparse.Namespace) -> str | None:
-    """Return the hosts for mpiexec, or None if this process starts the ranks itself."""
+    """Return the hosts, or None if this process starts the ranks itself."""
     hosts = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
     spelt: str = f"localhost:{arguments.num_proc}" if hosts is None else hosts
     places = first_places(parse_hosts(spelt), arguments.num_proc)

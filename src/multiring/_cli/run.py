@@ -1,11 +1,11 @@
-"""multiring run: start a command as N ranks on this machine, or with --hosts on several, by the mpiexec on PATH.
+"""multiring run: start a command as N ranks on this machine, or with --hosts on several, by ssh.
 
 A Python file is started with this Python. Every output line is tagged with its rank. When a rank fails, its last lines
 are shown, the others are stopped, and its exit code is returned (128 + n for signal n). After Ctrl-C or SIGTERM the
 ranks have --grace seconds to save their work; a second signal kills them at once. The command ends every process of the
-job. On several hosts mpiexec does all this in its own way. With --horovod, a program that imports horovod gets
-multiring (docs/horovod.md). With --timeline, one file shows what all ranks did (docs/timeline.md). docs/run.md has all
-details.
+job, also on several hosts. With --launcher mpiexec, the mpiexec on PATH starts the ranks and does all this in its own
+way. With --horovod, a program that imports horovod gets multiring (docs/horovod.md). With --timeline, one file shows
+what all ranks did (docs/timeline.md). docs/run.md has all details.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 from multiring._cli.run_file import read_options
 from multiring._launch import (
     CommandError,
+    HostsLauncher,
     JobOptions,
     horovod_without_effect,
     parse_hostfile,
@@ -64,8 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "multiring run (-n N | --hosts H:N,... | --hostfile FILE) [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
     parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks; mpiexec starts the ranks")
+    where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks, which ssh reaches")
     where.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
+    parser.add_argument(
+        "--launcher",
+        choices=[each.value for each in HostsLauncher],
+        metavar="NAME",
+        help="what starts the ranks on other hosts: ssh (default), or the mpiexec on PATH",
+    )
     parser.add_argument(
         "--horovod", action="store_true", default=None, help="let `import horovod` import multiring in the ranks"
     )
@@ -116,15 +123,22 @@ def run(arguments: argparse.Namespace) -> int:
         max_restarts=asked.max_restarts or 0,
     )
     command = program_of(asked.program)
-    return start(command, asked.ranks, hosts, options)
+    launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)
+    return start(command, asked.ranks, hosts, options, launcher)
 
 
-def start(command: list[str], ranks: int | None, hosts: str | None, options: JobOptions) -> int:
+def start(
+    command: list[str],
+    ranks: int | None,
+    hosts: str | None,
+    options: JobOptions,
+    launcher: HostsLauncher = HostsLauncher.SSH,
+) -> int:
     """Run a job on this machine or on `hosts`, and return its exit code."""
     options = _with_clear_timeline(options)
     try:
         if hosts is not None:
-            return run_over_hosts(command, hosts, ranks, options)
+            return run_over_hosts(command, hosts, ranks, options, launcher)
         return run_local(command, ranks or 1, options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)

@@ -45,6 +45,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         "ranks": ("an integer >= 1", lambda value: _count(value) and value != 0, "ranks", int),
         "hosts": ("text like a:4,b:4", _text, "hosts", str),
         "hostfile": ("the path of a file", _text, "hostfile", Path),
+        "launcher": ("ssh or mpiexec", lambda value: value in ("ssh", "mpiexec"), "launcher", str),
         "horovod": ("true or false", lambda value: isinstance(value, bool), "horovod", bool),
         "timeline": ("the path of a file", _text, "timeline", Path),
         "env": (

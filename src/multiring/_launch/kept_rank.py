@@ -14,7 +14,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from multiring._launch.job import Job, JobProcess, Start
+from multiring._launch.job import Job
+from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.leftovers import (
     adopt_orphans,
     children_here,
@@ -23,8 +24,8 @@ from multiring._launch.leftovers import (
     reap_adopted,
     signal_processes,
 )
-from multiring._launch.local import die_with, dying_with
 from multiring._launch.pickled_call import CallFiles, content_of
+from multiring._launch.rank_starts import die_with, dying_with
 from multiring._launch.watchdog import Watchdog
 from multiring._settings import Settings
 from multiring.errors import StateError

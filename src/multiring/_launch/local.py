@@ -1,20 +1,19 @@
 """Run a command as N ranks on this machine, and end every process of the job."""
 
 import contextlib
-import ctypes
 import os
 import secrets
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from multiring._launch.commands import check_can_run, environment_of_process, refuse_places
-from multiring._launch.cores import cores_of_cpus, share_cpus, thread_variables, threads_per_rank, usable_cpus
-from multiring._launch.horovod import horovod_environment, positions_on
-from multiring._launch.job import Job, JobOptions, JobProcess, Start, text_of
+from multiring._launch.commands import check_can_run, refuse_places
+from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
+from multiring._launch.job import Job, JobOptions
+from multiring._launch.job_process import JobProcess, Start, text_of
 from multiring._launch.leftovers import (
     adopt_orphans,
     children_here,
@@ -24,15 +23,14 @@ from multiring._launch.leftovers import (
     signal_processes,
 )
 from multiring._launch.rank_reports import ANY, RankReports, catches, lives, name_of
+from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._launch.watchdog import Watchdog
-from multiring._runtime.engines.nvml import visible_gpus
-from multiring._settings import TORCH_PLACE, JobNews, Settings, inherited_environment
+from multiring._settings import JobNews, Settings, inherited_environment
 from multiring.errors import ArgumentError
 
-_PR_SET_PDEATHSIG = 1
 _MOST_EARLY_FAILURES = 2
-_LONG_S = 60.0  # a job that ran this long counts as having made progress, even without a report
+LONG_S = 60.0  # a job that ran this long counts as having made progress, even without a report
 
 
 def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = None) -> int:
@@ -62,7 +60,28 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
     if options.stdin_rank is not None and not 0 <= options.stdin_rank < ranks:
         raise ArgumentError(f"rank {options.stdin_rank} cannot read standard input: want a rank from 0 to {ranks - 1}")
     check_can_run("multiring run", command, environment)
-    job = _made(command, ranks, options, environment)
+    return run_with_restarts(lambda current: _made(command, ranks, current, environment), options)
+
+
+class RestartableJob(Protocol):
+    """A job as `run_with_restarts` sees it."""
+
+    was_stopped: bool
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the ranks made progress; valid after the job's end."""
+
+    def run(self) -> int:
+        """Run the job to its end and return its exit code."""
+
+
+def run_with_restarts(make: Callable[[JobOptions], RestartableJob], options: JobOptions) -> int:
+    """Run the job that `make` returns, and start it again as `options` allow; return the exit code of the last run.
+
+    `make` is called once for each start, with the options for this start.
+    """
+    job = make(options)
     code = job.run()
     early = 0  # the number of failures in a row before the first step
     for restart in range(1, options.max_restarts + 1):
@@ -73,15 +92,13 @@ def run_local(command: Sequence[str], ranks: int, options: JobOptions | None = N
             _say("the job failed twice before its first step, so another start would fail too: not started again")
             return code
         _say(f"start {restart + 1} of at most {options.max_restarts + 1}: all ranks, with a new secret")
-        logs = options.logs
-        job = _made(
-            command,
-            ranks,
-            replace(options, logs=lambda *rank: _in_folder(f"restart-{restart}", logs(*rank))),  # noqa: B023 -- called now
-            environment,
-        )
+        job = make(replace(options, logs=_logs_of_restart(options, restart)))
         code = job.run()
     return code
+
+
+def _logs_of_restart(options: JobOptions, restart: int) -> Callable[[int, int], tuple[str, str]]:
+    return lambda *rank: _in_folder(f"restart-{restart}", options.logs(*rank))
 
 
 def _say(text: str) -> None:
@@ -92,75 +109,26 @@ def _in_folder(folder: str, names: tuple[str, str]) -> tuple[str, str]:
     return f"{folder}/{names[0]}", f"{folder}/{names[1]}"
 
 
-def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: Mapping[str, str]) -> "_LocalJob":
+def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: Mapping[str, str]) -> "LocalJob":
     """Return a new job, not yet started, with its own name and secret."""
     token, secret = secrets.token_hex(8), secrets.token_hex(32)
     rendezvous = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
-    core_of = cores_of_cpus(usable_cpus())
-    threads = threads_per_rank(core_of, ranks)
-    die_with_us = dying_with(os.getpid())
-    places = positions_on([("localhost", ranks)])
-    port = _free_port()
-    starts = [
-        Start(
-            name=f"rank {rank}",
-            tag=f"[{rank}] ",
-            log_files=options.logs(rank, ranks),
-            command=tuple(command),
-            environment=environment_of_process(
-                environment,
-                threads,
-                rank=rank,
-                size=ranks,
-                local_rank=rank,
-                local_size=ranks,
-                rendezvous=rendezvous,
-                secret=secret,
-                job=job,
-                **({} if options.timeline is None else {"timeline": options.timeline}),
-            )
-            | torch_environment(rank, ranks, port, options.variables)
-            | (horovod_environment(environment, place) if options.horovod else {}),
-            prepare=_preparation(die_with_us, cpus),
-            has_stdin=rank == options.stdin_rank,
-        )
-        for rank, (cpus, place) in enumerate(zip(share_cpus(core_of, ranks), places, strict=True))
-    ]
-    is_ours = ranks > 1 and thread_variables(environment, threads)  # the user has not chosen a number of threads
-    said = [_shares_told(ranks, len(core_of), threads)] if is_ours else []
-    gpus = visible_gpus(environment)
-    said += [_gpus_told(ranks, gpus)] if 0 < gpus < ranks else []
-    return _LocalJob(job, starts, options, rendezvous, said)
-
-
-def _shares_told(ranks: int, cpus: int, threads: int) -> str:
-    share = f"{ranks} ranks share {cpus} CPUs" if ranks > cpus else f"each of the {ranks} ranks has CPUs of its own"
-    many = "1 thread" if threads == 1 else f"{threads} threads"
-    return f"{share}, and each computes with {many}; set OMP_NUM_THREADS for another number"
-
-
-def _gpus_told(ranks: int, gpus: int) -> str:
-    many = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-    return f"{ranks} ranks share {many} of this host; -n {gpus} gives each rank a GPU of its own"
-
-
-def torch_environment(rank: int, ranks: int, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a rank for torch's `init_process_group`.
-
-    Programs need them if they do not use multiring's own functions.
-
-    Variables in `chosen`, such as the address and the port of torch's store, keep their values.
-    """
-    place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks, "address": "127.0.0.1", "port": port}
-    return {name: chosen.get(name, str(place[key])) for key, name in TORCH_PLACE.items()}
-
-
-def _free_port() -> int:
-    """Return a free TCP port, on which rank 0 of torch may listen later."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    cores = cores_of_cpus(usable_cpus())
+    threads = threads_per_rank(cores, ranks)
+    place = HostPlace(
+        hosts=(("localhost", ranks),),
+        index=0,
+        job=job,
+        rendezvous=rendezvous,
+        reports=rendezvous,
+        secret=secret,
+        threads=threads,
+        torch_address="127.0.0.1",
+        torch_port=free_port(),
+    )
+    starts = rank_starts(command, place, options, environment)
+    return LocalJob(job, starts, options, rendezvous, shares_told(ranks, len(cores), threads, environment))
 
 
 def job_name(outer: str | None, token: str) -> str:
@@ -171,26 +139,34 @@ def job_name(outer: str | None, token: str) -> str:
     return f"{outer}/{token}" if outer else token
 
 
-class _LocalJob(Job):
-    """A job of ranks on this host. A watchdog process ends leftover processes if this process is killed."""
+class LocalJob(Job):
+    """A job of ranks on this host. A watchdog process ends leftover processes if this process is killed.
+
+    Args:
+        name: the job's name.
+        starts: the ranks.
+        options: the job's options.
+        reports: the address at which ranks report, as in MULTIRING_REPORTS.
+        said: messages to print at the start of the job.
+    """
 
     def __init__(
-        self, name: str, starts: Sequence[Start], options: JobOptions, rendezvous: str, said: Sequence[str]
+        self, name: str, starts: Sequence[Start], options: JobOptions, reports: str, said: Sequence[str]
     ) -> None:
         super().__init__(starts, options.log_dir, options.grace_s)
         self._name = name
-        self._rendezvous = rendezvous
-        self._said = said  # messages to print at the start of the job
+        self._reports_at = reports
+        self._said = said
         self._held_back: dict[int, set[int]] = {}  # first process of a rank -> the signals to send after the rank joins
         self._began_s = time.monotonic()
 
     @property
     def made_progress(self) -> bool:
         """Whether the ranks reported progress (a step, a save), or ran for a minute; valid after the job's end."""
-        return JobNews.PROGRESS.value in self._reports.news or time.monotonic() - self._began_s >= _LONG_S
+        return JobNews.PROGRESS.value in self._reports.news or time.monotonic() - self._began_s >= LONG_S
 
     def _open(self, stack: contextlib.ExitStack) -> None:
-        self._reports = RankReports(self._rendezvous)
+        self._reports = RankReports(self._reports_at)
         stack.callback(self._reports.close)
         for each in self._said:
             self._say(each)
@@ -266,33 +242,3 @@ class _LocalJob(Job):
                 f"none of the {len(self._members)} ranks joined the job: each of them seems to have run the whole "
                 "program on its own. Call multiring.init() in the program, directly or through a library; or use -n 1"
             )
-
-
-def _preparation(die_with_us: Callable[[], None], cpus: frozenset[int]) -> Callable[[], None]:
-    def prepare() -> None:
-        die_with_us()
-        os.sched_setaffinity(0, cpus)
-
-    return prepare
-
-
-def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent process ends.
-
-    `parent` is the ID of the process that started this one.
-    """
-    dying_with(parent)()
-
-
-def dying_with(parent: int) -> Callable[[], None]:
-    """Return a function that makes the kernel kill a child of `parent` when `parent` ends.
-
-    The child calls the function, possibly between fork and exec.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def die_with_parent() -> None:
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:
-            os._exit(1)  # the parent died before prctl took effect
-
-    return die_with_parent

@@ -67,6 +67,25 @@ def group_here() -> Path | None:
     return memory_group(_read(Path("/proc/self/cgroup")))
 
 
+class MemoryKills:
+    """Tells whether processes of this control group were killed for lack of memory since the creation of the object."""
+
+    def __init__(self) -> None:
+        self._group = group_here()
+        self._before = killed_for_memory(self._group)
+
+    def told(self) -> str:
+        """Return a text for the user that says why a process was killed, or an empty text."""
+        if killed_for_memory(self._group) <= self._before:
+            return ""
+        limit = limit_bytes(self._group)
+        most = "" if limit is None else f" of {limit / (1 << 20):.0f} MiB"
+        return (
+            f"the system killed it, because the memory of its control group{most} ({self._group}) was used up: raise "
+            "the limit, or use smaller models, smaller batches or fewer ranks"
+        )
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace")

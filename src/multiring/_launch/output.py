@@ -122,6 +122,37 @@ class Tagger(Protocol):
         """Record that other output follows the unfinished line returned last."""
 
 
+class Sink(Protocol):
+    """Where the output of a process goes: an Outlet, or the connection of an agent."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more output should be added at the moment."""
+
+    def add(self, data: bytes, tagger: Tagger | None = None) -> None:
+        """Take `data`, made by `tagger`."""
+
+
+class Untagged:
+    """Returns a stream unchanged, for another process that puts tags before its lines."""
+
+    has_marks = False
+
+    def __init__(self) -> None:
+        self.last_lines: deque[bytes] = deque(maxlen=0)
+
+    def feed(self, data: bytes) -> bytes:
+        """Return `data`."""
+        return data
+
+    def finish(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def interrupt(self) -> None:
+        """Do nothing."""
+
+
 class Outlet:
     """A queue for one of the launcher's own outputs.
 
@@ -191,56 +222,45 @@ def outlets() -> tuple[Outlet, Outlet]:
     return first, first if is_one else Outlet(2)
 
 
-class RankStream:
-    """One rank's stdout or stderr.
+class RankOutput(Protocol):
+    """The stdout or stderr of one process of the job."""
 
-    It is read from a pipe, and the tagged lines go to an outlet. The log file gets the raw bytes, or the tagged lines
-    if the raw bytes contain marks.
+    log_failure: OSError | None
+
+    @property
+    def last_lines(self) -> list[bytes]:
+        """The latest complete lines."""
+
+    def drain(self) -> None:
+        """Take the data that an ended process has left."""
+
+    def close(self) -> None:
+        """Pass the rest of the output on."""
+
+
+class ShownOutput:
+    """Shows a process's stdout or stderr.
+
+    The tagged lines go to an outlet. The log file gets the raw bytes, or the tagged lines if the raw bytes contain
+    marks.
     """
 
     def __init__(
-        self,
-        pipe: IO[bytes],
-        tagger: Tagger,
-        outlet: Outlet,
-        log: BinaryIO | None,
-        folder: TracebackFolder | None = None,
+        self, tagger: Tagger, outlet: Sink, log: BinaryIO | None, folder: TracebackFolder | None = None
     ) -> None:
         self._folder = folder
-        self._pipe = pipe
         self._tagger = tagger
         self._log = log
         self.outlet = outlet
         self.log_failure: OSError | None = None
-        os.set_blocking(pipe.fileno(), False)
-
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor to poll, valid while the stream is open."""
-        return self._pipe.fileno()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the stream may still deliver data."""
-        return not self._pipe.closed
 
     @property
     def last_lines(self) -> list[bytes]:
         """The latest complete lines."""
         return list(self._tagger.last_lines)
 
-    def read_some(self) -> bool:
-        """Read once and return whether more data may be ready.
-
-        At the end of the stream, close it.
-        """
-        try:
-            data = os.read(self._pipe.fileno(), _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.close()
-            return False
+    def take(self, data: bytes) -> None:
+        """Show the next bytes of the stream."""
         made = self._shown(data)
         if self._log is not None:
             try:
@@ -248,7 +268,6 @@ class RankStream:
             except OSError as error:
                 self.log_failure = error
                 self._close_log()
-        return True
 
     def _shown(self, data: bytes) -> bytes:
         """Tag `data`, add the result to the outlet, and return the result."""
@@ -265,6 +284,77 @@ class RankStream:
         return made
 
     def drain(self) -> None:
+        """Do nothing: the data comes through `take`."""
+
+    def close(self) -> None:
+        """Pass the rest of the output to the outlet, and close the log.
+
+        A second call has no effect.
+        """
+        left = b"" if self._folder is None else self._folder.finish()
+        self.outlet.add(self._tagger.feed(left) + self._tagger.finish(), self._tagger)
+        self._close_log()
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+            self._log = None
+
+
+class RankStream:
+    """One rank's stdout or stderr, which is read from a pipe and passed to `output`."""
+
+    def __init__(self, pipe: IO[bytes], output: ShownOutput) -> None:
+        self._pipe = pipe
+        self._output = output
+        os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def outlet(self) -> Sink:
+        """The outlet of the output."""
+        return self._output.outlet
+
+    @property
+    def log_failure(self) -> OSError | None:
+        """The error that cut off the log, until it is reported."""
+        return self._output.log_failure
+
+    @log_failure.setter
+    def log_failure(self, failure: OSError | None) -> None:
+        self._output.log_failure = failure
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor to poll, valid while the stream is open."""
+        return self._pipe.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stream may still deliver data."""
+        return not self._pipe.closed
+
+    @property
+    def last_lines(self) -> list[bytes]:
+        """The latest complete lines."""
+        return self._output.last_lines
+
+    def read_some(self) -> bool:
+        """Read once and return whether more data may be ready.
+
+        At the end of the stream, close it.
+        """
+        try:
+            data = os.read(self._pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._output.take(data)
+        return True
+
+    def drain(self) -> None:
         """Read the data that the ended rank left in the pipe.
 
         The number of reads is bounded, because children of the rank may still write.
@@ -279,13 +369,5 @@ class RankStream:
         A second call has no effect.
         """
         if self.is_open:
-            left = b"" if self._folder is None else self._folder.finish()
-            self.outlet.add(self._tagger.feed(left) + self._tagger.finish(), self._tagger)
+            self._output.close()
             self._pipe.close()
-            self._close_log()
-
-    def _close_log(self) -> None:
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.close()
-            self._log = None

@@ -26,9 +26,10 @@ class RankReports:
     They are stored by each rank's first process, which the launcher started.
     """
 
-    def __init__(self, rendezvous: str) -> None:
+    def __init__(self, reports: str) -> None:
+        """Listen at the address that is the value of MULTIRING_REPORTS in the ranks."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(roll_address(rendezvous))
+        self._socket.bind(roll_address(reports))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.news: set[bytes] = set()
         self.rank_processes: dict[int, list[int]] = {}  # first process -> the processes of its session that are ranks
@@ -57,6 +58,10 @@ class RankReports:
             ]
             pid = _UCRED.unpack(told[0][: _UCRED.size])[0] if told else 0
             self._take(words, pid)
+
+    def ranks_lost_by(self, first: int) -> set[int]:
+        """Return the ranks that a rank has lost, with ANY for an unknown one; `first` is the rank's first process."""
+        return set(self._lost.get(first, ()))
 
     def lost_by(self, first: int) -> set[int]:
         """Return the first processes of the ranks that a rank has lost.

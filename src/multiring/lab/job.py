@@ -16,7 +16,8 @@ from pathlib import Path
 
 from multiring._launch.commands import check_can_run, check_command, environment_of_process
 from multiring._launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
-from multiring._launch.job import Job, JobProcess, Start, log_files
+from multiring._launch.job import Job, log_files
+from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.leftovers import signal_group
 from multiring._launch.local import job_name
 from multiring._launch.mpiexec import version_of_mpiexec

@@ -52,7 +52,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     """
     known = identity or identify(settings, foreign_environment())
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
-    news = LauncherNews(known.rank, settings.rendezvous or known.rendezvous)
+    news = LauncherNews(known.rank, settings.reports)
     news.tell_joining()
     refuse_small_limits(settings.segment_bytes)
     try:

@@ -1,4 +1,4 @@
-"""Messages from ranks to the launcher that started the job on this machine."""
+"""Messages from ranks to the process of the launcher that started them on this machine."""
 
 import socket
 from contextlib import suppress
@@ -14,10 +14,10 @@ class LauncherNews:
     Without a launcher the messages are lost.
     """
 
-    def __init__(self, rank: int, rendezvous: str) -> None:
-        """Create the sender of `rank`, in a job with the rendezvous address `rendezvous`."""
+    def __init__(self, rank: int, reports: str | None) -> None:
+        """Create the sender of `rank`; `reports` is the value of MULTIRING_REPORTS, or None without a launcher."""
         self._rank = rank
-        self._address = roll_address(rendezvous) if rendezvous.startswith("@") else None
+        self._address = None if reports is None else roll_address(reports)
         self._told: set[bytes] = set()
 
     def tell(self, news: JobNews) -> None:

@@ -1,0 +1,240 @@
+"""The ranks of one host of a job, started by the agent of the host on behalf of the launcher.
+
+The agent decides nothing. It starts the ranks, passes their output and their ends to the launcher, and obeys the
+launcher's commands. Only if it loses the launcher, it ends the ranks by itself.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from multiring._launch.control_link import STDERR, STDIN, STDOUT, ControlLink, StreamData
+from multiring._launch.job import JobOptions
+from multiring._launch.job_process import JobProcess, Start
+from multiring._launch.local import LocalJob
+from multiring._launch.output import ShownOutput, Tagger, Untagged
+from multiring._launch.rank_starts import HostPlace
+from multiring._runtime.bootstrap.handshake import Message
+
+_PIPE_BYTES = 4096
+_LOST_CODE = 128 + signal.SIGTERM
+
+
+class _LinkSink:
+    """Sends one standard stream of a rank to the launcher."""
+
+    def __init__(self, link: ControlLink, rank: int, stream: int) -> None:
+        self._link, self._rank, self._stream = link, rank, stream
+
+    @property
+    def is_full(self) -> bool:
+        return self._link.is_full
+
+    def add(self, data: bytes, tagger: Tagger | None = None) -> None:
+        del tagger
+        if data:
+            self._link.send_stream(self._rank, self._stream, data)
+
+
+class StdinPipe:
+    """The standard input of a rank, which comes from the launcher."""
+
+    def __init__(self, link: ControlLink) -> None:
+        self._link = link
+        self._queue = bytearray()
+        self._has_ended = False
+        self.reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+
+    def take(self, data: bytes) -> None:
+        """Queue data for the rank; no data mean the end of the input."""
+        self._queue += data
+        self._has_ended |= not data
+        self._close_at_end()
+
+    def watch(self, poll: selectors.BaseSelector) -> None:
+        """Register the pipe with `poll` if it has data to write."""
+        if self._queue and self._writing >= 0:
+            poll.register(self._writing, selectors.EVENT_WRITE, self._write_some)
+
+    def close(self) -> None:
+        """Close the pipe. A second call has no effect."""
+        for descriptor in (self.reading, self._writing):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.reading = self._writing = -1
+
+    def _write_some(self) -> None:
+        try:
+            count = os.write(self._writing, self._queue[:_PIPE_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:  # the rank does not read any more
+            self._queue.clear()
+            return
+        del self._queue[:count]
+        self._link.send(read=count)
+        self._close_at_end()
+
+    def _close_at_end(self) -> None:
+        if self._has_ended and not self._queue and self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostTask:
+    """What the ranks of one host run.
+
+    - relays: the launcher shows the ranks' output. Otherwise the agent shows it.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(repr=False)
+    options: JobOptions
+    secret: bytes = field(repr=False)
+    relays: bool
+
+
+class HostJob(LocalJob):
+    """One start of the ranks of a host.
+
+    Args:
+        link: the connection to the launcher.
+        place: the host's place in the job.
+        starts: the ranks of the host.
+        task: what the ranks run.
+        said: messages about what the ranks share.
+        stdin: the standard input of the rank that has one.
+    """
+
+    def __init__(
+        self,
+        link: ControlLink,
+        place: HostPlace,
+        starts: Sequence[Start],
+        task: HostTask,
+        said: Sequence[str],
+        stdin: StdinPipe | None,
+    ) -> None:
+        super().__init__(place.job, starts, task.options, place.reports, said)
+        self._link = link
+        self._place = place
+        self._relays = task.relays
+        self._stdin = stdin
+        self._is_ended = False  # the launcher has ended the job, or is lost
+        self._told: set[int] = set()  # the ranks whose end was reported
+        self._told_lost: set[tuple[int, int]] = set()
+        self._told_news: set[bytes] = set()
+        self._leftovers_s: float | None = None  # how long leftover processes may take to end
+
+    # -- what differs from a job of one host
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        super()._open(stack)
+        if self._stdin is not None:
+            stack.callback(self._stdin.close)
+
+    def _outputs(self, start: Start, logs: Sequence[BinaryIO | None]) -> tuple[ShownOutput, ShownOutput]:
+        if not self._relays:
+            return super()._outputs(start, logs)
+        rank = self._place.ranks[len(self._members)]
+        out, err = (_LinkSink(self._link, rank, stream) for stream in (STDOUT, STDERR))
+        return ShownOutput(Untagged(), out, None), ShownOutput(Untagged(), err, None)
+
+    def _start_all(self) -> None:
+        super()._start_all()
+        self._link.send(pids={str(self._rank_of(member)): member.pid for member in self._members})
+
+    def _goes_on(self) -> bool:
+        return super()._goes_on() or not self._is_ended
+
+    def _judge(self) -> None:
+        """Do nothing, because the launcher decides what a failure means."""
+
+    def _on_signal(self, number: int) -> None:
+        """Report a signal to the launcher, which decides for all hosts."""
+        if self._link.is_open:
+            self._link.send(signal=number)
+        else:
+            super()._on_signal(number)
+
+    def _say(self, text: str) -> None:
+        if not self._relays:
+            super()._say(text)
+        elif self._link.is_open:
+            self._link.send(say=text)
+
+    def _conclude(self) -> None:
+        """Do nothing, because the launcher speaks about the job as a whole."""
+
+    # -- the connection
+
+    def _watch_more(self, poll: selectors.BaseSelector) -> None:
+        super()._watch_more(poll)
+        self._link.watch(poll)
+        if self._stdin is not None:
+            self._stdin.watch(poll)
+
+    def _wake_at(self) -> float | None:
+        return self._link.wake_at if self._link.is_open else None
+
+    def _do_more(self) -> None:
+        super()._do_more()
+        self._tell()
+        # What follows the end of this start belongs to the next one.
+        while not self._is_ended and (message := self._link.next_message()) is not None:
+            self._obey(message)
+        self._link.ping_if_due()
+        if self._link.has_fallen_silent:
+            self._link.close("it sends nothing any more")
+        if not self._link.is_open and not self._is_ended:
+            self._is_ended = True
+            self._say(f"the launcher was lost: {self._link.failure}")
+            if self._running():
+                self._stop(_LOST_CODE)
+
+    def _tell(self) -> None:
+        """Report news, losses and ends to the launcher."""
+        for words in self._reports.news - self._told_news:
+            self._told_news.add(words)
+            self._link.send(news=words.decode())
+        for member in self._members:
+            rank = self._rank_of(member)
+            for lost in self._reports.ranks_lost_by(member.pid):
+                if (rank, lost) not in self._told_lost:
+                    self._told_lost.add((rank, lost))
+                    self._link.send(lost=[rank, lost])
+            if member.code is not None and rank not in self._told:
+                self._told.add(rank)
+                lines = [line.decode("utf-8", "replace") for line in member.err.last_lines]
+                self._link.send(ended=rank, code=member.code, lines=lines, memory=self._told_of_memory(member))
+
+    def _obey(self, message: Message | StreamData) -> None:
+        if isinstance(message, StreamData):
+            if self._stdin is not None and message.stream == STDIN:
+                self._stdin.take(message.data)
+        elif "signal" in message:
+            wanted = set(message["ranks"])
+            for member in self._running():
+                if self._rank_of(member) in wanted:
+                    self._signal(member, message["signal"])
+        elif "pass_on" in message:
+            self._pass_on(message["pass_on"])
+        elif "stop_leftovers" in message:
+            self._stop_leftovers({member.pid for member in self._running()})
+        elif "say" in message:
+            self._say(message["say"])
+        elif "end" in message:
+            self._is_ended = True
+            self._leftovers_s = message["end"]
+
+    def _end_leftovers(self, grace_s: float) -> None:
+        super()._end_leftovers(grace_s if self._leftovers_s is None else self._leftovers_s)
+
+    def _rank_of(self, member: JobProcess) -> int:
+        return self._place.ranks[self._members.index(member)]

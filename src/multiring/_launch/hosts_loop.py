@@ -1,0 +1,271 @@
+"""The connections of a job on several hosts: what the launcher hears from the agents, and what it makes of it."""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiring._launch.commands import CommandError
+from multiring._launch.control_link import SILENT_S, STDIN, STDOUT, StreamData
+from multiring._launch.control_tcp import ControlListener
+from multiring._launch.host_sessions import HostSession, HostSessions
+from multiring._launch.job import Job, JobOptions
+from multiring._launch.job_process import JobProcess
+from multiring._launch.output import ShownOutput
+from multiring._runtime.bootstrap.handshake import Message
+from multiring._version import VERSION
+from multiring.errors import LaunchError
+
+_SAME_SIGNAL_S = 5.0  # a scheduler sends a signal to all hosts; one that comes again within this time is the same
+_STDIN_BYTES = 1 << 14
+_MOST_UNREAD_BYTES = 1 << 18
+
+
+class ToldLines:
+    """The output of a rank that its own agent shows: only its last lines are known here."""
+
+    def __init__(self) -> None:
+        self.last_lines: list[bytes] = []
+        self.log_failure: OSError | None = None
+
+    def drain(self) -> None:
+        """Do nothing: there is no data."""
+
+    def close(self) -> None:
+        """Do nothing: there is no data."""
+
+
+class _SignalsSeen:
+    """Finds signals that a scheduler sends to all hosts: several hosts report one signal."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}
+
+    def is_repeated(self, number: int) -> bool:
+        """Record a signal, and return whether it came within the last seconds already."""
+        now = time.monotonic()
+        before, self._at[number] = self._at.get(number), now
+        return before is not None and now < before + _SAME_SIGNAL_S
+
+
+class _StdinReader:
+    """Sends this process's standard input to a rank on another host, as fast as the rank reads it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.unread_bytes = 0  # what was sent and the rank has not read
+        self._is_open = True
+
+    def watch(self, poll: selectors.BaseSelector, session: HostSession) -> None:
+        """Register standard input with `poll`; `session` is that of the rank's host."""
+        if self._is_open and self.unread_bytes < _MOST_UNREAD_BYTES:
+            poll.register(0, selectors.EVENT_READ, lambda: self._read(session))
+
+    def _read(self, session: HostSession) -> None:
+        try:
+            data = os.read(0, _STDIN_BYTES)
+        except OSError:
+            data = b""
+        self._is_open = bool(data)
+        self.unread_bytes += len(data)
+        if session.link is not None:
+            session.link.send_stream(self.rank, STDIN, data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostsTask:
+    """What the ranks of all hosts run.
+
+    - sent: what the agents that have no task of their own need; the keys are those of `host_agent`.
+    - rendezvous: the address that the user chose for the rendezvous, or None.
+    - interface, ports: the user's settings for this address otherwise.
+    - patience_s: how long the launcher waits for the agents of all hosts.
+    - absent: what to say of a host that did not come.
+    """
+
+    sent: Mapping[str, Any] = field(repr=False)
+    rendezvous: str | None
+    interface: str | None
+    ports: tuple[int, int] | None
+    job: str
+    patience_s: float
+    absent: str
+
+
+class HostsLoop(Job):
+    """The part of a job on several hosts that serves the connections.
+
+    The arguments are those of `HostsJob`.
+    """
+
+    def __init__(
+        self,
+        sessions: HostSessions,
+        task: HostsTask,
+        options: JobOptions,
+        number: int,
+        listener: ControlListener | None = None,
+    ) -> None:
+        super().__init__([], options.log_dir, options.grace_s)
+        self._sessions, self._task, self._options, self._number = sessions, task, options, number
+        self._listener = listener
+        self._host_of: list[HostSession] = []  # rank -> its host
+        self._lost: dict[int, set[int]] = {}  # rank -> ranks that it has lost
+        self._ended: list[JobProcess] = []  # ranks whose end was reported since the last look
+        self._news: set[str] = set()
+        self._said: set[str] = set()
+        self._signals_seen = _SignalsSeen()
+        self._stdin = None if options.stdin_rank is None else _StdinReader(options.stdin_rank)
+        self._began_s = time.monotonic()
+        self._is_waiting = False  # the ranks have not been started
+        self._is_ending = False
+
+    def _send_plan(self, session: HostSession) -> None:
+        session.send(
+            plan={
+                **self._task.sent,
+                "name": session.name,
+                "ranks": session.ranks,
+                "interface": self._task.interface,
+                "ports": self._task.ports,
+                "is_met": len(self._sessions.all) > 1,
+            }
+        )
+
+    def _greet(self, session: HostSession, message: Message) -> None:
+        hello = message["hello"]
+        _check_versions(session.name, hello, self._task.sent["python"])
+        if "ranks" in hello:  # an agent that has come by itself
+            session.ranks, session.host = hello["ranks"], hello["host"]
+            session.name = f"node {session.index} ({session.host})"
+        session.hello = hello
+        self._send_plan(session)
+
+    def _watch_more(self, poll: selectors.BaseSelector) -> None:
+        self._sessions.watch(poll, reads=not (self._out.is_full or self._err.is_full))
+        if self._listener is not None:
+            self._listener.watch(poll)
+        if self._stdin is not None and self._members:
+            self._stdin.watch(poll, self._host_of[self._stdin.rank])
+
+    def _wake_at(self) -> float | None:
+        links = [each.link for each in self._sessions.all if each.link is not None and each.link.is_open]
+        return min((link.wake_at for link in links), default=None)
+
+    def _do_more(self) -> None:
+        for node, new in [] if self._listener is None else self._listener.take():
+            self._sessions.seat(node, new)
+        for session in self._sessions.all:
+            link = session.link
+            if link is None:
+                continue
+            while (message := link.next_message()) is not None:
+                self._hear(session, message)
+            link.ping_if_due()
+            if link.has_fallen_silent:
+                link.close(f"it has sent nothing for {SILENT_S:g} s")
+            if not link.is_open:
+                self._on_lost_host(session)
+
+    def _hear(self, session: HostSession, message: Message | StreamData) -> None:
+        if isinstance(message, StreamData):
+            member = self._members[message.rank]
+            output = member.out if message.stream == STDOUT else member.err
+            if isinstance(output, ShownOutput):
+                output.take(message.data)
+            return
+        kind = next(iter(message))
+        handlers: dict[str, Callable[[HostSession, Message], None]] = {
+            "hello": self._greet,
+            "ready": self._on_ready,
+            "pids": self._on_pids,
+            "ended": self._on_end,
+            "lost": self._on_loss,
+            "news": lambda _, told: self._news.add(told["news"]),
+            "say": self._on_word,
+            "read": self._on_read,
+            "signal": self._on_signal_elsewhere,
+            "over": self._on_over,
+            "error": self._on_error,
+        }
+        handlers[kind](session, message)
+
+    def _on_ready(self, session: HostSession, message: Message) -> None:
+        session.ready = message["ready"]
+
+    def _on_pids(self, _session: HostSession, message: Message) -> None:
+        for rank, pid in message["pids"].items():
+            self._members[int(rank)].known_as = pid
+
+    def _on_loss(self, _session: HostSession, message: Message) -> None:
+        rank, lost = message["lost"]
+        self._lost.setdefault(rank, set()).add(lost)
+
+    def _on_read(self, _session: HostSession, message: Message) -> None:
+        if self._stdin is not None:
+            self._stdin.unread_bytes -= message["read"]
+
+    def _on_over(self, session: HostSession, _message: Message) -> None:
+        session.is_over = True
+
+    def _on_error(self, session: HostSession, message: Message) -> None:
+        if not self._is_ending:
+            text = f"{session.name}: {message['error']}"
+            raise LaunchError(text) if message["code"] is None else CommandError(text, message["code"])
+
+    def _on_end(self, _session: HostSession, message: Message) -> None:
+        member = self._members[message["ended"]]
+        if member.code is None:
+            self._record_end(member, message["code"])
+            member.told_of_memory = message["memory"]
+            if isinstance(member.err, ToldLines):
+                member.err.last_lines = [line.encode() for line in message["lines"]]
+
+    def _record_end(self, member: JobProcess, code: int) -> None:
+        member.set_code(code)
+        self._ended.append(member)
+
+    def _on_word(self, session: HostSession, message: Message) -> None:
+        text = message["say"]
+        if text not in self._said:  # most words are the same on every host
+            self._said.add(text)
+            self._say(f"{session.name}: {text}")
+
+    def _on_signal_elsewhere(self, _session: HostSession, message: Message) -> None:
+        number = message["signal"]
+        if not self._signals_seen.is_repeated(number):
+            super()._on_signal(number)
+
+    def _on_signal(self, number: int) -> None:
+        self._signals_seen.is_repeated(number)
+        super()._on_signal(number)
+
+    def _on_lost_host(self, session: HostSession) -> None:
+        """Treat the ranks of a host whose agent is gone as failed.
+
+        Raises:
+            LaunchError: the job has not begun there.
+        """
+        reason = session.reason()
+        was_over = session.is_over
+        session.close(time.monotonic())
+        session.link, session.hello, session.is_over = None, None, True
+        if self._is_waiting and not self._is_ending:
+            raise LaunchError(f"{session.name}: no agent runs there: {reason}")
+        for member, host in zip(self._members, self._host_of, strict=True):
+            if host is session and member.code is None:
+                self._record_end(member, -signal.SIGKILL)
+                member.told_ending = f"its host was lost: {reason}"
+        if not was_over and self._running():
+            self._say(f"{session.name} was lost: {reason}")
+
+
+def _check_versions(name: str, hello: Message, python: str) -> None:
+    """Raise LaunchError unless the agent of host `name` has this multiring and the Python version `python`."""
+    found = f"multiring {hello.get('version')} on Python {hello.get('python')}"
+    wanted = f"multiring {VERSION} on Python {python}"
+    if found != wanted:
+        raise LaunchError(f"{name} has {found}, and this host has {wanted}: install one version everywhere")

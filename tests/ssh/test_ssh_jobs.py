@@ -1,0 +1,208 @@
+"""`multiring run --hosts` by ssh: output, failures, signals, restarts and ends, on two and three hosts."""
+
+import re
+import signal
+import time
+
+import pytest
+from tests.support.ssh_hosts import RUN, Process, SshHosts
+
+from multiring.lab import parse_fault
+
+TALK = """
+import os, sys
+import numpy as np, multiring
+group = multiring.init()
+total = np.full(1000, group.rank + 1.0)
+group.all_reduce(total)
+sys.stdout.write("x" * 100_000 + f"end {group.rank}\\n")
+told = [group.rank, os.uname().nodename, multiring.local_rank(), int(total[0]), *sys.argv[1:]]
+sys.stderr.write(f"err {' '.join(map(str, told))}\\n")
+"""
+WORK = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np, multiring
+asked = []
+signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+signal.signal(signal.SIGUSR1, lambda number, frame: Path(f"usr1-{os.environ['RANK']}").touch())
+group = multiring.init()
+Path(f"pid-{group.rank}").write_text(str(os.getpid()))
+os.system("sleep 1000 &")
+print("at work", flush=True)
+while True:
+    stop = np.array([bool(asked)], np.uint8)
+    group.all_reduce(stop, "max")
+    if stop[0]:
+        break
+    time.sleep(0.05)
+Path(f"saved-{group.rank}").write_text("saved")
+print("saved", flush=True)
+"""
+
+
+def at_work(hosts: SshHosts, *words: str, ranks: int = 2) -> Process:
+    """Start WORK and return the launcher's process when all ranks are at work."""
+    hosts.write("work.py", WORK)
+    process = hosts.start(0, [*RUN, *words, "work.py"])
+    assert process.stdout is not None
+    lines = [process.stdout.readline().decode() for _ in range(ranks)]
+    assert all("at work" in line for line in lines), (lines, process.communicate()[1].decode())
+    return process
+
+
+def nothing_left(hosts: SshHosts, *numbers: int) -> None:
+    """Assert that the user has no process on the hosts within 30 s."""
+    for number in numbers or range(3):
+        assert hosts.wait_until_gone(number) == []
+
+
+@pytest.mark.parametrize("places", ["host0:2,host1:2", "host1:1,host2:2,host0:1"])
+def test_output_is_whole_and_tagged(hosts: SshHosts, places: str) -> None:
+    hosts.write("talk.py", TALK)
+    done = hosts.launch("--hosts", places, "--log-dir", "logs", "talk.py", "a b")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {'x' * 100_000}end {rank}" for rank in range(4)]
+    told = [line.split() for line in sorted(done.stderr.splitlines()) if " err " in line]
+    where = [
+        (name, local)
+        for name, _, count in (each.partition(":") for each in places.split(","))
+        for local in range(int(count))
+    ]
+    assert told == [
+        [f"[{rank}]", "err", str(rank), name, str(local), "10", "a", "b"] for rank, (name, local) in enumerate(where)
+    ]
+    assert hosts.read(0, "logs/rank-3.out") == f"{'x' * 100_000}end 3\n"
+    nothing_left(hosts)
+
+
+def test_a_killed_rank_is_named_with_its_host(hosts: SshHosts) -> None:
+    process = at_work(hosts, "--hosts", "host0:1,host1:1,host2:1", ranks=3)
+    pid = hosts.read(1, "pid-1")
+    hosts.as_root(hosts.lab.hosts[1], f"kill -9 {pid}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert f"multiring: rank 1 (pid {pid} on host1) failed: killed by SIGKILL\n" in err.decode()
+    nothing_left(hosts)
+
+
+def test_ctrl_c_lets_all_ranks_save(hosts: SshHosts) -> None:
+    process = at_work(hosts, "--hosts", "host0:1,host1:1")
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    assert sorted(out.decode().splitlines()) == ["[0] saved", "[1] saved"]
+    assert hosts.read(0, "saved-0") == hosts.read(1, "saved-1") == "saved"
+    assert hosts.read(1, "usr1-1") == ""
+    nothing_left(hosts)
+
+
+def test_grace_ends_ranks_that_do_not_stop(hosts: SshHosts) -> None:
+    ignoring = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
+    hosts.write("deaf.py", f"{ignoring}print('deaf', flush=True)\ntime.sleep(1000)")
+    process = hosts.start(0, [*RUN, "--grace", "1", "--hosts", "host1:1,host2:1", "deaf.py"])
+    assert process.stdout is not None
+    for _ in range(2):
+        assert b"deaf" in process.stdout.readline()
+    process.terminate()
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 143
+    assert "killing ranks 0, 1, which did not stop" in err.decode()
+    nothing_left(hosts)
+
+
+@pytest.mark.parametrize("victim", ["multiring run", "ssh"])
+def test_a_killed_launcher_or_session_leaves_nothing(hosts: SshHosts, victim: str) -> None:
+    process = at_work(hosts, "--hosts", "host1:1,host2:1")
+    if victim == "ssh":
+        hosts.as_root(hosts.lab.hosts[0], "kill -9 $(pgrep -f '[s]sh.*host2')")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 137, err.decode()
+        assert re.search(r"multiring: rank 1 \(pid \d+ on host2\) failed: its host was lost", err.decode())
+    else:
+        process.kill()
+        process.wait()
+    nothing_left(hosts)
+
+
+def test_a_restart_has_a_new_secret_on_all_hosts(hosts: SshHosts) -> None:
+    hosts.write(
+        "again.py",
+        """
+        import hashlib, os, sys
+        from pathlib import Path
+        secret = os.environ["MULTIRING_SECRET"]
+        import multiring
+        group = multiring.init()
+        print("secret", hashlib.sha256(secret.encode()).hexdigest(), flush=True)
+        group.barrier()
+        first = Path("been")
+        if group.rank == 1 and not first.exists():
+            first.touch()
+            sys.exit(5)
+        """,
+    )
+    done = hosts.launch("--max-restarts", "2", "--hosts", "host0:1,host1:1", "--log-dir", "logs", "again.py")
+    assert done.returncode == 0, done.stderr
+    assert "multiring: rank 1 (pid" in done.stderr
+    assert "start 2 of at most 3: all ranks, with a new secret" in done.stderr
+    secrets = [line.split()[-1] for line in done.stdout.splitlines() if "secret" in line]
+    assert len(secrets) == 4
+    assert len(set(secrets)) == 2
+    assert "secret" in hosts.read(0, "logs/restart-1/rank-1.out")
+    nothing_left(hosts)
+
+
+def test_standard_input_reaches_one_rank_of_another_host(hosts: SshHosts) -> None:
+    hosts.write("ask.py", "import sys\nprint(len(sys.stdin.read()), flush=True)")
+    done = hosts.run(0, [*RUN, "--stdin", "1", "--hosts", "host0:1,host1:1", "ask.py"], text=b"y" * 3_000_000)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 3000000"]
+
+
+def test_nobody_else_can_read_the_secret(hosts: SshHosts) -> None:
+    secret = "b7e151628aed2a6abf7158809cf4f3c7"  # noqa: S105 -- of this test
+    hosts.write("here.py", "import os\nopen('key', 'w').write(os.environ['MULTIRING_SECRET'])\n" + WORK)
+    hosts.write("work.py", WORK)
+    process = hosts.start(0, [*RUN, "--hosts", "host0:1,host1:1,host2:1", "here.py"], MULTIRING_SECRET=secret)
+    assert process.stdout is not None
+    for _ in range(3):
+        assert b"at work" in process.stdout.readline()
+    words = {secret, secret.encode().hex(), hosts.read(0, "key")}
+    assert len(words) == 3
+    script = """
+    for each in /proc/[0-9]*; do
+        echo "$(stat -c '%u %a' $each/environ 2>/dev/null) $each"
+        tr '\\0' '\\n' <$each/cmdline
+    done
+    """
+    looked = 0
+    for host in hosts.lab.hosts:
+        for line in hosts.as_root(host, script).splitlines():
+            looked += 1
+            assert not any(word in line for word in words), line
+            owner = re.match(r"(\\d+) (\\d+) /proc", line)
+            # The kernel lets only the owner read an environment.
+            assert owner is None or owner[2] == "400", line
+    assert looked > 30
+    process.terminate()
+    process.communicate(timeout=60)
+    nothing_left(hosts)
+
+
+def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts) -> None:
+    process = at_work(own_hosts, "--hosts", "host0:1,host1:1,host2:1", ranks=3)
+    began = time.monotonic()
+    own_hosts.lab.apply(parse_fault(["kill", "host2"], own_hosts.lab.plan))
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 35
+    assert process.returncode == 137
+    assert re.search(r"rank 2 \(pid \d+ on host2\) failed: its host was lost: .*", err.decode()), err.decode()
+    nothing_left(own_hosts, 0, 1)
+
+
+def test_a_dead_launchers_host_is_noticed(own_hosts: SshHosts) -> None:
+    at_work(own_hosts, "--hosts", "host1:1,host2:1")
+    own_hosts.lab.apply(parse_fault(["kill", "host0"], own_hosts.lab.plan))
+    nothing_left(own_hosts, 1, 2)
