@@ -87,7 +87,8 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
         tmp_path,
         """
         import importlib
-        for name in ("mxnet", "spark", "ray"):
+        import horovod.ray  # which needs Ray only when a RayExecutor starts
+        for name in ("mxnet", "spark"):
             try:
                 importlib.import_module(f"horovod.{name}")
             except ImportError as error:
@@ -95,7 +96,7 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
         """,
     )
     lines = started("--horovod", "-n", "1", sys.executable, script).stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert all(
         "multiring has no adapter for " in line
         and "horovod.torch, horovod.tensorflow and horovod.keras are there" in line
