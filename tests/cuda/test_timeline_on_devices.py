@@ -19,6 +19,7 @@ from tests.support.ranks import Here
 import multiring
 import multiring.torch as mt
 from multiring.torch.collectives import by_nccl
+from multiring.torch.path_agreement import settle_reductions
 
 ELEMENTS, STEPS = 1 << 15, 3
 
@@ -28,6 +29,7 @@ def mixed(here: Here, folder: str, path: str) -> tuple[list[int], list[int]]:
     device = enter(here, path)
     tensor = torch.ones(ELEMENTS, device=device)
     mt.allreduce(tensor, name="before")
+    settle_reductions()  # NCCL's event comes when the ranks have agreed, which `allreduce` does not wait for
     multiring.drain_events()
     mt.start_timeline(f"{folder}/{path}.json")
     mt.allreduce(tensor, name="large")

@@ -2,8 +2,8 @@
 
 All ranks run the same program, which a seed makes. Types, sizes, layouts, devices of the process, streams, names,
 process sets, host tensors in between, the order of `synchronize`, early deleted tensors and dropped handles are random.
-In some programs, the ranks start named operations in different orders, or NCCL reduces large tensors only. Values are
-small integers, so that sums are exact in every type and order.
+In some programs, the ranks start named operations in different orders, or NCCL reduces large tensors only, or it starts
+ahead of the ranks' agreement soon. Values are small integers, so that sums are exact in every type and order.
 """
 
 import random
@@ -20,6 +20,7 @@ from tests.support.ranks import Here
 from torch import Tensor
 
 import multiring.torch as mt
+from multiring._frontend import follow_ups
 from multiring.torch.collectives import by_nccl
 
 STEPS = 60
@@ -272,6 +273,8 @@ def run_programs(here: Here, seeds: list[int]) -> None:
     parts = {1: [], 2: [[0], [1]]}.get(here.size, [everybody[:2], everybody[1:], everybody[::2], [here.size - 1]])
     sets = [mt.ProcessSet(ranks) for ranks in parts]
     by_nccl.LEAST_BYTES = LARGE_BYTES if seeds[0] % 3 == 0 else 0  # 0: NCCL reduces small tensors, too
+    if seeds[0] % 2:  # operations of these short programs start ahead of their agreements, too
+        follow_ups.BEHIND, follow_ups.EQUAL = 4, 2
     mt.init(process_sets=sets)
     for seed in seeds:
         Program(here, seed, [mt.global_process_set, *sets]).run(STEPS)

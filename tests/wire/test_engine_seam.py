@@ -70,6 +70,9 @@ class Running:
         except FutureTimeoutError:
             raise TimeoutError from None
 
+    def await_device(self) -> None:
+        raise AssertionError("the engine starts nothing ahead")
+
     def order(self, stream: int) -> None:
         raise UnsupportedError(f"the engine test has no streams, but stream {stream} was to wait")
 
@@ -109,6 +112,9 @@ class DeviceEngine:
 
     def confirm(self, operation: RunningOperation, error: Exception | None) -> None:
         raise AssertionError(f"no operation starts early, but {operation} was to be confirmed with {error}")
+
+    def refusal(self, number: int) -> None:
+        """Return None: the engine starts nothing ahead."""
 
     def refuse(self, number: int, error: Exception) -> bool:
         self.refused.append((number, error))

@@ -3,10 +3,8 @@
 import math
 from functools import partial
 
-import numpy as np
-
 from multiring._frontend.dtype_conversion import dtype_conversion, neutral_array
-from multiring._frontend.follow_ups import DEVICE_PATH, FollowUps
+from multiring._frontend.follow_ups import DEVICE_PATH, FollowUps, NeutralFollowUp
 from multiring._frontend.reduce_ops import chosen_op
 from multiring._frontend.signatures import (
     ALLREDUCE,
@@ -55,6 +53,7 @@ def neutral_contribution(signature: Signature, follow_ups: FollowUps) -> Start:
         return group.all_reduce_async(array, conversion.op, wire=wire, label=label)
 
     def agree(group: Group, label: str) -> Handle:
-        return follow_ups.agree(group, label, np.zeros(1, np.uint8), partial(start, follow_ups.staged, label))
+        work = NeutralFollowUp(partial(start, follow_ups.staged, label))
+        return follow_ups.agree(group, label, work, is_tracked=False, is_ahead=False)
 
     return agree if DEVICE_PATH in known else start

@@ -4,6 +4,7 @@ All ranks decide together, before the first reduction. docs/gpu.md describes the
 """
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ class DevicePath:
             reason: why the ranks do not use NCCL; "" if they do.
         """
         self._on_device = on_device
+        self._lock = threading.Lock()  # of the order of the operations
         self._last: Callable[[], Any] = _nothing  # returns the handle of the last operation, which keeps its tensor
         self.reason = reason
 
@@ -62,10 +64,21 @@ class DevicePath:
         staging_of(tensor.device).require_no_capture()
         assert self._on_device is not None  # noqa: S101
         # multiring's calls of the driver make the device current, and torch would take it for the program's choice.
-        with torch.cuda.device(tensor.device):
+        with torch.cuda.device(tensor.device), self._lock:
             handle = self._on_device.all_reduce_async(tensor, op, label=label)
         self._last = weakref.ref(handle)
         return handle
+
+    def decline(self, error: Exception) -> None:
+        """Take part in the next operation so that it fails on all ranks, because of `error`."""
+        assert self._on_device is not None  # noqa: S101
+        with self._lock:
+            self._on_device.calls.decline("", error)
+
+    @property
+    def posted(self) -> int:
+        """How many operations this rank has posted."""
+        return 0 if self._on_device is None else self._on_device.calls.last
 
     def settle(self) -> None:
         """Wait for the operations that have started.

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from multiring._runtime.arrays import Buffer
 from multiring._runtime.group.compile import Request
+from multiring.errors import CollectiveError
 from multiring.planner import Plan
 
 if TYPE_CHECKING:
     from multiring._runtime.group.group import Group
+
+
+class RevokedError(CollectiveError):
+    """The ranks did not agree on an earlier operation, and this one had started on some rank."""
 
 
 class RunningOperation(Protocol):
@@ -31,6 +36,9 @@ class RunningOperation(Protocol):
             TimeoutError: the operation is still in progress after `timeout` seconds.
             MultiringError: the operation has failed.
         """
+
+    def await_device(self) -> None:
+        """Wait until the engine does not use the operation's memory any more, after the operation has failed."""
 
     def order(self, stream: int) -> None:
         """Make a stream of the caller wait for the operation. The host does not wait for the device.
@@ -98,6 +106,9 @@ class Engine(Protocol):
 
     def confirm(self, operation: RunningOperation, error: Exception | None) -> None:
         """Take note that the ranks have agreed on an operation of `start_ahead`, or that `error` has prevented it."""
+
+    def refusal(self, number: int) -> RevokedError | None:
+        """Return the error of operation `number` if the ranks refused an earlier one with it; else None."""
 
     def refuse(self, number: int, error: Exception) -> bool:
         """End the operations from `number` on that `start_ahead` has started, as the ranks did not agree on `number`.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multiring._runtime.arrays import Buffer
-from multiring._runtime.engines.contract import RunningOperation
+from multiring._runtime.engines.contract import RevokedError, RunningOperation
 from multiring._runtime.engines.cuda_arrays import CudaArray, foreign_buffer, own_buffer
 from multiring._runtime.engines.cuda_driver import DRIVER
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator, check_reduction, new_name
@@ -60,7 +60,7 @@ class NcclEngine(NcclFailures):
         super().__init__(host, device)
         self._lead_lock = threading.Lock()  # of the decision whether an operation leads
         # An operation that the ranks refused ends the operations after it too, if one rank has started them.
-        self._refused: tuple[int, CollectiveError] | None = None  # the last number that must fail, and its error
+        self._refused: tuple[int, RevokedError] | None = None  # the last number that must fail, and its error
         self._open: weakref.WeakSet[NcclOperation] = weakref.WeakSet()
         self._made: list[NcclCommunicator] = []
         weakref.finalize(self, _release, device, self._made)
@@ -114,8 +114,9 @@ class NcclEngine(NcclFailures):
         """Start an operation on which all ranks have agreed. NCCL, not `plan`, decides how data travel."""
         del plan
         check_reduction(request)
-        if self._refused is not None and number <= self._refused[0]:
-            raise self._refused[1]
+        refusal = self.refusal(number)
+        if refusal is not None:
+            raise refusal
         order = self._device.order
         operation = self._operation(number, self._communicator or self._connect(), request, buffers)
         if self._lead(operation):
@@ -155,7 +156,7 @@ class NcclEngine(NcclFailures):
         if not isinstance(error, MismatchError):
             self._last_confirmed = operation.number
         try:
-            if error is None and (self._refused is None or operation.number > self._refused[0]):
+            if error is None and self.refusal(operation.number) is None:
                 order.see(self._agree_on_time(order.proposal()))
                 return
         except PeerLostError as departure:  # of a rank that may have done its part of the operation
@@ -166,9 +167,13 @@ class NcclEngine(NcclFailures):
         if error is not None and not isinstance(error, MismatchError):
             self.report(error)
 
+    def refusal(self, number: int) -> RevokedError | None:
+        """Return the error of operation `number` if the ranks refused an earlier one with it; else None."""
+        return self._refused[1] if self._refused is not None and number <= self._refused[0] else None
+
     def refuse(self, number: int, error: Exception) -> bool:
         """Abort the communicator if a rank has started operation `number` already; see Engine."""
-        if self._refused is not None and number <= self._refused[0]:
+        if self.refusal(number) is not None:
             return True
         with self._lead_lock:
             self._is_refusing = True
@@ -183,7 +188,7 @@ class NcclEngine(NcclFailures):
             if last < number:
                 return False
             text = f"engine nccl: the operation had started when the ranks did not agree on an earlier one: {error}"
-            self._refused = last, CollectiveError(text)
+            self._refused = last, RevokedError(text)
             self._abandon(self._refused[1])
             return True
         finally:

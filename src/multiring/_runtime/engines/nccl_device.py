@@ -78,6 +78,11 @@ class NcclOperation:
         if self._error is not None:
             raise self._error
 
+    def await_device(self) -> None:
+        """Wait until the device does not use the operation's memory any more; see RunningOperation."""
+        while self.event is not None and not self.owner.driver.has_happened(self.event):
+            time.sleep(_LONGEST_S)
+
     def order(self, stream: int) -> None:
         """Make `stream` wait for the operation. The host waits only until the operation is on the device."""
         self._is_put.wait()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from multiring._runtime.arrays import Buffer
-from multiring._runtime.engines.contract import Engine, RunningOperation
+from multiring._runtime.engines.contract import Engine, RevokedError, RunningOperation
 from multiring._runtime.group.compile import Programs, Request, digest_of
 from multiring._runtime.group.handles import Key, OperationHandle, Waiter
 from multiring._runtime.group.posting import Call, Calls, ProcessServices, Work
@@ -112,6 +112,8 @@ class EngineHandle(Waiter):
             except Exception as failure:  # noqa: BLE001 -- `wait` raises it
                 error = failure
         self._error, self._arguments = error, None
+        if running is not None and error is None:  # all ranks raise it, also where the operation has ended well
+            self._error = engine.refusal(self.call.key[1])
         if not follows:  # else the later operations wait for the next step
             lead.leave(is_ahead=running is not None)
         self._is_decided.set()
@@ -143,6 +145,19 @@ class EngineHandle(Waiter):
         if self._running is not None:
             self._running.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s)))
         return self._result
+
+    def is_refused(self) -> bool:
+        """Wait for the ranks' agreement; return whether they refused this operation, or an earlier one with it.
+
+        Then the memory of its arrays is not in use any more, and its contents are undefined. All ranks get the same
+        result.
+        """
+        self._is_decided.wait()
+        if not isinstance(self._error, MismatchError | RevokedError):
+            return False
+        if self._running is not None:  # an abort ends what the device does, but not at once
+            self._running.await_device()
+        return True
 
     def order(self, stream: int) -> Any:
         """Make a stream of the caller wait for the result, which is returned at once.

@@ -114,6 +114,14 @@ class NamedOperations:
             self._in_flight.add(handle)
             return handle
 
+    def has_order_of(self, group: Group) -> bool:
+        """Return whether `group`, which a start function gets, has the operations in the order of the submissions."""
+        return group is self._group
+
+    def next_in_order(self) -> int:
+        """Return the number of the next operation in the order of the submissions, if it is posted in that order."""
+        return self._calls.last + 1
+
     def submit_again(self, earlier: NamedHandle) -> NamedHandle | None:
         """Start an operation exactly as `earlier` was posted.
 

@@ -3,7 +3,11 @@
 The caller's thread copies the tensors to a buffer that NCCL will reduce, or to host memory if this rank knows that NCCL
 is out of the question. The tensors themselves stay as they are until the caller waits, and an operation that the ranks
 have to start again finds them intact. Then the ranks agree (`_frontend/follow_ups.py`), and a thread gives the device
-the operation, or starts the host's reduction. docs/decisions/0121-nccl-in-torch.md has the reasons.
+the operation, or starts the host's reduction.
+
+When the ranks expect to agree on NCCL, a thread gives the device the operation before. If they disagree, NCCL's
+communicator is aborted, and the tensors are reduced on the host. When the ranks expect that NCCL stays out of the
+question, they do not agree any more. docs/decisions/0121-nccl-in-torch.md has the reasons.
 """
 
 import threading
@@ -11,18 +15,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from multiring._frontend.errors import internal
-from multiring._frontend.follow_ups import DEVICE_PATH
-from multiring._frontend.handles import Name, Pending, submit
+from multiring._frontend.follow_ups import DEVICE_PATH, NEVER, NO, YES
+from multiring._frontend.handles import Name, Pending, Submitted, submit
 from multiring._frontend.process_sets import Members
 from multiring._frontend.reduce_ops import Average, Combination, name_of
 from multiring._frontend.signatures import ALLREDUCE, OPERATION
 from multiring._runtime import Group, Handle
-from multiring.errors import MultiringError, Signature
+from multiring.errors import CollectiveError, MultiringError, Signature
 from multiring.torch.collectives.dtype_conversion import conversion_of
 from multiring.torch.collectives.staged import Staging, host_memory, to_device
 from multiring.torch.device_staging import staging_of
@@ -68,6 +71,11 @@ class SetPath:
         path = self._decided.result()
         return path if path.is_nccl and all(tensor.device == self._device for tensor in tensors) else None
 
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the ranks have decided that NCCL is out of the question, without an error."""
+        return self._decided.done() and self._decided.exception() is None and not self._decided.result().is_nccl
+
     def require_possible(self) -> None:
         """Raise if NCCL cannot be used and the program wants it. All ranks of the set have called `begin`.
 
@@ -78,6 +86,14 @@ class SetPath:
         self._reason.result()
         if self._decided.done():
             self._decided.result()
+
+    def decline(self, error: Exception) -> None:
+        """Take part in NCCL's next operation so that it fails on all ranks, because of `error`."""
+        self._decided.result().decline(error)
+
+    def make_up(self) -> None:
+        """Take part in an operation that other ranks have started ahead, so that it fails on all ranks."""
+        self.decline(CollectiveError("this rank has started another operation in its place, or none"))
 
     def stream_of(self, device: torch.device) -> Any:
         """Return a stream on which the thread of the follow-ups orders its work."""
@@ -125,7 +141,7 @@ class Agreed:
 
     __slots__ = ("_pending", "_reduction")
 
-    def __init__(self, pending: Pending, reduction: "_Reduction") -> None:
+    def __init__(self, pending: Submitted, reduction: "_Reduction") -> None:
         self._pending = pending
         self._reduction = reduction
 
@@ -169,6 +185,9 @@ class _Reduction:
         self._outcome: Future[Any] = Future()
         self._buffer: Tensor | None = None  # on the device
         self._host: Tensor | None = None
+        self._sources: Sequence[Tensor] = ()  # what the buffer has a copy of, until NCCL's result is certain
+        self._ahead: Any = None  # NCCL's operation that started before the agreement; an error if it could not
+        self._is_direct = self._is_ahead = False  # what the ranks expected when it was posted
         self._path = self._set_path.ready_for(tensors)
         if self._path is not None:
             self._copy_on_device(tensors)
@@ -176,7 +195,10 @@ class _Reduction:
             self._path = None
             self._host = self._host_memory()
             staging.copied_to(self._layout.views(self._host), tensors)
-        self._flag = np.array([self._path is not None], np.uint8)
+        self.answer = self._own_answer()
+
+    def _own_answer(self) -> int:
+        return YES if self._path is not None else NEVER if self._set_path.is_impossible else NO
 
     def _copy_on_device(self, tensors: Sequence[Tensor]) -> None:
         make = torch.zeros if self._layout.has_gaps else torch.empty
@@ -189,6 +211,7 @@ class _Reduction:
         self._written = self._module.Event()
         self._written.record(self._module.current_stream(self._device))
         self._buffer = buffer
+        self._sources = [each.detach() for each in tensors]
 
     def _host_memory(self) -> Tensor:
         return host_memory(self._members.group, (self._layout.total,), self._layout.dtype, self._device)
@@ -196,14 +219,62 @@ class _Reduction:
     def start(self, group: Group, label: str) -> Handle:
         """Post the agreement. What follows has the same label, so that timelines and errors name the operation."""
         self._label = label
-        self._flag[0] = self._path is not None  # an agreement that failed may have changed it
-        return self._members.follow_ups.agree(group, label, self._flag, self._follow)
+        named, follow_ups = self._members.named, self._members.follow_ups
+        in_order = named.has_order_of(group)
+        expected = follow_ups.expected(named.next_in_order()) if in_order else NO
+        self._is_direct, self._is_ahead = expected == NEVER, expected == YES
+        if self._is_direct:
+            self._staging.await_copies()
+            assert self._host is not None  # noqa: S101
+            return group.all_reduce_async(self._array(self._host), self._op, label=label)
+        self.answer = self._own_answer()  # an agreement that failed may have changed it
+        if self._path is not None:
+            follow_ups.make_up = self._set_path.make_up
+        return follow_ups.agree(group, label, self, is_tracked=in_order, is_ahead=self._is_ahead)
 
-    def _follow(self) -> None:
+    def begin(self) -> None:
+        """Start ahead of the agreement; see FollowUp."""
+        if self._path is None:
+            self._ahead = CollectiveError("this rank cannot reduce this tensor by NCCL")
+            self._set_path.decline(self._ahead)
+            return
+        before = self._path.posted
         try:
-            self._outcome.set_result(self._begun_by_nccl() if self._flag[0] else self._begun_on_host())
+            self._ahead = self._begun_by_nccl()
+        except Exception as error:  # noqa: BLE001 -- the ranks reduce on the host, or their next operation raises it
+            self._ahead = error
+            if self._path.posted == before:
+                self._path.decline(error)
+
+    def follow(self) -> None:
+        """Start what follows from the agreement; see FollowUp."""
+        try:
+            self._outcome.set_result(self._followed())
         except BaseException as error:  # noqa: BLE001 -- `wait` raises it
             self._outcome.set_exception(error)
+        self._sources = ()
+
+    def _followed(self) -> Any:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            is_refused = isinstance(ahead, Exception) or ahead.is_refused()
+            if self._is_ahead and self.answer == YES and not is_refused:
+                return ahead
+            if not is_refused:  # of an order that the ranks have given up
+                ahead.wait()
+            self._restore()
+        if self._is_ahead or self.answer != YES:
+            return self._begun_on_host()
+        return self._begun_by_nccl()
+
+    def _restore(self) -> None:
+        """Copy the tensors to the buffer again. They are intact, and NCCL does not use the buffer any more."""
+        if self._buffer is None:
+            return
+        stream = self._behind_copy()
+        with self._module.stream(stream), torch.inference_mode(mode=False), torch.no_grad():
+            torch._foreach_copy_(self._layout.views(self._buffer), [in_one_piece(each) for each in self._sources])
+        stream.synchronize()  # this is rare, and the sources may be deleted now
 
     def _begun_by_nccl(self) -> Any:
         assert self._path is not None and self._buffer is not None  # noqa: S101, PT018
@@ -216,11 +287,14 @@ class _Reduction:
             with self._module.stream(self._behind_copy()):
                 staging_of(self._device).to_host(self._buffer, self._host).synchronize()
             self._buffer = None
+        self._path = None
         assert self._host is not None  # noqa: S101
         self._staging.await_copies()
-        self._layout.zero_gaps(self._host)
-        array = array_of(self._host.view(self._shape))
-        return self._members.follow_ups.staged.all_reduce_async(array, self._op, label=self._label)
+        return self._members.follow_ups.staged.all_reduce_async(self._array(self._host), self._op, label=self._label)
+
+    def _array(self, host: Tensor) -> Any:
+        self._layout.zero_gaps(host)
+        return array_of(host.view(self._shape))
 
     def _behind_copy(self) -> Any:
         stream = self._set_path.stream_of(self._device)
@@ -229,9 +303,11 @@ class _Reduction:
 
     def done(self) -> bool:
         """Return whether `finish` would return or raise at once."""
+        if self._is_direct:
+            return True
         if not self._outcome.done():
             return False
-        return self._outcome.exception() is not None or bool(self._flag[0]) or self._outcome.result().done()
+        return self._outcome.exception() is not None or self._path is not None or self._outcome.result().done()
 
     def finish(self, places: Sequence[Tensor | torch.device], what: str) -> list[Tensor]:
         """Order the caller's current stream behind the result, and return the result for each place.
@@ -241,9 +317,10 @@ class _Reduction:
             what: the operation, for errors.
         """
         try:
-            begun = self._outcome.result()
-            if not self._flag[0]:
-                begun.wait()
+            begun = None if self._is_direct else self._outcome.result()
+            if self._path is None:
+                if begun is not None:
+                    begun.wait()
                 if self._members.group.calls.services.device_path == "nccl":
                     self._set_path.require_possible()
                 assert self._host is not None  # noqa: S101
@@ -305,4 +382,16 @@ def submit_agreed(
     def finish(_agreed: Any) -> list[Tensor]:
         return reduction.finish(places, f"{operation}.{placed.name}")
 
-    return Agreed(submit(members, placed, signature, reduction.start, finish), reduction)
+    # Here the lock of the named operations is free. Inside, the agreements have ended.
+    expected = members.follow_ups.expected(members.named.next_in_order())
+
+    def start(_name: Name) -> Pending:
+        return submit(members, placed, signature, reduction.start, finish)
+
+    if expected == NEVER:  # then the line waits for the copies, and not the caller's thread
+        return Agreed(staging.submit(start, _as_it_is), reduction)
+    return Agreed(start(None), reduction)
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
