@@ -51,6 +51,7 @@ PARTS = {
         "augment | forecast | permutation | shares",
     ),
     "vision": (
+        "checks | formats",
         "project",
         "duplicates | pictures",
         "labels | signatures | splits",

@@ -95,6 +95,14 @@ KNOWN_BY = {
     "training/run_folder.py::write_result": "a run's folder by its options",
     "training/options.py::write": "a run's folder by its options; otherwise it refuses",
     "training/report.py::_svg": "written to memory",
+    "vision/formats/coco.py::write_coco": OWN_FOLDER,
+    "vision/formats/exchange.py::_copy": "it makes a new file",
+    "vision/formats/exchange.py::_new_folder": f"{OWN_FOLDER}, of a random name; put where nothing is",
+    "vision/formats/mask_files.py::write_masks": OWN_FOLDER,
+    "vision/formats/tables.py::write_csv": OWN_FOLDER,
+    "vision/formats/voc.py::write_classes": OWN_FOLDER,
+    "vision/formats/voc.py::write_voc": OWN_FOLDER,
+    "vision/formats/yolo.py::write_yolo": OWN_FOLDER,
 }
 
 

@@ -101,6 +101,18 @@ def test_flat_pictures_other_colours_and_other_shapes_are_not_flagged() -> None:
     assert not is_near(*_pair(signed(pixels), signed(stretched)))
 
 
+def test_small_pictures_need_more() -> None:
+    """The same cells are near duplicates of a large picture, and not of a small one."""
+    found = []
+    for seed in range(60):
+        changed = scene(seed).astype(int)
+        changed[30:60, 40:80] += 40
+        one, other = (signature_of(each.clip(0, 255).astype(np.uint8)) for each in (scene(seed), changed))
+        found.append((is_near(one, other, (128, 96), (128, 96)), is_near(one, other, (32, 24), (32, 24))))
+    assert (True, False) in found
+    assert (False, True) not in found
+
+
 def test_pairs_among_many_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [signed(scene(seed)) for seed in range(12)]
     made += [signed(each) for seed in range(0, 12, 3) for each in copies(scene(seed)).values()]

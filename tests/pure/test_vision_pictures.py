@@ -12,7 +12,7 @@ from PIL import Image
 
 from multiring.data import Limits
 from multiring.errors import DataError
-from multiring.vision import decode_picture, read_picture
+from multiring.vision import decode_picture, pictures, read_picture
 
 
 def stored(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -68,6 +68,19 @@ def test_alpha_is_put_on_white() -> None:
     assert found.is_transparent
     rgba[..., 3] = 255
     assert not decode_picture("a", stored(Image.fromarray(rgba), "PNG")).is_transparent
+
+
+def test_large_pictures_are_mixed_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    rgba = np.random.default_rng(4).integers(0, 256, (23, 17, 4), np.uint8)
+    data = stored(Image.fromarray(rgba), "PNG")
+    whole = decode_picture("a", data).pixels
+    alpha = rgba[:, :, 3:] / 255
+    assert np.abs(whole - (rgba[:, :, :3] * alpha + 255 * (1 - alpha))).max() <= 0.5001
+    monkeypatch.setattr(pictures, "_LARGE", 10)
+    for band in (1, 40, 10_000):
+        monkeypatch.setattr(pictures, "_BAND", band)
+        assert (decode_picture("a", data).pixels == whole).all()
+    assert not pictures._ONE_LARGE.locked()
 
 
 def test_all_ways_to_store_transparency_agree() -> None:

@@ -5,7 +5,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from PIL import Image
 
 from multiring.errors import ArgumentError, DataError, StateError
 from multiring.vision import Box, ImageRecord, Label, Mask, Polygon, VisionProject, run_lengths_of
+from multiring.vision.project import folder as folder_module
+from multiring.vision.project.scanning import measured
 
 BOX = Box(class_name="cat", left=1, top=2, width=3, height=4)
 DOG = Label(class_name="dog")
@@ -239,7 +244,7 @@ def test_folders_that_are_no_project(project: VisionProject, tmp_path: Path) -> 
     for name, data in (("text", b"some text, which is no database" * 99), ("other", b"")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "labels.sqlite").write_bytes(data)
-        with pytest.raises(DataError, match=r"cannot be read as a database|is not a file of a multiring"):
+        with pytest.raises(DataError, match=r"cannot be read as a database|is not a file of a vision project"):
             VisionProject.open(tmp_path / name)
         assert (tmp_path / name / "labels.sqlite").read_bytes() == data
     with sqlite3.connect(project.folder / "labels.sqlite") as database:
@@ -266,3 +271,28 @@ def test_several_processes_write_at_a_time(project: VisionProject) -> None:
     for name in ("ann", "bob"):
         tracks = [each.labels[0].track for each in found if each.author == name and each.labels]
         assert tracks == [f"{name} {number}" for number in range(40)]
+
+
+def test_an_interrupted_scan_goes_on(project: VisionProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(7):
+        draw(project.folder / f"new{number}.png", 20 + number)
+    (project.folder / "a.png").rename(project.folder / "moved.png")
+    project.set_labels("a.png", (BOX,), "ann")
+
+    def interrupted(*arguments: Any) -> Iterator[Any]:
+        yield from islice(measured(*arguments), 5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder_module, "_BATCH", 2)
+    monkeypatch.setattr(folder_module, "measured", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        project.scan()
+    kept = [each.path for each in project.images()]
+    assert 5 <= len(kept) < 10
+    assert "a.png" in kept
+    monkeypatch.setattr(folder_module, "measured", measured)
+    result = project.scan()
+    assert result.moved == (("a.png", "moved.png"),)
+    assert set(result.added).isdisjoint(kept)
+    assert len(project.images()) == 10
+    assert project.scan().added == ()

@@ -6,8 +6,9 @@ in two steps, of which the first is a matrix product over all pairs:
 
 1. Candidates: the correlation of the outlines in 16 x 16 cells is at least `CANDIDATE`.
 2. Verification: the pictures' shapes agree to `SHAPE`; the correlation in 32 x 32 cells is at least `FINE`, or the one
-   in 16 x 16 cells at least `COARSE`, because resizing a small picture changes its finest outlines; and the colours
-   agree.
+   in 16 x 16 cells at least `COARSE`, because resizing a picture changes its finest outlines; and the colours agree.
+   A picture with a side of fewer than `SMALL` pixels shows so little that other pictures look like it. It needs a
+   correlation of `FINE_OF_SMALL` in 32 x 32 cells.
 
 The thresholds were chosen on openclipart and handwritten digits: benchmarks/results/vision_202611.md.
 """
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from multiring.vision.signatures import CHROMA, LUMA, SIGNATURE_BYTES
 
 CANDIDATE, FINE, COARSE = 0.75, 0.85, 0.95
+SMALL, FINE_OF_SMALL = 40, 0.92
 SHAPE = 0.03  # the largest difference of the logarithms of width / height; rounding of small sizes is allowed besides
 # Mean difference of the colours of cells, of 255. A copy of other brightness has its colours scaled, so that a part of
 # the colours' own strength is allowed, too.
@@ -86,7 +88,9 @@ def near_pairs(signatures: Sequence[bytes], sizes: Sequence[tuple[int, int]]) ->
             for at in range(0, len(first), _BLOCK):
                 piece = slice(at, at + _BLOCK)
                 fine, agrees = _verified(cells[first[piece]], cells[second[piece]])
-                is_near = agrees & ((fine >= FINE) | (agreement[piece] >= COARSE))
+                is_small = np.minimum(shapes[first[piece]], shapes[second[piece]]).min(axis=1) < SMALL
+                is_near = (fine >= FINE) | (agreement[piece] >= COARSE)
+                is_near = agrees & np.where(is_small, fine >= FINE_OF_SMALL, is_near)
                 parts.append((first[piece][is_near], second[piece][is_near], fine[is_near]))
     if not parts:
         return NearPairs(first=np.empty(0, np.int64), second=np.empty(0, np.int64), similarity=np.empty(0, np.float32))

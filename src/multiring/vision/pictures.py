@@ -12,7 +12,9 @@ Pillow decodes. The rules, in this order:
 
 import io
 import re
+import threading
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,10 @@ _ORIENTATION = 274  # the EXIF tag
 _BITS, _SAMPLE_FORMAT, _UNSIGNED = 258, 339, 1  # TIFF tags, and the value for unsigned integers
 _PNG, _PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24
 _PPM = re.compile(rb"P[2356](?:\s+|\s*#[^\n]*\n)*\s*\d+(?:\s+|\s*#[^\n]*\n)+\d+(?:\s+|\s*#[^\n]*\n)+(\d+)")
+
+# A large picture takes more than a gigabyte while it is decoded, so that only one thread at a time decodes such a one.
+_LARGE, _ONE_LARGE = 1 << 24, threading.Lock()  # pixels
+_BAND = 1 << 20  # pixels that are mixed with white at a time: the products have 12 bytes a pixel
 
 DEFAULT_LIMITS = Limits(record_bytes=1 << 28)
 
@@ -131,6 +137,11 @@ def decode_picture(what: str, data: bytes, limits: Limits = DEFAULT_LIMITS) -> P
 def _decode(what: str, data: bytes, image: Any, limits: Limits) -> Picture:
     if not 0 < image.width * image.height <= limits.pixels:
         raise DataError(f"{what} claims {image.width} x {image.height} pixels: want 1 to {limits.pixels}")
+    with _ONE_LARGE if image.width * image.height > _LARGE else nullcontext():
+        return _loaded(what, data, image)
+
+
+def _loaded(what: str, data: bytes, image: Any) -> Picture:
     operations: Any = library("PIL.ImageOps", "vision")
     mode, kind, frames = image.mode, image.format, int(getattr(image, "n_frames", 1))
     bits = _bits(data, image)
@@ -172,11 +183,15 @@ def _to_rgb(image: Any) -> tuple[Pixels, bool]:
     if not has_alpha:
         return np.array(image.convert("RGB")), False
     rgba = np.array(image.convert("RGBA"))
-    alpha = rgba[:, :, 3:].astype(np.uint32)
-    if bool((alpha == 255).all()):
+    if bool((rgba[:, :, 3] == 255).all()):
         return rgba[:, :, :3], False
-    mixed = (rgba[:, :, :3] * alpha + (255 - alpha) * 255 + 127) // 255
-    return mixed.astype(np.uint8), True
+    mixed = np.empty((*rgba.shape[:2], 3), np.uint8)
+    rows = max(1, _BAND // rgba.shape[1])
+    for start in range(0, len(rgba), rows):
+        band = rgba[start : start + rows]
+        alpha = band[:, :, 3:].astype(np.uint32)
+        mixed[start : start + rows] = (band[:, :, :3] * alpha + (255 - alpha) * 255 + 127) // 255
+    return mixed, True
 
 
 def _tiff_tag(image: Any, tag: int, default: int) -> int:

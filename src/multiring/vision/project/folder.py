@@ -18,6 +18,7 @@ from multiring.vision.project.scanning import COLUMNS, RUNS, Found, Measured, fi
 from multiring.vision.project.schema import create_database, open_database, transaction
 
 _FILE = "labels.sqlite"
+_BATCH = 256  # pictures that a scan writes at a time
 
 
 class VisionProject:
@@ -105,34 +106,37 @@ class VisionProject:
         back = {row[0] for row in rows if row[3]}
         fresh = [each for each in here if known.get(each.path) != each or each.path in back]
         gone = set(known) - {each.path for each in here}
-        added, changed, moved = [], [], []
+        added, changed = [], []
         batch: list[Measured] = []
-        new: list[Measured] = []
+        maybe_moved: list[Measured] = []
+        gone_digests = {digests[path] for path in gone} - {""}
         for each in measured(self.folder, fresh, limits, threads):
-            if each.found.path not in known:
-                new.append(each)
+            if each.found.path in known:
+                if each.digest != digests[each.found.path]:
+                    changed.append(each.found.path)
+            elif each.digest in gone_digests:
+                maybe_moved.append(each)
                 continue
-            if each.digest != digests[each.found.path]:
-                changed.append(each.found.path)
+            else:
+                added.append(each.found.path)
             batch.append(each)
-        for each in new:
-            before = [path for path in gone if digests[path] == each.digest and each.digest]
-            if len(before) == 1 and sum(other.digest == each.digest for other in new) == 1:
+            if len(batch) == _BATCH:  # an interrupted scan goes on from here
+                self._write(batch)
+                batch.clear()
+        moved = []
+        for each in maybe_moved:
+            before = [path for path in gone if digests[path] == each.digest]
+            if len(before) == 1 and sum(other.digest == each.digest for other in maybe_moved) == 1:
                 gone.remove(before[0])
                 moved.append((before[0], each.found.path))
             else:
                 added.append(each.found.path)
-            batch.append(each)
-        with transaction(self._database):
-            for former, path in moved:
-                self._database.execute("UPDATE images SET path = ? WHERE path = ?", (path, former))
-            self._write(batch)
-            self._database.executemany("UPDATE images SET is_missing = 1 WHERE path = ?", [(path,) for path in gone])
+        self._write([*batch, *maybe_moved], moved, gone)
         bad = self._database.execute(
             "SELECT path FROM images WHERE problem IS NOT NULL AND NOT is_missing ORDER BY path"
         )
         return ScanResult(
-            added=tuple(added),
+            added=tuple(sorted(added)),
             changed=tuple(changed),
             moved=tuple(moved),
             missing=tuple(sorted(gone)),
@@ -140,24 +144,26 @@ class VisionProject:
             refused=tuple(refused),
         )
 
-    def _write(self, batch: Iterable[Measured]) -> None:
+    def _write(
+        self, batch: Iterable[Measured], moved: Iterable[tuple[str, str]] = (), gone: Iterable[str] = ()
+    ) -> None:
+        """Write what a scan has read, as one transaction."""
         names = ("path", "size_bytes", "modified_ns", "digest", "problem", *COLUMNS)
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
-        self._database.executemany(
+        statement = (
             f"INSERT INTO images ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "  # noqa: S608 -- own names
-            f"ON CONFLICT (path) DO UPDATE SET {updates}, is_missing = 0",
-            [
-                (
-                    each.found.path,
-                    each.found.size_bytes,
-                    each.found.modified_ns,
-                    each.digest,
-                    each.problem,
-                    *each.values,
-                )
-                for each in batch
-            ],
+            f"ON CONFLICT (path) DO UPDATE SET {updates}, is_missing = 0"
         )
+        rows = [
+            (each.found.path, each.found.size_bytes, each.found.modified_ns, each.digest, each.problem, *each.values)
+            for each in batch
+        ]
+        with transaction(self._database):
+            self._database.executemany(
+                "UPDATE images SET path = ? WHERE path = ?", [(path, former) for former, path in moved]
+            )
+            self._database.executemany(statement, rows)
+            self._database.executemany("UPDATE images SET is_missing = 1 WHERE path = ?", [(path,) for path in gone])
 
     def images(self) -> tuple[ImageRecord, ...]:
         """Return all pictures that a scan has found, in the order of their paths, missing and unreadable ones too."""

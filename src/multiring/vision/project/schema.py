@@ -91,7 +91,7 @@ def _require_ours(path: Path, database: sqlite3.Connection) -> None:
     found = database.execute("PRAGMA application_id").fetchone()[0]
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if found != APPLICATION:
-        raise DataError(f"{str(path)!r} is not a file of a multiring vision project; it was left as it is")
+        raise DataError(f"{str(path)!r} is not a file of a vision project; it was left as it is")
     if version != VERSION:
         raise DataError(
             f"{str(path)!r} has version {version} of the tables: this multiring reads version {VERSION}; use the "

@@ -1,0 +1,170 @@
+"""multiring vision: check a folder of pictures, split it, import and export labels.
+
+The folder is a project: pictures, labels.sqlite with their labels, and runs with results. `check` finds unreadable
+pictures, duplicates, labels that contradict each other and more. `split` divides the labelled pictures, and keeps
+duplicates and frames of a video on one side. `import` and `export` read and write COCO, VOC, YOLO, CSV, ImageFolder and
+PNG masks.
+"""
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from multiring._cli.output import counted, show
+from multiring.errors import ArgumentError
+from multiring.vision.checks.checking import CheckResult, check_project
+from multiring.vision.checks.page import write_check_page
+from multiring.vision.checks.split_files import make_split
+from multiring.vision.formats.exchange import FORMATS, export_labels, import_labels
+from multiring.vision.project.folder import VisionProject
+from multiring.vision.project.records import ScanResult
+
+_FOUND = 1
+_TOLD = 20  # findings of a kind that are printed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = _action(actions, "check", "find unreadable pictures, duplicates and contradicting labels")
+    check.add_argument("--out", type=Path, metavar="FILE", help="the HTML page (default: FOLDER/runs/check.html)")
+    check.add_argument("--threads", type=int, default=4, metavar="N", help="pictures decoded at a time (default 4)")
+    splitting = _action(actions, "split", "divide the labelled pictures for training, validation and test")
+    splitting.add_argument(
+        "--shares",
+        default="train=0.8,val=0.2",
+        metavar="NAME=SHARE,...",
+        help="parts and their shares (default train=0.8,val=0.2)",
+    )
+    splitting.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, another split (default 0)")
+    splitting.add_argument("--name", default="split", help="the split's name (default split)")
+    importing = _action(actions, "import", "take pictures and labels from another program's files")
+    importing.add_argument("source", type=Path, help="the folder, or the file of labels")
+    importing.add_argument("--format", required=True, choices=list(FORMATS), help="the format of the labels")
+    importing.add_argument("--images", type=Path, metavar="DIR", help="the pictures, if the format has them elsewhere")
+    importing.add_argument("--author", default="import", help="who is responsible for the labels (default import)")
+    exporting = _action(actions, "export", "write the labelled pictures and their labels for another program")
+    exporting.add_argument("target", type=Path, help="the folder to make")
+    exporting.add_argument("--format", required=True, choices=list(FORMATS), help="the format of the labels")
+    exporting.add_argument("--boxes", action="store_true", help="replace polygons and masks by boxes around them")
+
+
+def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="the project's folder")
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the action. Return 1 if `check` found an error, else 0."""
+    acts = {"check": _check, "split": _split, "import": _import, "export": _export}
+    return acts[arguments.action](arguments)
+
+
+def _opened(folder: Path) -> VisionProject:
+    """Open a project. A folder that is none becomes one."""
+    if not folder.is_dir():
+        raise ArgumentError(f"{str(folder)!r} is no folder: want the folder with the pictures")
+    return VisionProject.open(folder) if VisionProject.is_project(folder) else VisionProject.create(folder)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    if arguments.threads < 1:
+        raise ArgumentError(f"--threads {arguments.threads}: want at least 1")
+    with _opened(arguments.folder) as project:
+        scan = project.scan(threads=arguments.threads)
+        result = check_project(project, scan)
+        page = arguments.out or project.runs / "check.html"
+        write_check_page(page, project.folder, result)
+    if arguments.json:
+        show(json.dumps({**asdict(result), "page": str(page), "scan": asdict(scan)}, ensure_ascii=False))
+    else:
+        _tell(result, scan)
+        show(f"with pictures: {page}")
+    return _FOUND if result.has_errors else 0
+
+
+def _tell(result: CheckResult, scan: ScanResult) -> None:
+    news = [
+        counted(len(found), what)
+        for what, found in (
+            ("new picture", scan.added),
+            ("changed picture", scan.changed),
+            ("moved picture", scan.moved),
+        )
+        if found
+    ]
+    if news:
+        show(", ".join(news))
+    usable = f"{result.usable} usable, {result.labelled} labelled, {result.empty} with nothing in them"
+    show(f"{counted(result.pictures, 'picture')}: {usable}")
+    for name, count in result.classes.items():
+        show(f"class {name}: {counted(count, 'picture')}")
+    counts = Counter(each.kind for each in result.findings)
+    told: Counter[str] = Counter()
+    for each in result.findings:
+        told[each.kind] += 1
+        if told[each.kind] <= _TOLD:
+            show(f"{each.severity}: {each.kind}: {each.text}")
+        elif told[each.kind] == counts[each.kind]:
+            show(f"{each.severity}: {each.kind}: {counts[each.kind] - _TOLD} more")
+    if not result.findings:
+        show("nothing was found")
+
+
+def _split(arguments: argparse.Namespace) -> int:
+    shares = _shares(arguments.shares)
+    with _opened(arguments.folder) as project:
+        project.scan()
+        made = make_split(project, shares, seed=arguments.seed, name=arguments.name)
+        place = project.runs / "splits" / f"{made.name}.json"
+    if arguments.json:
+        show(json.dumps(asdict(made), ensure_ascii=False))
+        return 0
+    for part, paths in made.parts.items():
+        show(f"{part}: {counted(len(paths), 'picture')}")
+    show(f"{counted(made.units, 'group')} that stay together, digest {made.digest[:16]}: {place}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with _opened(arguments.folder) as project:
+        done = import_labels(project, arguments.source, arguments.format, arguments.author, pictures=arguments.images)
+    copied = f"{done.copied} of them copied"
+    labels = counted(done.labels, "label")
+    show(json.dumps(asdict(done)) if arguments.json else f"{counted(done.pictures, 'picture')}, {copied}, {labels}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    with VisionProject.open(arguments.folder) as project:
+        project.scan()
+        made = export_labels(project, arguments.target, arguments.format, boxes=arguments.boxes)
+    counts = {
+        "pictures": len(made.pictures),
+        "labels": sum(len(each.labels) for each in made.pictures),
+        "classes": len(made.classes),
+    }
+    pictures, labels = counted(counts["pictures"], "picture"), counted(counts["labels"], "label")
+    text = f"{pictures}, {labels}, {counts['classes']} class{'' if counts['classes'] == 1 else 'es'}: "
+    text += str(arguments.target)
+    show(json.dumps({**counts, "target": str(arguments.target)}, ensure_ascii=False) if arguments.json else text)
+    return 0
+
+
+def _shares(text: str) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for each in text.split(","):
+        name, is_given, share = each.partition("=")
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            is_given = ""
+        if not is_given or not name.strip():
+            raise ArgumentError(f"--shares {text!r}: want NAME=SHARE,..., such as train=0.8,val=0.2")
+    return shares

@@ -1,0 +1,122 @@
+"""Make a project's splits, and keep them in runs/splits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multiring._replacing import replace_file
+from multiring.errors import ArgumentError, DataError
+from multiring.vision.checks.grouping import labels_digest, likeness, split_units
+from multiring.vision.project.folder import VisionProject
+from multiring.vision.splits import split, split_digest
+
+_KEY = "multiring_split"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectSplit:
+    """A split of a project's labelled pictures.
+
+    Attributes:
+        name: the name of its file in runs/splits, without ".json".
+        parts: the paths of each part's pictures, ascending.
+        seed: the seed that it was made with.
+        units: the number of groups that were not divided.
+        labels_digest: a digest of the labelled pictures' paths, files and labels at that time.
+        digest: a digest of which pictures are in which part.
+    """
+
+    name: str
+    parts: Mapping[str, tuple[str, ...]]
+    seed: int
+    units: int
+    labels_digest: str
+    digest: str
+
+
+def make_split(
+    project: VisionProject, shares: Mapping[str, float], *, seed: int = 0, name: str = "split"
+) -> ProjectSplit:
+    """Divide the labelled pictures into parts, and write runs/splits/NAME.json, which must not be there.
+
+    Duplicates, near duplicates, frames of a video and stated groups stay on one side. The same labels, shares and seed
+    give the same split.
+
+    Args:
+        project: the project, after a scan.
+        shares: the wanted share of each part, such as {"train": 0.8, "val": 0.2}.
+        seed: another seed gives another split.
+        name: the split's name: letters, digits, "-" and "_".
+
+    Raises:
+        ArgumentError: no picture is labelled, a part would be empty, the shares or the name are wrong, or there is a
+            split of the name with other parts.
+    """
+    if not name.replace("-", "a").replace("_", "a").isalnum() or not name.isascii():
+        raise ArgumentError(f"split {name!r}: want a name of letters, digits, '-' and '_'")
+    images = project.images()
+    labellings = {path: each for path, each in project.labellings().items() if each.labels is not None}
+    paths = frozenset(each.path for each in images if each.is_usable and each.path in labellings)
+    if not paths:
+        raise ArgumentError(f"{str(project.folder)!r} has no labelled picture: label or import some, then split")
+    units = split_units(images, likeness(images), labellings, paths)
+    parts = split(units, shares, seed)
+    made = ProjectSplit(
+        name=name,
+        parts=parts,
+        seed=seed,
+        units=len(units),
+        labels_digest=labels_digest([each for each in images if each.path in paths], labellings),
+        digest=split_digest(parts),
+    )
+    _write(_path(project, name), made)
+    return made
+
+
+def read_split(project: VisionProject, name: str = "split") -> ProjectSplit:
+    """Read a split of the project.
+
+    Raises:
+        DataError: there is none of the name, or its file is damaged.
+    """
+    path = _path(project, name)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        parts = {part: tuple(paths) for part, paths in told["parts"].items()}
+        found = ProjectSplit(
+            name=name,
+            parts=parts,
+            seed=told["seed"],
+            units=told["units"],
+            labels_digest=told["labels_digest"],
+            digest=told["digest"],
+        )
+    except FileNotFoundError:
+        raise DataError(f"the project has no split {name!r}: make it with make_split") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{str(path)!r} is no split, or damaged: {type(error).__name__}: {error}") from error
+    if split_digest(parts) != found.digest:
+        raise DataError(f"{str(path)!r} was changed: its parts do not have its digest; make the split again")
+    return found
+
+
+def _path(project: VisionProject, name: str) -> Path:
+    folder = project.runs / "splits"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{name}.json"
+
+
+def _write(path: Path, made: ProjectSplit) -> None:
+    told: dict[str, Any] = {
+        _KEY: 1,
+        "seed": made.seed,
+        "units": made.units,
+        "labels_digest": made.labels_digest,
+        "digest": made.digest,
+        "parts": {part: list(paths) for part, paths in made.parts.items()},
+    }
+    text = json.dumps(told, ensure_ascii=False, indent=1) + "\n"
+    # A run that trained on the split names it, so another split needs another name. The same one may be written again.
+    replace_file(path, text.encode(), is_ours=lambda found: found == text.encode(), what="this split")

@@ -1,0 +1,181 @@
+"""COCO: annotations.json, with boxes, polygons, and masks as run lengths."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from multiring.errors import DataError
+from multiring.vision.formats.label_sets import (
+    LabelledPicture,
+    LabelSet,
+    checked,
+    picture_below,
+    placed,
+    read_text,
+    require_kinds,
+)
+from multiring.vision.labels import Box, Label, Mask, Polygon
+from multiring.vision.run_lengths import RunLengths, decompressed, joined_runs
+
+FILE, PICTURES = "annotations.json", "images"
+
+
+def read_coco(source: Path, pictures: Path | None = None) -> LabelSet:
+    """Read a COCO file.
+
+    Args:
+        source: the JSON file, or a folder with annotations.json.
+        pictures: the folder that file names are relative to. Default: the folder `images` beside the file if there is
+            one, else the file's folder.
+
+    Raises:
+        DataError: the file is malformed or contradicts itself; the text names the file and the place.
+    """
+    path = source / FILE if source.is_dir() else source
+    root = pictures or (path.parent / PICTURES if (path.parent / PICTURES).is_dir() else path.parent)
+    with placed(repr(str(path))):
+        told = json.loads(read_text(path))
+        images, annotations, categories = told["images"], told.get("annotations", []), told.get("categories", [])
+    names: dict[Any, str] = {}
+    for number, each in enumerate(categories):
+        with placed(f"{str(path)!r}, categories[{number}]"):
+            _add(names, each["id"], str(each["name"]), "category")
+    if len(set(names.values())) < len(names):
+        twice = min(name for name in names.values() if list(names.values()).count(name) > 1)
+        raise DataError(f"{str(path)!r}: two categories have the name {twice!r}: want one of each name")
+    sizes: dict[Any, tuple[int, int]] = {}
+    files: dict[Any, Mapping[str, Any]] = {}
+    seen: dict[str, int] = {}
+    for number, each in enumerate(images):
+        place = f"{str(path)!r}, images[{number}]"
+        with placed(place):
+            _add(files, each["id"], each, "image")
+            name = str(each["file_name"])
+            if name in seen:
+                raise DataError(f"{place}: picture {name!r} is also images[{seen[name]}]: want each picture once")
+            seen[name] = number
+            picture_below(root, name, place)
+            sizes[each["id"]] = (int(each["width"]), int(each["height"]))
+    labels: dict[Any, list[Label]] = {key: [] for key in files}
+    known: dict[Any, int] = {}
+    for number, each in enumerate(annotations):
+        with placed(f"{str(path)!r}, annotations[{number}]"):
+            if "id" in each:
+                _add(known, each["id"], number, "annotation")
+            if each["image_id"] not in files:
+                raise DataError(f"image_id {each['image_id']!r} is the id of no image")
+            if each["category_id"] not in names:
+                raise DataError(f"category_id {each['category_id']!r} is the id of no category")
+            labels[each["image_id"]].append(_label(each, names[each["category_id"]], sizes[each["image_id"]]))
+    found = [
+        LabelledPicture(
+            path=str(each["file_name"]),
+            width=sizes[key][0],
+            height=sizes[key][1],
+            labels=tuple(labels[key]),
+            group=each.get("group"),
+            video=each.get("video"),
+            frame=each.get("frame"),
+        )
+        for key, each in files.items()
+    ]
+    return LabelSet(root=root, classes=tuple(names.values()), pictures=tuple(sorted(found, key=lambda each: each.path)))
+
+
+def _add(values: dict[Any, Any], key: Any, value: Any, what: str) -> None:
+    if not isinstance(key, int | str):
+        raise DataError(f"id {key!r}: want a number")
+    if key in values:
+        raise DataError(f"id {key!r} is the id of two {what} entries: want each id once")
+    values[key] = value
+
+
+def _label(told: Mapping[str, Any], class_name: str, size: tuple[int, int]) -> Label:
+    attributes = dict(told.get("attributes") or {})
+    track = attributes.pop("track", None)
+    common: dict[str, Any] = {
+        "class_name": class_name,
+        "track": None if track is None else str(track),
+        "attributes": tuple((str(name), str(value)) for name, value in attributes.items()),
+    }
+    segmentation = told.get("segmentation")
+    if isinstance(segmentation, Mapping):
+        height, width = map(int, segmentation["size"])
+        if (width, height) != size:
+            raise DataError(f"mask of {width} x {height} pixels on an image of {size[0]} x {size[1]}")
+        counts = segmentation["counts"]
+        numbers = decompressed(counts) if isinstance(counts, str) else list(map(int, counts))
+        runs: RunLengths = joined_runs(width, height, numbers)
+        return checked(Mask(**common, pixels=runs, is_crowd=bool(told.get("iscrowd", 0))))
+    if segmentation:
+        return checked(Polygon(**common, outlines=tuple(map(_outline, segmentation))))
+    left, top, box_width, box_height = map(float, told["bbox"])
+    return checked(Box(**common, left=left, top=top, width=box_width, height=box_height))
+
+
+def _outline(numbers: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    if len(numbers) % 2:
+        raise DataError(f"polygon of {len(numbers)} numbers: want x and y of each point")
+    return tuple((float(x), float(y)) for x, y in zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def write_coco(target: Path, labels: LabelSet) -> None:
+    """Write annotations.json. The pictures are in the folder `images` beside it."""
+    ids = {name: number for number, name in enumerate(labels.classes, 1)}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, picture in enumerate(labels.pictures, 1):
+        require_kinds(picture, (Box, Polygon, Mask), "COCO")
+        own = {"group": picture.group, "video": picture.video, "frame": picture.frame}
+        images.append(
+            {
+                "id": number,
+                "file_name": picture.path,
+                "width": picture.width,
+                "height": picture.height,
+                **{name: value for name, value in own.items() if value is not None},
+            }
+        )
+        for each in picture.labels:
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": ids[each.class_name],
+                    **_told(each),
+                }
+            )
+    categories = [{"id": number, "name": name} for name, number in ids.items()]
+    told = {"images": images, "annotations": annotations, "categories": categories}
+    (target / FILE).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+
+
+def _told(label: Label) -> dict[str, Any]:
+    bounds = label.bounds()
+    assert bounds is not None  # noqa: S101 -- require_kinds has refused labels of whole pictures
+    left, top, right, bottom = bounds
+    told: dict[str, Any] = {"bbox": [left, top, right - left, bottom - top], "iscrowd": 0}
+    told["area"] = told["bbox"][2] * told["bbox"][3]
+    told["segmentation"] = []
+    if isinstance(label, Box):
+        told["bbox"] = [label.left, label.top, label.width, label.height]
+    elif isinstance(label, Polygon):
+        told["segmentation"] = [[number for point in outline for number in point] for outline in label.outlines]
+        told["area"] = sum(map(_area, label.outlines))
+    elif isinstance(label, Mask):
+        told["iscrowd"] = int(label.is_crowd)
+        told["area"] = label.pixels.area()
+        told["segmentation"] = {
+            "size": [label.pixels.height, label.pixels.width],
+            "counts": list(label.pixels.runs),
+        }
+    attributes = dict(label.attributes)
+    if label.track is not None:
+        attributes["track"] = label.track
+    return {**told, "attributes": attributes} if attributes else told
+
+
+def _area(outline: Sequence[tuple[float, float]]) -> float:
+    following = [*outline[1:], outline[0]]
+    return abs(sum(x * v - u * y for (x, y), (u, v) in zip(outline, following, strict=True))) / 2

@@ -1,0 +1,211 @@
+"""Import labels and pictures into a project, and export them."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.errors import ArgumentError, DataError
+from multiring.vision.formats import class_folders, coco, mask_files, tables, voc, yolo
+from multiring.vision.formats.label_sets import LabelledPicture, LabelSet, as_box
+from multiring.vision.pictures import read_picture
+from multiring.vision.project.folder import VisionProject
+from multiring.vision.project.scanning import RUNS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelFormat:
+    """How a format is read and written.
+
+    Attributes:
+        read: returns the labels of a source, given the folder of the pictures or None.
+        write: writes the files of labels into an empty folder.
+        pictures: the folder of pictures that `read` looks for and an export fills; "" for the folder itself.
+    """
+
+    read: Callable[[Path, Path | None], LabelSet]
+    write: Callable[[Path, LabelSet], None]
+    pictures: str
+
+
+FORMATS = {
+    "coco": LabelFormat(read=coco.read_coco, write=coco.write_coco, pictures=coco.PICTURES),
+    "csv": LabelFormat(read=tables.read_csv, write=tables.write_csv, pictures=tables.PICTURES),
+    "imagefolder": LabelFormat(
+        read=class_folders.read_class_folders, write=class_folders.write_class_folders, pictures=""
+    ),
+    "masks": LabelFormat(read=mask_files.read_masks, write=mask_files.write_masks, pictures=mask_files.PICTURES),
+    "voc": LabelFormat(read=voc.read_voc, write=voc.write_voc, pictures=voc.PICTURES),
+    "yolo": LabelFormat(read=yolo.read_yolo, write=yolo.write_yolo, pictures=yolo.PICTURES),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportResult:
+    """What an import did.
+
+    Attributes:
+        pictures: labelled pictures.
+        copied: of these, pictures that were copied into the project's folder.
+        labels: the number of labels.
+        change: the number of the change; one `undo` of its author takes the labels back.
+    """
+
+    pictures: int
+    copied: int
+    labels: int
+    change: int
+
+
+def import_labels(
+    project: VisionProject,
+    source: Path | str,
+    format: str,  # noqa: A002 -- as in multiring.data
+    author: str,
+    *,
+    pictures: Path | str | None = None,
+) -> ImportResult:
+    """Import labelled pictures. Everything is checked before the first file is copied.
+
+    Pictures that are in the project's folder stay where they are. Others are copied to the same relative path. Labels
+    that leave their picture are imported, and `check` reports them.
+
+    Args:
+        project: the project.
+        source: the file or folder of the labels.
+        format: a key of FORMATS, such as "coco".
+        author: who is responsible for the labels.
+        pictures: the folder of the pictures, if it is not where the format has it.
+
+    Raises:
+        ArgumentError: the format is unknown; or another file is in the place of a picture.
+        DataError: the files of labels are malformed, contradict each other or the pictures, or lead out of the folder.
+    """
+    found = _format(format).read(Path(source), None if pictures is None else Path(pictures))
+    own, root = project.folder.resolve(), found.root.resolve()
+    prefix = ""
+    copies: list[tuple[Path, Path]] = []
+    if root.is_relative_to(own):
+        prefix = "" if root == own else root.relative_to(own).as_posix() + "/"
+    else:
+        copies = list(_copies(found, own))
+    for each in found.pictures:
+        _require_size(found.root / each.path, each, str(source))
+    for file, place in copies:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _copy(file, place)
+    project.scan()
+    for name in found.classes:
+        project.add_class(name)
+    labels = {prefix + each.path: each.labels for each in found.pictures}
+    change = project.set_many_labels(labels, author, outside_too=True)
+    for each in found.pictures:
+        if each.group is not None:
+            project.set_group(prefix + each.path, each.group)
+        if each.video is not None or each.frame is not None:
+            project.set_frame(prefix + each.path, each.video, each.frame)
+    return ImportResult(pictures=len(labels), copied=len(copies), labels=sum(map(len, labels.values())), change=change)
+
+
+def _copies(found: LabelSet, own: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a picture's file and its place in the project's folder `own`, for each that is not there yet."""
+    for each in found.pictures:
+        parts = each.path.split("/")
+        if parts[0] == RUNS or any(part.startswith(".") for part in parts):
+            raise ArgumentError(f"picture {each.path!r}: a project has none in {RUNS!r} and hidden folders: rename it")
+        file, place = found.root / each.path, own / each.path
+        if not place.exists():
+            yield file, place
+        elif place.read_bytes() != file.read_bytes():
+            raise ArgumentError(f"{str(place)!r} is there already, with another content: rename one of them")
+
+
+def _require_size(file: Path, stated: LabelledPicture, source: str) -> None:
+    picture = read_picture(file)
+    if (picture.width, picture.height) != (stated.width, stated.height):
+        raise DataError(
+            f"{source!r} states {stated.width} x {stated.height} pixels for {stated.path!r}, which has "
+            f"{picture.width} x {picture.height}"
+        )
+
+
+def export_labels(project: VisionProject, target: Path | str, format: str, *, boxes: bool = False) -> LabelSet:  # noqa: A002 -- as in multiring.data
+    """Write the labelled pictures and their labels into a new folder.
+
+    Pictures that are not labelled are left out.
+
+    Args:
+        project: the project, after a scan.
+        target: the folder, which must be empty or missing.
+        format: a key of FORMATS.
+        boxes: replace polygons and masks by the boxes around them.
+
+    Returns:
+        What was written, with the paths in the project.
+
+    Raises:
+        ArgumentError: the format is unknown or does not hold a label, or the folder is not empty.
+        DataError: the same, for a label that the format holds in part.
+    """
+    used = _format(format)
+    target = Path(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ArgumentError(f"{str(target)!r} is there and not empty: want a new folder")
+    labellings = project.labellings()
+    found = []
+    for image in project.images():
+        labels = labellings[image.path].labels if image.path in labellings else None
+        if labels is None or not image.is_usable:
+            continue
+        found.append(
+            LabelledPicture(
+                path=image.path,
+                width=image.width,
+                height=image.height,
+                labels=tuple(map(as_box, labels)) if boxes else labels,
+                group=image.group,
+                video=image.video,
+                frame=image.frame,
+            )
+        )
+    made = LabelSet(root=project.folder, classes=project.classes(), pictures=tuple(found))
+    paths = {each.path: each.path for each in found}
+    if format == "imagefolder":
+        paths = class_folders.class_folder_paths(made)
+    with _new_folder(target) as folder:
+        used.write(folder, made)
+        for path, place in paths.items():
+            copy = folder / used.pictures / place
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _copy(project.folder / path, copy)
+    return made
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside `target`, which gets that name at the end. After an error, nothing is left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.new")
+    folder.mkdir()
+    try:
+        yield folder
+        if target.exists():
+            target.rmdir()  # it is empty, or this raises
+        folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _format(name: str) -> LabelFormat:
+    if name not in FORMATS:
+        raise ArgumentError(f"format {name!r}: want one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def _copy(file: Path, place: Path) -> None:
+    """Copy a file to a place that is free."""
+    with file.open("rb") as read, place.open("xb") as written:
+        shutil.copyfileobj(read, written)

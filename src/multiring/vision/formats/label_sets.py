@@ -1,0 +1,163 @@
+"""What all formats share: a set of labelled pictures, and words for errors."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.data.readers.limits import require_inside
+from multiring.errors import ArgumentError, DataError
+from multiring.vision.labels import Box, Label, require_label
+from multiring.vision.pictures import ENDINGS
+
+MOST_BYTES = 1 << 31  # of a file of labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledPicture:
+    """A picture and its labels, in a file of labels.
+
+    Attributes:
+        path: the picture's file, relative to the folder of pictures, with "/".
+        width: pixels, after EXIF's rotation.
+        height: pixels, after EXIF's rotation.
+        labels: the labels; an empty tuple means "seen, nothing in it".
+        group: the name of a group that no split divides.
+        video: the name of the video that the picture is a frame of.
+        frame: the frame's number.
+    """
+
+    path: str
+    width: int
+    height: int
+    labels: tuple[Label, ...]
+    group: str | None = None
+    video: str | None = None
+    frame: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelSet:
+    """Labelled pictures, and their classes in order.
+
+    Attributes:
+        root: the folder of the pictures.
+        classes: the names of all classes, also of those without a label.
+        pictures: the labelled pictures, in the order of their paths.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    pictures: tuple[LabelledPicture, ...]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file of labels, which is UTF-8, with or without a byte order mark.
+
+    Raises:
+        DataError: the file is missing, too large or not UTF-8.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{str(path)!r} has {path.stat().st_size} bytes: want at most {MOST_BYTES}")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{str(path)!r} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
+
+
+def picture_below(root: Path, path: str, place: str) -> Path:
+    """Return the file of a picture that a file of labels names.
+
+    Args:
+        root: the folder of the pictures.
+        path: the name that the file of labels states.
+        place: that file and the place in it, for error messages.
+
+    Raises:
+        DataError: the path or its link leads out of the folder, or there is no such file.
+    """
+    found = root / require_inside(place, path)
+    if not Path(os.path.realpath(found)).is_relative_to(os.path.realpath(root)):
+        raise DataError(f"{place} names {path!r}, a link that leads out of {str(root)!r}: copy the file into it")
+    if not found.is_file():
+        raise DataError(f"{place} names picture {path!r}, and {str(root)!r} has no such file")
+    return found
+
+
+def pictures_below(root: Path) -> Iterator[str]:
+    """Yield the paths of the pictures below a folder, by their endings, in order.
+
+    Raises:
+        DataError: a link leads out of the folder.
+    """
+    for place, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            if Path(name).suffix.lower() in ENDINGS and not name.startswith("."):
+                path = Path(place, name).relative_to(root).as_posix()
+                picture_below(root, path, f"folder {str(root)!r}")
+                yield path
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Put the place in a file of labels before the text of an error about a value.
+
+    Raises:
+        DataError: the block raised one, or found a value of another kind.
+    """
+    try:
+        yield
+    except (DataError, ArgumentError) as error:
+        text = str(error)
+        raise DataError(text if text.startswith(place) else f"{place}: {text}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"{place}: malformed: {what}") from error
+
+
+def checked(label: Label) -> Label:
+    """Return a label that is not malformed.
+
+    Raises:
+        DataError: it is.
+    """
+    require_label(label)
+    return label
+
+
+def as_box(label: Label) -> Label:
+    """Return the box around a label; the label itself if it is of the whole picture."""
+    bounds = label.bounds()
+    if bounds is None or isinstance(label, Box):
+        return label
+    left, top, right, bottom = bounds
+    return Box(
+        class_name=label.class_name,
+        track=label.track,
+        attributes=label.attributes,
+        left=left,
+        top=top,
+        width=right - left,
+        height=bottom - top,
+    )
+
+
+def require_kinds(picture: LabelledPicture, kinds: Sequence[type[Label]], format_name: str) -> None:
+    """Raise ArgumentError if a picture has a label of a kind that a format does not hold."""
+    for each in picture.labels:
+        if type(each) not in kinds:
+            names = ", ".join("class of a picture" if kind is Label else kind.__name__ for kind in kinds)
+            own = "class of a picture" if type(each) is Label else type(each).__name__
+            raise ArgumentError(
+                f"picture {picture.path!r} has a label of the kind {own}: {format_name} holds {names}; choose another "
+                "format, or export boxes around the labels"
+            )
+
+
+def number_text(value: float) -> str:
+    """Return a number as text from which the same float is read: without ".0" for whole numbers."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
