@@ -144,7 +144,10 @@ def test_other_commands_have_options_extras_and_files_that_there_are(monkeypatch
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, command in COMMANDS:
         words = shlex.split(command.removeprefix("sudo "))
-        for at in [at for at, word in enumerate(words) if word == "multiring" and words[0] not in ("cd", "git", "pip")]:
+        begins = [at for at, word in enumerate(words) if word == "multiring" and words[0] not in ("cd", "git", "pip")]
+        if words[0] == "podman":  # its last word of that name is the command, and others name the image
+            begins = [at for at in begins[-1:] if words[at + 1] in cli.COMMANDS]
+        for at in begins:
             before = len(ran)
             assert cli.main(words[at + 1 :]) == 0, (page, command)
             assert len(ran) == before + 1

@@ -29,6 +29,7 @@ OTHERS_OPTIONS = {
     "--nthreads",  # dask worker
     "--evaluate-every",  # of programs with multiring.training
     *("--ink", "--soft", "--rule", "--fill"),  # CSS variables of the training report
+    *("--cpus", "--pids-limit", "--shm-size"),  # podman and docker
     "--lab",  # parsed by `multiring lab fault` itself
 }
 # Variables that the package sets for itself, never the user.

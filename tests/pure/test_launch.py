@@ -34,6 +34,12 @@ def test_hardware_threads_of_one_core_stay_together() -> None:
     assert threads_per_rank(core_of, 2) == 2
 
 
+def test_threads_keep_to_the_limit_of_cpu_time() -> None:
+    core_of = {cpu: (0, cpu) for cpu in range(8)}
+    wanted = {None: 4, 16.0: 4, 8.0: 4, 4.0: 2, 3.9: 1, 2.0: 1, 0.5: 1}
+    assert {limit: threads_per_rank(core_of, 2, limit) for limit in wanted} == wanted
+
+
 def test_cores_are_read_from_the_system(tmp_path: Path) -> None:
     topology = tmp_path / "cpu1" / "topology"
     topology.mkdir(parents=True)

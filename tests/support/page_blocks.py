@@ -20,7 +20,8 @@ BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<k
 # In blocks that are not Python, lines that begin like this are commands. Other lines are output or a drawing.
 COMMAND = re.compile(
     r"^(?:\$ )?((?:[A-Z_]+=\S+ )*"
-    r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open) .*?)(?: +#.*)?$"
+    r"(?:sudo|multiring|python|make|pip|uv|torchrun|mpiexec|srun|source|git|cd|horovodrun|xdg-open|head|kubectl|podman)"
+    r" .*?)(?: +#.*)?$"
 )
 
 

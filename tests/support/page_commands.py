@@ -12,6 +12,12 @@ SITE = "needs Slurm; tests/wire/test_launchers.py sets srun's environment"
 PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
+IMAGE = "make image-test runs it as it stands, as root"
+REST = "--nproc-per-node 2 --master-addr node0 train.py"
+IN_A_CONTAINER = (
+    "--network train --secret train-secret -e MULTIRING_SECRET_FILE=/run/secrets/train-secret "
+    '-e MULTIRING_RENDEZVOUS=node0:29600 -v "$PWD:/work:ro" multiring torchrun --nnodes 2'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,21 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("four_ways.md", "multiring run -n 3 distribute.py --epochs 2 --resume"): Read(
         "tests/frameworks/test_four_ways.py"
     ),
+    **{
+        ("guide_containers.md", command): Read(IMAGE)
+        for command in (
+            "podman build -f packaging/Containerfile -t multiring .",
+            'podman run --rm -v "$PWD:/work:ro" multiring multiring run -n 2 train.py',
+            "podman network create train",
+            "head -c 32 /dev/urandom | base64 | podman secret create train-secret -",
+            f"podman run --detach --name node0 {IN_A_CONTAINER} --node-rank 0 {REST}",
+            f"podman run --rm --name node1 {IN_A_CONTAINER} --node-rank 1 {REST}",
+            "podman logs --follow node0",
+            "podman rm node0",
+            "podman secret rm train-secret",
+            "podman network rm train",
+        )
+    },
     ("horovod.md", "horovodrun -np 2 python train.py"): Read("is a command of Horovod"),
     ("horovod.md", "multiring horovodrun -np 2 python train.py"): Run("1 of 2"),
     ("horovod.md", "multiring run --horovod -n 2 train.py"): Run("[1] 1 of 2"),

@@ -43,16 +43,23 @@ def share_cpus(core_of: Mapping[int, Core], ranks: int) -> list[frozenset[int]]:
     return [frozenset(ordered[first:end]) for first, end in pairwise(cuts)]
 
 
-def threads_per_rank(core_of: Mapping[int, Core], ranks: int) -> int:
+def threads_per_rank(core_of: Mapping[int, Core], ranks: int, limit: float | None = None) -> int:
     """Return the number of threads for each rank.
 
-    It is the number of physical cores in the smallest share.
+    It is the number of physical cores in the smallest share, or less if the ranks may not use all CPUs' time: with more
+    threads than that, the system would stop all of them for a part of the time.
 
     All ranks get the same number, because the number of threads can change floating-point results.
+
+    Args:
+        core_of: the physical core of each CPU.
+        ranks: the number of ranks on this host.
+        limit: the number of CPUs whose time the ranks may use (`cpu_limit`), or None for all.
     """
     if ranks > len(core_of):
         return 1
-    return min(len({core_of[cpu] for cpu in share}) for share in share_cpus(core_of, ranks))
+    most = min(len({core_of[cpu] for cpu in share}) for share in share_cpus(core_of, ranks))
+    return most if limit is None else max(min(most, int(limit / ranks)), 1)
 
 
 def thread_variables(environment: Mapping[str, str], threads: int) -> dict[str, str]:

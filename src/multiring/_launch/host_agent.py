@@ -25,6 +25,7 @@ from multiring._launch.commands import CommandError, check_command
 from multiring._launch.control_link import AGENT_BEGINS, ControlLink, StreamData, secret_of_start
 from multiring._launch.control_tcp import connect
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
+from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.host_job import HostJob, HostTask, StdinPipe
 from multiring._launch.job import JobOptions
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
@@ -119,7 +120,7 @@ class Agent:
                 "address": address,
                 "port": port,
                 "torch_port": torch_port,
-                "threads": threads_per_rank(cores, plan["ranks"]),
+                "threads": threads_per_rank(cores, plan["ranks"], cpu_limit()),
             }
         )
 

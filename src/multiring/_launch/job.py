@@ -11,7 +11,6 @@ import contextlib
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from multiring._launch.commands import CommandError
+from multiring._launch.hints import hints_for
 from multiring._launch.job_process import JobProcess, Start, spawn, text_of
 from multiring._launch.leftovers import signal_group
 from multiring._launch.logs import open_log
@@ -34,12 +34,6 @@ _GRACE_S = 2.0  # how long the other processes have to stop after a failure befo
 _LONGEST_GRACE_S = 86_400.0
 _STUCK_S = 10.0  # how long to wait for the end of a killed process
 _LEAST_GRACE_S = 0.3  # the least grace of processes that are found after the ranks have ended
-_HINTS = {  # text in a rank's last lines -> a remedy that the launcher can name
-    b"No module named 'horovod'": "--horovod lets a program written for Horovod import multiring under that name: "
-    "multiring run --horovod ... (docs/horovod.md)",
-    b"No module named 'multiring'": f"this program's Python is not multiring's, which is {sys.executable}: activate "
-    "its environment, or start the script without `python`, as in `multiring run -n 2 script.py`, to use that Python",
-}
 _PAUSE_S = 0.01
 _BROKEN_PIPE_CODE = 128 + signal.SIGPIPE
 
@@ -317,9 +311,8 @@ class Job:
         lines = cause.err.last_lines
         self._say("its last lines on stderr:" if lines else "it wrote nothing on stderr")
         self._err.add(b"".join(b"    " + line + b"\n" for line in lines))
-        for words, hint in _HINTS.items():
-            if any(words in line for line in lines):
-                self._say(hint)
+        for hint in hints_for(lines):
+            self._say(hint)
         for member in self._members:
             if member.code == 0:
                 self._say(f"{member.name} had ended normally (exit code 0) before that")

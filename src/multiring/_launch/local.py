@@ -12,6 +12,7 @@ from typing import Protocol
 
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
+from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.job import Job, JobOptions
 from multiring._launch.job_process import JobProcess, Start, text_of
 from multiring._launch.leftovers import (
@@ -115,7 +116,7 @@ def _made(command: Sequence[str], ranks: int, options: JobOptions, environment: 
     rendezvous = f"@multiring-{token}"
     job = job_name(Settings.from_environment(environment, horovod=options.horovod).job, token)
     cores = cores_of_cpus(usable_cpus())
-    threads = threads_per_rank(cores, ranks)
+    threads = threads_per_rank(cores, ranks, cpu_limit())
     place = HostPlace(
         hosts=(("localhost", ranks),),
         index=0,

@@ -6,6 +6,8 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events, mem
 
 from pathlib import Path
 
+from multiring._launch.control_groups import group_folders, groups_told, text_of
+
 _FILES = (("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes"))
 _NO_LIMIT = 1 << 62  # version 1 reports a number above this if there is no limit
 
@@ -19,18 +21,7 @@ def memory_group(told: str, mounts: Path = Path("/sys/fs/cgroup")) -> Path | Non
         told: the content of /proc/self/cgroup.
         mounts: the folder in which control groups are mounted.
     """
-    for line in told.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            folders = [mounts / "memory" / path.lstrip("/"), mounts / "memory"]
-        elif not controllers:
-            folders = [mounts / path.lstrip("/"), mounts]  # in a container, the path may belong to the host
-        else:
-            continue
-        for folder in folders:
-            if any((folder / events).is_file() for events, _ in _FILES):
-                return folder
-    return None
+    return next(iter(group_folders(told, "memory", [events for events, _ in _FILES], mounts)), None)
 
 
 def killed_for_memory(group: Path | None) -> int:
@@ -41,7 +32,7 @@ def killed_for_memory(group: Path | None) -> int:
     if group is None:
         return 0
     for events, _ in _FILES:
-        for line in _read(group / events).splitlines():
+        for line in text_of(group / events).splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill" and count.isdecimal():
                 return int(count)
@@ -56,7 +47,7 @@ def limit_bytes(group: Path | None) -> int | None:
     if group is None:
         return None
     for _, limit in _FILES:
-        text = _read(group / limit).strip()
+        text = text_of(group / limit).strip()
         if text.isdecimal() and int(text) < _NO_LIMIT:
             return int(text)
     return None
@@ -64,7 +55,7 @@ def limit_bytes(group: Path | None) -> int | None:
 
 def group_here() -> Path | None:
     """Return the folder of this process's control group, as `memory_group` does."""
-    return memory_group(_read(Path("/proc/self/cgroup")))
+    return memory_group(groups_told())
 
 
 class MemoryKills:
@@ -84,10 +75,3 @@ class MemoryKills:
             f"the system killed it, because the memory of its control group{most} ({self._group}) was used up: raise "
             "the limit, or use smaller models, smaller batches or fewer ranks"
         )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

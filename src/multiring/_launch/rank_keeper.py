@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from multiring._launch.cluster_ranks import ClusterRendezvous, rank_variables
 from multiring._launch.commands import environment_of_process
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
+from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.first_failure import Ended
 from multiring._launch.horovod import HorovodPosition, horovod_environment
 from multiring._launch.pickled_call import CallFiles, Outcome, outcome_of, unnamed_file
@@ -105,7 +106,7 @@ class RankKeeper:
     def _environment(self) -> dict[str, str]:
         here = inherited_environment() | self._variables
         position = self.position
-        threads = threads_per_rank(cores_of_cpus(usable_cpus()), position.local_size)
+        threads = threads_per_rank(cores_of_cpus(usable_cpus()), position.local_size, cpu_limit())
         made = environment_of_process(here, threads) | rank_variables(position, self._place)
         made |= environment_of(secret=self._place.secret)
         return made | (horovod_environment(here, position) if self._horovod else {})

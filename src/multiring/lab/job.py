@@ -16,6 +16,7 @@ from pathlib import Path
 
 from multiring._launch.commands import check_can_run, check_command, environment_of_process
 from multiring._launch.cores import cores_of_cpus, share_cpus, threads_per_rank, usable_cpus
+from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.job import Job, log_files
 from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.leftovers import signal_group
@@ -109,7 +110,7 @@ def run_lab(plan: LabPlan, command: Sequence[str], options: LabOptions | None = 
 
 def _starts(lab: Lab, processes: Sequence[Process], environment: dict[str, str]) -> list[Start]:
     core_of = cores_of_cpus(usable_cpus())
-    threads = threads_per_rank(core_of, lab.plan.num_ranks)
+    threads = threads_per_rank(core_of, lab.plan.num_ranks, cpu_limit())
     # Assign CPUs only if the lab starts each rank itself. Other launchers place their ranks themselves.
     is_ranks = len(processes) == lab.plan.num_ranks and all("rank" in process.settings for process in processes)
     shares = share_cpus(core_of, len(processes)) if is_ranks else [frozenset(core_of)] * len(processes)
