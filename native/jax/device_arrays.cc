@@ -4,12 +4,13 @@
 
 #include <bit>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <type_traits>
 #include <utility>
+
+#include "element_types.h"
 
 namespace multiring::jax {
 
@@ -116,10 +117,8 @@ Pool& pool() {
 
 // Returns the bytes of an array, or 0 for a type that multiring does not have.
 size_t bytes_of(const Buffer& array) {
-  // XLA_FFI_DataType: the bytes of an element, by number.
-  constexpr size_t kBytes[] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 0, 0, 8, 2, 0, 16};
-  const auto type = static_cast<size_t>(array.dtype);
-  size_t bytes = type < std::size(kBytes) ? kBytes[type] : 0;
+  const int32_t type = element_type(array.dtype);
+  size_t bytes = type < 0 ? 0 : kElementTypes[static_cast<size_t>(type)].bytes;
   for (int64_t dim = 0; dim < array.rank; ++dim) bytes *= static_cast<size_t>(array.dims[dim]);
   return bytes;
 }

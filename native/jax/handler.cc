@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device_arrays.h"
+#include "element_types.h"
 #include "entry/call.h"
 #include "ffi.h"
 
@@ -22,8 +23,6 @@ namespace {
 
 std::atomic<MultiringEntry*> entry{nullptr};
 
-// XLA's type numbers (XLA_FFI_DataType), in the order of multiring.h's types.
-constexpr std::array<int, 15> kTypes{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 11, 12, 15, 18};
 // XLA's error codes for multiring's errors, in the order of multiring.h.
 constexpr std::array<int, 9> kCodes{0, 3, 9, 10, 4, 9, 12, 1, 13};
 constexpr int kInternal = 13, kInvalidArgument = 3, kFailedPrecondition = 9, kUnimplemented = 12;
@@ -120,20 +119,22 @@ Error* execute(const CallFrame* frame, bool on_device) {
   std::vector<Part> parts;
   // The last input and the last result are tokens that order the program's calls. The arrays precede them. Nobody reads
   // a token's value.
-  std::vector<Buffer> inputs = arrays_of(frame->args), results = arrays_of(frame->rets);
+  std::vector<Buffer> inputs, results;  // of a program on a device: the host's copies
   std::optional<DeviceArrays> device;
   if (on_device) {
+    inputs = arrays_of(frame->args);
+    results = arrays_of(frame->rets);
     void* stream = nullptr;
     if (Error* error = stream_of(frame, stream); error != nullptr) return error;
     device.emplace(stream);
     if (const std::string why = device->begin(inputs, results); !why.empty()) return refused(frame, kInternal, why);
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Buffer* input = &inputs[i];
-    const Buffer* result = &results[i];
-    int32_t type = 0;
-    while (type < static_cast<int32_t>(kTypes.size()) && kTypes[static_cast<size_t>(type)] != input->dtype) ++type;
-    if (type == static_cast<int32_t>(kTypes.size())) {
+  const auto count = static_cast<size_t>(frame->rets.size - 1);
+  for (size_t i = 0; i < count; ++i) {
+    const Buffer* input = on_device ? &inputs[i] : static_cast<const Buffer*>(frame->args.args[i]);
+    const Buffer* result = on_device ? &results[i] : static_cast<const Buffer*>(frame->rets.args[i]);
+    const int32_t type = element_type(input->dtype);
+    if (type < 0) {
       return refused(frame, kUnimplemented,
                      "multiring does not support arrays of XLA's type " + std::to_string(input->dtype));
     }
