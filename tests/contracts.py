@@ -27,13 +27,14 @@ LAYERS = (
     "_frontend | _probe | data",
     "convergence",
     "_runtime",
+    "_exchanges",
     "planner",
     "_collectives | _agreement | trace",
     "_schedule",
     "_topology",
     "_native",
     "_settings",
-    "_setting_values | _replacing | optim | frontend | gradients",
+    "_foreign_variables | _setting_values | _replacing | optim | frontend | gradients",
     "errors | _former_names | _version",
 )
 # The order of the parts of one package, from the top, as in LAYERS.
@@ -64,6 +65,8 @@ BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 BUILD_ON_TORCH = ("training", "_verify")
 # The packages that start ranks on a cluster. Each is the only importer of its cluster's framework.
 CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",)}
+# torchrun's store is torch's: the one module below the adapters that may import it, once the store is used.
+OF_TORCHRUN = "multiring._exchanges.torch_store"
 # Workers of `bench` and `verify` are programs of their own; no module imports them.
 WORKERS = ("multiring._bench.workers.*", "multiring._verify.workers.*")
 
@@ -120,7 +123,13 @@ def contracts() -> str:
             _contract(framework, f"{framework} is imported by its adapter only", "forbidden"),
             _lines("source_modules", [f"multiring.{room}" for room in others]),
             _lines("forbidden_modules", [framework]),
-            _lines("ignore_imports", _by_workers(framework, f"multiring.{framework}", f"multiring.{framework}.*")),
+            _lines(
+                "ignore_imports",
+                [
+                    *_by_workers(framework, f"multiring.{framework}", f"multiring.{framework}.*"),
+                    *([f"{OF_TORCHRUN} -> torch"] if framework == "torch" else []),
+                ],
+            ),
             "unmatched_ignore_imports_alerting = none",
         ]
     for room, packages in CLUSTERS.items():

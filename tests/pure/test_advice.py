@@ -23,6 +23,7 @@ SOURCE = ROOT / "src" / "multiring"
 # Options of other programs that messages mention or that multiring passes on.
 OTHERS_OPTIONS = {
     *("--bind-to", "--map-by", "--mca", "--tag-output", "--wdir", "--requeue"),  # mpiexec, srun, Slurm's batch files
+    *("--mpi", "--restrict-uid", "--cipher", "--keys", "--numeric", "--metadata"),  # srun, munge, unmunge
     *("--abbrev", "--always", "--dirty", "--error-unmatch", "--no-build-isolation"),  # git, pip
     *("--master", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--no-python"),  # torchrun
     *("--nproc-per-node", "--num", "--main", "--log"),  # some are other launchers' names for our options

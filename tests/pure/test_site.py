@@ -13,7 +13,8 @@ import pytest
 import multiring
 from multiring._cli import main
 from multiring._cli.settings import default_of, page
-from multiring._settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings
+from multiring._foreign_variables import FOREIGN_VARIABLES
+from multiring._settings import HOROVOD_READ, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

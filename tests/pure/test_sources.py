@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from multiring._foreign_variables import FOREIGN_VARIABLES
 from multiring._runtime.bootstrap import addresses
 from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
-from multiring._runtime.bootstrap.launchers import Identity, identify
+from multiring._runtime.bootstrap.identity import Identity
+from multiring._runtime.bootstrap.launchers import identify
 from multiring._runtime.engines import mpi_library
-from multiring._settings import FOREIGN_VARIABLES, Settings, environment_of, foreign_environment
+from multiring._settings import Settings, environment_of, foreign_environment
 from multiring.errors import ArgumentError, LaunchError
 
 TORCHRUN = {
@@ -163,13 +165,13 @@ def test_torchrun_inside_srun_is_torchrun() -> None:
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "torchrun"),
-        ({**SRUN, "SLURM_NNODES": "2"}, "srun"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}, "torch's store: localhost:1"),
+        ({**SRUN, "SLURM_NNODES": "2"}, "PMI-2: .*PMIx: .*munge: .*file: "),
     ],
 )
-def test_several_hosts_need_a_place_and_a_secret(environment: dict[str, str], named: str) -> None:
+def test_several_hosts_need_a_way_or_a_place_and_a_secret(environment: dict[str, str], named: str) -> None:
     with pytest.raises(LaunchError, match=f"{named}.*MULTIRING_RENDEZVOUS.*MULTIRING_SECRET"):
-        identity_of(environment)
+        identity_of({**environment, "MULTIRING_INIT_TIMEOUT_S": "0.5"})
     with pytest.raises(LaunchError, match="h:5 can be reached by anyone"):
         identity_of({**environment, "MULTIRING_RENDEZVOUS": "h:5"})
     given = identity_of({**environment, "MULTIRING_RENDEZVOUS": "h:5", "MULTIRING_SECRET": "s"})

@@ -22,7 +22,7 @@ from tests.support.crowd import Crowd
 from multiring._runtime.bootstrap import rendezvous_client, rendezvous_server, waiting_lines
 from multiring._runtime.bootstrap.addresses import PeerCredentials, listen, parse_address
 from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameReader, encode, frame
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import Rendezvous, meet
 from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._version import VERSION
@@ -328,7 +328,7 @@ def test_rank_0_that_raises_early_tells_those_who_still_come(place: str) -> None
 RANK_PROCESS = """
 import json, sys
 from multiring._runtime.bootstrap.rendezvous import meet
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 who = Identity(rank=rank, size=size, local_rank=None, local_size=None, rendezvous=place, secret=b"s", job="job",
                source="test")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from multiring._runtime.bootstrap.addresses import parse_address
 from multiring._runtime.bootstrap.handshake import PROTOCOL, FrameError, FrameReader, Seal, decode, encode, frame, proof
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_client import Client, _AttemptError
 from multiring._runtime.bootstrap.rendezvous_server import Server
 from multiring._version import VERSION

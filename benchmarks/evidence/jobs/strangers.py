@@ -31,7 +31,7 @@ from tests.support.strangers import visit
 from tests.wire.test_strangers_words import TO_A_RANK, TO_RANK_0, Door, hear_an_impostor, words
 
 from multiring._runtime.bootstrap.handshake import encode, frame, new_nonce
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import meet
 from multiring._settings import environment_of, inherited_environment
 

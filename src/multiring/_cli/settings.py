@@ -10,7 +10,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from multiring._cli.output import show
-from multiring._settings import FOREIGN_VARIABLES, HOROVOD_READ, Settings, environment_of, inherited_environment
+from multiring._foreign_variables import FOREIGN_VARIABLES
+from multiring._settings import HOROVOD_READ, Settings, environment_of, inherited_environment
 
 _HEAD = """# Settings
 

@@ -5,22 +5,23 @@ rank. Nothing is guessed: incomplete variables are an error. An MPI launcher who
 error; otherwise its N ranks would become N jobs of one rank.
 """
 
-import contextlib
-import hashlib
-import os
-import secrets
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, host_id, listen, own_address, parse_address
-from multiring._runtime.bootstrap.handshake import SECRET_BYTES
+from multiring._exchanges import SlurmStep, TorchStoreExchange, ways_of_step
+from multiring._runtime.bootstrap.addresses import host_id
+from multiring._runtime.bootstrap.identity import Identity, first_number, number
 from multiring._runtime.bootstrap.rank_process import RankPosition, launch_root
+from multiring._runtime.bootstrap.rendezvous_point import (
+    choose_rendezvous_point,
+    given_rendezvous_point,
+    meet_by_exchange,
+    secret_of,
+)
 from multiring._runtime.engines.mpi_library import check_place, load_mpi
 from multiring._settings import TORCH_PLACE, Settings, environment_of, places_told
-from multiring.errors import ArgumentError, LaunchError, MultiringError
+from multiring.errors import ArgumentError, LaunchError
 
 _ALONE_JOB = "alone"
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
@@ -28,39 +29,6 @@ _ALONE_JOB = "alone"
 _FIRST_RESERVED_STEP = 0xFFFFFFFA
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_SEVERAL_HOSTS = (
-    "its ranks are on several hosts, so set MULTIRING_RENDEZVOUS=host:port (rank 0's host and a free port there) and "
-    "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """A rank's numbers in its job, and the address and secret of the rendezvous.
-
-    - `secret` may be empty if the address is an abstract socket, because the kernel reports the user at the other end.
-      Then rank 0 draws a secret and sends it to the others; see `Rendezvous.secret`.
-    - `local_rank` and `local_size` are None if the launcher does not set them.
-    - `source` names the launcher.
-    - `told` lists the variables that gave these values, for error messages.
-    - `listener` is set on rank 0 if multiring chose the address: the socket that is already bound to it.
-    """
-
-    rank: int
-    size: int
-    local_rank: int | None
-    local_size: int | None
-    rendezvous: str
-    secret: bytes = field(repr=False)
-    job: str
-    source: str
-    told: str = field(default="", compare=False)
-    listener: socket.socket | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check_rendezvous_point(self.source, "rank", self.rank, self.size)
-        if self.local_rank is not None and self.local_size is not None:
-            _check_rendezvous_point(self.source, "local rank", self.local_rank, self.local_size)
 
 
 def identify(settings: Settings, foreign: Mapping[str, str]) -> Identity:
@@ -140,10 +108,10 @@ def place_told(settings: Settings, foreign: Mapping[str, str]) -> RankPosition:
     local_rank, local_size = inner.local_rank, inner.local_size
     rank, size = inner.rank, inner.size
     if not _is_placed(inner):
-        rank = _first_number(foreign, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-        size = _first_number(foreign, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-        local_rank = _first_number(foreign, "LOCAL_RANK", *_LOCAL_RANKS, "SLURM_LOCALID")
-        local_size = _first_number(foreign, "LOCAL_WORLD_SIZE", *_LOCAL_SIZES)
+        rank = first_number(foreign, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+        size = first_number(foreign, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+        local_rank = first_number(foreign, "LOCAL_RANK", *_LOCAL_RANKS, "SLURM_LOCALID")
+        local_size = first_number(foreign, "LOCAL_WORLD_SIZE", *_LOCAL_SIZES)
     rank, size = rank or 0, size or 1
     return RankPosition(
         rank, size, rank if local_rank is None else local_rank, size if local_size is None else local_size
@@ -191,7 +159,7 @@ def _from_settings(settings: Settings) -> Identity:
     if settings.size == 1 and settings.rendezvous is None:
         rendezvous, secret = "", b""
     else:
-        rendezvous, secret = _rendezvous_point(settings, "MULTIRING_RANK", one_host=None)
+        rendezvous, secret = given_rendezvous_point(settings, "MULTIRING_RANK", one_host=None)
     return Identity(
         rank=settings.rank,
         size=settings.size,
@@ -205,15 +173,19 @@ def _from_settings(settings: Settings) -> Identity:
 
 
 def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
-    rank, size = _number(foreign, "RANK"), _number(foreign, "WORLD_SIZE")
-    local_rank = _number(foreign, "LOCAL_RANK") if "LOCAL_RANK" in foreign else None
-    local_size = _number(foreign, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in foreign else None
+    rank, size = number(foreign, "RANK"), number(foreign, "WORLD_SIZE")
+    local_rank = number(foreign, "LOCAL_RANK") if "LOCAL_RANK" in foreign else None
+    local_size = number(foreign, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in foreign else None
     # Jobs may share a run id (torchrun's default is "none"); the port distinguishes them. The restart count
     # distinguishes the restarts of one job.
     parts = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     job = settings.job or "-".join(["torchrun", *(foreign[name] for name in parts if name in foreign)])
-    rendezvous, secret = _rendezvous_point(settings, "torchrun", job if local_size == size else None)
-    return Identity(
+    is_one_host = local_size == size
+    if settings.rendezvous is not None or is_one_host or not _names_store(foreign):
+        rendezvous, secret = given_rendezvous_point(settings, "torchrun", job if is_one_host else None)
+    else:
+        rendezvous, secret = "", b""
+    known = Identity(
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -223,6 +195,20 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         job=job,
         source="torchrun",
     )
+    if rendezvous:
+        return known
+    store = TorchStoreExchange(
+        foreign["MASTER_ADDR"],
+        number(foreign, "MASTER_PORT"),
+        f"{job}-{size}",
+        is_served=foreign.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        limit_s=settings.init_timeout_s,
+    )
+    return meet_by_exchange(settings, known, lambda _: [store])
+
+
+def _names_store(foreign: Mapping[str, str]) -> bool:
+    return "MASTER_ADDR" in foreign and "MASTER_PORT" in foreign
 
 
 def _from_torch_variables(settings: Settings, foreign: Mapping[str, str]) -> Identity:
@@ -247,25 +233,37 @@ def _is_srun_step(foreign: Mapping[str, str]) -> bool:
     return (
         "SLURM_PROCID" in foreign
         and "SLURM_STEP_ID" in foreign
-        and _number(foreign, "SLURM_STEP_ID") < _FIRST_RESERVED_STEP
+        and number(foreign, "SLURM_STEP_ID") < _FIRST_RESERVED_STEP
     )
 
 
 def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     # Prefer the values of the step, because the other variables may describe the whole allocation.
-    size = _number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
-    hosts = _number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
+    size = number(foreign, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in foreign else "SLURM_NTASKS")
+    hosts = number(foreign, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in foreign else "SLURM_NNODES")
     job = settings.job or f"srun-{foreign.get('SLURM_JOB_ID', '')}-{foreign['SLURM_STEP_ID']}"
-    rendezvous, secret = _rendezvous_point(settings, "srun", job if hosts == 1 else None)
-    return Identity(
-        rank=_number(foreign, "SLURM_PROCID"),
+    rank = number(foreign, "SLURM_PROCID")
+    is_one_host = hosts == 1 or size == 1
+    is_told = is_one_host or settings.rendezvous is not None
+    if not is_told and settings.engine == "mpi":
+        return _over_mpi(settings, foreign, (rank, size, "srun"))
+    rendezvous, secret = "", b""
+    if is_told:
+        rendezvous, secret = given_rendezvous_point(settings, "srun", job if is_one_host else None)
+    known = Identity(
+        rank=rank,
         size=size,
-        local_rank=_number(foreign, "SLURM_LOCALID") if "SLURM_LOCALID" in foreign else None,
-        local_size=size if hosts == 1 else None,
+        local_rank=number(foreign, "SLURM_LOCALID") if "SLURM_LOCALID" in foreign else None,
+        local_size=size if is_one_host else None,
         rendezvous=rendezvous,
         secret=secret,
         job=job,
         source="srun",
+    )
+    if is_told:
+        return known
+    return meet_by_exchange(
+        settings, known, lambda listen_at: ways_of_step(SlurmStep.of(foreign, settings.ports, listen_at), foreign)
     )
 
 
@@ -274,31 +272,40 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
 
     Unless the settings have the rendezvous and the secret, rank 0 broadcasts its address and a new secret over MPI.
     """
-    size = _first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-    rank = _first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    size = first_number(foreign, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    rank = first_number(foreign, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if size == 1:
         return _alone("mpi")
-    if rank is not None and size is not None and settings.rendezvous is not None and _secret(settings) is not None:
+    if rank is not None and size is not None and settings.rendezvous is not None and secret_of(settings) is not None:
         # The settings are complete, for example from `multiring run --hosts`, so no MPI library is needed.
-        rendezvous, secret = _rendezvous_point(settings, "mpiexec", one_host=None)
+        rendezvous, secret = given_rendezvous_point(settings, "mpiexec", one_host=None)
         return Identity(
             rank=rank,
             size=size,
-            local_rank=_first_number(foreign, *_LOCAL_RANKS),
-            local_size=_first_number(foreign, *_LOCAL_SIZES),
+            local_rank=first_number(foreign, *_LOCAL_RANKS),
+            local_size=first_number(foreign, *_LOCAL_SIZES),
             rendezvous=rendezvous,
             secret=secret,
             job=settings.job or rendezvous,
             source="mpi",
         )
+    return _over_mpi(settings, foreign, (rank, size, "mpi"))
+
+
+def _over_mpi(settings: Settings, foreign: Mapping[str, str], launched: tuple[int | None, int | None, str]) -> Identity:
+    """Meet over MPI: rank 0 broadcasts its address and a new secret.
+
+    `launched` is the rank, the size and the launcher's name, as its variables say.
+    """
+    rank, size, source = launched
     mpi = load_mpi(foreign)
-    check_place(mpi, rank, size, "mpiexec")
+    check_place(mpi, rank, size, "mpiexec" if source == "mpi" else source)
     world = mpi.COMM_WORLD
     words = world.Dup()  # keeps multiring's messages apart from the program's
     try:
         here = host_id()
         is_one_host = bool(words.allreduce(here == words.bcast(here, root=0), op=mpi.LAND))
-        place = choose_rendezvous_point(settings, "mpi", is_one_host=is_one_host) if world.Get_rank() == 0 else None
+        place = choose_rendezvous_point(settings, source, is_one_host=is_one_host) if world.Get_rank() == 0 else None
         told = words.bcast(place.told if place else None, root=0)
     finally:
         words.Free()
@@ -307,113 +314,14 @@ def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     return Identity(
         rank=world.Get_rank(),
         size=world.Get_size(),
-        local_rank=_first_number(foreign, *_LOCAL_RANKS),
-        local_size=_first_number(foreign, *_LOCAL_SIZES),
+        local_rank=first_number(foreign, *_LOCAL_RANKS, "SLURM_LOCALID"),
+        local_size=first_number(foreign, *_LOCAL_SIZES),
         rendezvous=told["rendezvous"],
         secret=bytes.fromhex(told["secret"]),
         job=told["job"],
-        source="mpi",
+        source=source,
         listener=place.listener if place else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RendezvousPoint:
-    """Rank 0's address for the rendezvous.
-
-    `told` is the message to the other ranks; it contains "error" if rank 0 cannot listen.
-    """
-
-    told: dict[str, str]
-    listener: socket.socket | None = None
-
-
-def choose_rendezvous_point(settings: Settings, source: str, *, is_one_host: bool) -> RendezvousPoint:
-    """Choose rank 0's address and start to listen there.
-
-    An error is returned, not raised, because the other ranks wait for the result in a broadcast.
-
-    Args:
-        settings: the address, secret and job name are taken from the settings if set; otherwise new ones are made.
-        source: the launcher's name; part of a new job name.
-        is_one_host: whether all ranks are on this host.
-    """
-    token = secrets.token_hex(8)
-    job = settings.job or f"{source}-{token}"
-    listener = None
-    try:
-        secret = _secret(settings) or secrets.token_bytes(SECRET_BYTES)
-        if settings.rendezvous is not None:
-            with naming("MULTIRING_RENDEZVOUS"):
-                address: LocalAddress | TcpAddress = parse_address(settings.rendezvous)
-        elif is_one_host:
-            address = LocalAddress(f"multiring-{token}")
-        else:
-            host = own_address(settings.interface)
-            listener = _listen_in_range(host, settings.ports)
-            address = TcpAddress(host, listener.getsockname()[1])
-    except (MultiringError, OSError) as error:
-        return RendezvousPoint({"error": str(error)})
-    return RendezvousPoint({"rendezvous": str(address), "secret": secret.hex(), "job": job}, listener)
-
-
-def _listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Return a socket that listens at `host`, on the first free port of `ports`.
-
-    `ports` is a range, both ends included.
-
-    Raises:
-        OSError: no port is free, or `host` is not an address of this host.
-    """
-    first, last = ports or (0, 0)
-    refusal: OSError | None = None
-    for port in range(first, last + 1):
-        try:
-            return listen(TcpAddress(host, port))
-        except OSError as error:
-            refusal = error
-    raise OSError(f"no port of {first}-{last} is free at {host}: {refusal}")
-
-
-def _rendezvous_point(settings: Settings, source: str, one_host: str | None) -> tuple[str, bytes]:
-    """Return the rendezvous address and the secret from the settings, or new ones.
-
-    `one_host` is the job's name if all ranks are on one host.
-    """
-    secret = _secret(settings)
-    if settings.rendezvous is not None:
-        with naming("MULTIRING_RENDEZVOUS"):
-            address = parse_address(settings.rendezvous)
-        if isinstance(address, TcpAddress) and secret is None:
-            raise LaunchError(
-                f"MULTIRING_RENDEZVOUS={settings.rendezvous} can be reached by anyone on the network: set "
-                "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
-            )
-        return settings.rendezvous, secret or b""
-    if one_host is None and source == "MULTIRING_RANK":
-        raise ArgumentError("MULTIRING_RENDEZVOUS is not set: ranks with MULTIRING_RANK need an address to meet at")
-    if one_host is None:
-        raise LaunchError(f"this job was started by {source} and {_SEVERAL_HOSTS}")
-    # The name is not secret: each end asks the kernel for the other end's user, which must be the same.
-    digest = hashlib.sha256(os.fsencode(one_host)).hexdigest()[:32]
-    return f"@multiring-{os.getuid()}-{digest}", secret or b""
-
-
-def _secret(settings: Settings) -> bytes | None:
-    if settings.secret is not None and settings.secret_file is not None:
-        raise ArgumentError("both MULTIRING_SECRET and MULTIRING_SECRET_FILE are set; set one")
-    if settings.secret_file is not None:
-        try:
-            secret = Path(settings.secret_file).read_bytes().strip()
-        except OSError as error:
-            raise ArgumentError(f"MULTIRING_SECRET_FILE={settings.secret_file!r}: {error.strerror}") from None
-    elif settings.secret is not None:
-        secret = os.fsencode(settings.secret)
-    else:
-        return None
-    if not secret:
-        raise ArgumentError("the job's secret is empty; want a text that nobody can guess")
-    return secret
 
 
 # The variables that each reader uses.
@@ -430,34 +338,3 @@ _NAMES: Mapping[Callable[[Settings, Mapping[str, str]], Identity], tuple[str, ..
         ),
     }
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def naming(variable: str) -> Iterator[None]:
-    """Add the variable's name to an ArgumentError that the `with` block raises."""
-    try:
-        yield
-    except ArgumentError as error:
-        if type(error) is not ArgumentError:  # callers may handle a subclass of ArgumentError
-            raise
-        raise ArgumentError(f"{variable}: {error}") from None
-
-
-def _check_rendezvous_point(source: str, what: str, rank: int, size: int) -> None:
-    if not 0 <= rank < size:
-        kind = what.removesuffix("rank").replace(" ", "_").upper()
-        where = f" in MULTIRING_{kind}RANK" if source == "multiring" else ""
-        raise ArgumentError(f"{source}: {what} {rank} of {size}, want 0 to {size - 1}{where}")
-
-
-def _first_number(foreign: Mapping[str, str], *names: str) -> int | None:
-    return next((_number(foreign, name) for name in names if name in foreign), None)
-
-
-def _number(foreign: Mapping[str, str], name: str) -> int:
-    text = foreign.get(name)
-    if text is None:
-        raise ArgumentError(f"{name} is not set, although other variables of the same launcher are set")
-    if not (text.isascii() and text.isdecimal()):
-        raise ArgumentError(f"{name}={text!r}: want an integer >= 0")
-    return int(text)

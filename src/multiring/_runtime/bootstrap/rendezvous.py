@@ -10,7 +10,7 @@ from typing import final
 
 from multiring._runtime.bootstrap.addresses import parse_address
 from multiring._runtime.bootstrap.handshake import SECRET_BYTES, Message, decode, encode
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._runtime.bootstrap.rendezvous_server import Server
 from multiring._version import VERSION

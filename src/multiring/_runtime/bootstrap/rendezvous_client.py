@@ -26,7 +26,7 @@ from multiring._runtime.bootstrap.handshake import (
     proof,
     shown,
 )
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous_link import LONGEST_WAIT_S
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines, led_to, who_says_so
 from multiring.errors import RendezvousError

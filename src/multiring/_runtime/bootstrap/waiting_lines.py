@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 
 _EVERY_S = 10.0
 _log = logging.getLogger("multiring")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from multiring._native import Context
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rendezvous import Rendezvous
 from multiring._runtime.engines.mpi_library import mpi_for_engine
 from multiring.errors import LaunchError

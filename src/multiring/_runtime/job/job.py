@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rank_process import RankPosition
 from multiring._runtime.engines.mpi_library import end_despite_mpi
 from multiring._runtime.group.group import Group

@@ -11,7 +11,8 @@ from typing import Any
 
 from multiring._native import Context, ContextConfig, Holdings
 from multiring._runtime.bootstrap.addresses import host_id, network_id
-from multiring._runtime.bootstrap.launchers import Identity, identify, naming
+from multiring._runtime.bootstrap.identity import Identity, naming
+from multiring._runtime.bootstrap.launchers import identify
 from multiring._runtime.bootstrap.open_files import make_room_for_files, refuse_small_limits
 from multiring._runtime.bootstrap.rank_process import spawner
 from multiring._runtime.bootstrap.rendezvous import Rendezvous
@@ -51,6 +52,14 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     If rank 0's settings ask for a timeline, it is started.
     """
     known = identity or identify(settings, foreign_environment())
+    try:
+        return _join_as(known, settings)
+    finally:
+        if known.publication is not None:  # all ranks have met, or they never will
+            known.publication.close()
+
+
+def _join_as(known: Identity, settings: Settings) -> World:
     make_room_for_files(_FILES_A_RANK * known.size + _OTHER_FILES)
     news = LauncherNews(known.rank, settings.reports)
     news.tell_joining()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from multiring._native import Context
-from multiring._runtime.bootstrap.launchers import Identity
+from multiring._runtime.bootstrap.identity import Identity
 from multiring._runtime.bootstrap.rank_process import RankPosition, RankProcess
 from multiring._runtime.engines.mpi import MpiEngine
 from multiring._runtime.engines.mpi_library import end_despite_mpi

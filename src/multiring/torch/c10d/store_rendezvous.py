@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from multiring._runtime import Group
 from multiring._runtime.bootstrap.addresses import host_id
-from multiring._runtime.bootstrap.launchers import Identity, RendezvousPoint, choose_rendezvous_point
+from multiring._runtime.bootstrap.identity import Identity
+from multiring._runtime.bootstrap.rendezvous_point import RendezvousPoint, choose_rendezvous_point
 from multiring._runtime.job.job import current, enter, is_rank, leave
 from multiring._runtime.job.world import World
 from multiring._settings import Settings

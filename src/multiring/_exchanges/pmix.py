@@ -1,0 +1,114 @@
+"""PMIx, by the library libpmix where it is installed. It has a BSD licence.
+
+Source: PMIx standard 4.1 (pmix.org): the structures and constants below are the same in its versions 2 to 5.
+"""
+
+import ctypes
+import ctypes.util
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from multiring._exchanges.contract import ExchangeError, PlaceExchange
+
+_KEY = b"multiring"
+_SUCCESS = 0
+# Nothing there yet: PMIX_ERR_TIMEOUT, PMIX_ERR_NOT_FOUND, PMIX_ERR_UNREACH.
+_NOT_YET = (-24, -46, -25)
+_STRING, _INT = 3, 6  # pmix_data_type_t
+_GLOBAL = 3  # pmix_scope_t: for ranks of this host and of others
+_TURN_S = 1  # the library counts whole seconds
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class _Value(ctypes.Structure):
+    # The union of data has 24 bytes; the room after it is for versions with more.
+    _fields_ = (("type", ctypes.c_uint16), ("data", ctypes.c_uint64), ("rest", ctypes.c_char * 48))
+
+
+class _Information(ctypes.Structure):
+    _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", _Value))
+
+
+class PmixExchange(PlaceExchange):
+    """Put the text into this rank's space; the other ranks' libraries ask for it.
+
+    Args:
+        space: the value of PMIX_NAMESPACE; None if it is not set.
+    """
+
+    name = "PMIx"
+
+    def __init__(self, space: str | None) -> None:
+        super().__init__()
+        self._space = space
+        self._library: Any = None
+        self._own = _Process()
+
+    def publish(self, text: str) -> bool:
+        """Put the text; the library does not tell whether the others have it."""
+        self._open()
+        encoded = ctypes.create_string_buffer(text.encode())
+        value = _Value(type=_STRING, data=ctypes.addressof(encoded))
+        self._check(self._library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value)), "PMIx_Put")
+        self._check(self._library.PMIx_Commit(), "PMIx_Commit")
+        return False
+
+    def fetch(self, wait_s: float) -> str | None:
+        """Return the text; the library waits in whole seconds."""
+        del wait_s
+        self._open()
+        first = _Process(nspace=self._own.nspace, rank=0)
+        limit = _Information(key=b"pmix.timeout", value=_Value(type=_INT, data=_TURN_S))
+        value = ctypes.POINTER(_Value)()
+        found = self._library.PMIx_Get(
+            ctypes.byref(first), _KEY, ctypes.byref(limit), ctypes.c_size_t(1), ctypes.byref(value)
+        )
+        if found in _NOT_YET:
+            self.waits_for = "rank 0 has put nothing"
+            return None
+        self._check(found, "PMIx_Get")
+        # The value is left to the library: to free it would need the library's own macros.
+        if value.contents.type != _STRING or not value.contents.data:
+            raise ExchangeError("rank 0 has put no text")
+        return ctypes.string_at(value.contents.data).decode()
+
+    def close(self) -> None:
+        """End this rank's use of PMIx; a program's own use goes on."""
+        if self._library is not None:
+            with suppress(ExchangeError):
+                self._check(self._library.PMIx_Finalize(None, ctypes.c_size_t(0)), "PMIx_Finalize")
+            self._library = None
+
+    def _open(self) -> None:
+        if self._library is not None:
+            return
+        if self._space is None:
+            raise ExchangeError("srun offers none (PMIX_NAMESPACE is not set; srun --mpi=pmix does)")
+        library = _load()
+        self._check(library.PMIx_Init(ctypes.byref(self._own), None, ctypes.c_size_t(0)), "PMIx_Init", library)
+        self._library = library
+
+    def _check(self, status: int, call: str, library: Any = None) -> None:
+        if status != _SUCCESS:
+            text = (library or self._library).PMIx_Error_string(status)
+            raise ExchangeError(f"{call}: {(text or b'').decode(errors='replace')} ({status})")
+
+
+@cache
+def _load() -> Any:
+    # The number is of the library's binary interface: 2 since version 2 of the standard.
+    names = [name for name in ("libpmix.so.2", ctypes.util.find_library("pmix")) if name is not None]
+    problems = []
+    for name in names:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError as error:
+            problems.append(str(error))
+            continue
+        library.PMIx_Error_string.restype = ctypes.c_char_p
+        return library
+    raise ExchangeError(f"libpmix cannot be loaded: {'; '.join(problems)}")

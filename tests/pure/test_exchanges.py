@@ -1,0 +1,338 @@
+"""The ways by which the ranks of a foreign launcher tell each other where to meet, without Slurm.
+
+tests/slurm has them with a real Slurm, PMI-2, PMIx and munge.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from multiring._exchanges import ExchangeError, PlaceExchange, SlurmStep, fetch, publish, ways_of_step
+from multiring._exchanges.munge import MungeExchange
+from multiring._exchanges.pmi2 import Pmi2Exchange
+from multiring._exchanges.pmix import PmixExchange
+from multiring._exchanges.shared_file import SharedFileExchange
+from multiring._exchanges.slurm import hosts_of
+from multiring.errors import ArgumentError, LaunchError
+
+STEP = "77.3.0-abcd"
+
+
+# -- all ways together
+
+
+class Board(PlaceExchange):
+    """A way that is a dictionary, or that fails."""
+
+    def __init__(
+        self, name: str, texts: dict[str, str], *, fails: str = "", reaches_all: bool = False, is_last: bool = False
+    ) -> None:
+        super().__init__()
+        self.name, self.texts, self.fails, self.reaches_all = name, texts, fails, reaches_all
+        self.is_last_resort = is_last
+        self.closed = 0
+
+    def publish(self, text: str) -> bool:
+        if self.fails:
+            raise ExchangeError(self.fails)
+        self.texts[self.name] = text
+        return self.reaches_all
+
+    def fetch(self, wait_s: float) -> str | None:
+        del wait_s
+        if self.fails:
+            raise ExchangeError(self.fails)
+        return self.texts.get(self.name)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def say(_: Callable[[], str]) -> None:
+    """Say nothing."""
+
+
+def test_rank_0_uses_ways_until_one_surely_reaches_all() -> None:
+    texts: dict[str, str] = {}
+    ways = [Board("a", texts), Board("b", texts, reaches_all=True), Board("c", texts)]
+    publication = publish(ways, "here", "advice")
+    assert texts == {"a": "here", "b": "here"}
+    publication.close()
+    assert [way.closed for way in ways] == [1, 1, 0]
+
+
+def test_a_way_of_last_resort_is_used_only_where_no_other_works() -> None:
+    texts: dict[str, str] = {}
+    publish([Board("a", texts), Board("file", texts, is_last=True)], "here", "advice")
+    assert texts == {"a": "here"}
+    publish([Board("a", texts, fails="no"), Board("file", texts, is_last=True)], "there", "advice")
+    assert texts == {"a": "here", "file": "there"}
+
+
+def test_a_rank_without_a_way_of_rank_0_takes_another() -> None:
+    texts: dict[str, str] = {}
+    publish([Board("a", texts), Board("b", texts)], "here", "advice")
+    ways = [Board("a", texts, fails="not on this host"), Board("b", texts)]
+    assert fetch(ways, 5.0, "advice", say) == "here"
+    assert [way.closed for way in ways] == [1, 1]
+
+
+def test_errors_name_all_ways_and_why_each_failed() -> None:
+    broken = [Board("a", {}, fails="no socket"), Board("b", {}, fails="no library")]
+    with pytest.raises(LaunchError, match=r"rank 0 found no way.*a: no socket; b: no library\. advice"):
+        publish(broken, "here", "advice")
+    with pytest.raises(LaunchError, match=r"not told where to meet: a: no socket; b: no library\. advice"):
+        fetch(broken, 5.0, "advice", say)
+    late = [Board("a", {}, fails="no socket"), Board("b", {})]
+    with pytest.raises(LaunchError, match=r"within 0\.1 s: a: no socket; b: rank 0 has not told it\. advice"):
+        fetch(late, 0.1, "advice", say)
+    assert [way.closed for way in late] == [1, 1]
+
+
+# -- a file
+
+
+def test_a_file_is_for_its_user_alone_and_is_removed(tmp_path: Path) -> None:
+    first, second = (SharedFileExchange(STEP, [tmp_path / "gone", tmp_path]) for _ in range(2))
+    assert second.fetch(0.0) is None
+    assert "No such file" in second.waits_for
+    assert first.publish("secret") is False
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert second.fetch(0.0) == "secret"
+    second.close()
+    assert path.exists()
+    first.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["readable", "link", "hard", "pipe", "text", "other step"])
+def test_a_file_that_another_user_may_have_made_is_not_read(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / f".multiring-{STEP}"
+    good = json.dumps({"step": STEP, "text": "x"})
+    match fault:
+        case "readable":
+            path.write_text(good)
+            path.chmod(0o640)
+        case "link":
+            (tmp_path / "target").write_text(good)
+            (tmp_path / "target").chmod(0o600)
+            path.symlink_to(tmp_path / "target")
+        case "hard":
+            (tmp_path / "target").write_text(good)
+            (tmp_path / "target").chmod(0o600)
+            os.link(tmp_path / "target", path)
+        case "pipe":
+            os.mkfifo(path, 0o600)
+        case "text":
+            path.write_text(good[:-3])
+            path.chmod(0o600)
+        case _:
+            path.write_text(json.dumps({"step": "77.4.0-abcd", "text": "x"}))
+            path.chmod(0o600)
+    way = SharedFileExchange(STEP, [tmp_path])
+    assert way.fetch(0.0) is None
+    assert str(path) in way.waits_for
+
+
+def test_a_run_removes_what_former_runs_have_left_and_nothing_else(tmp_path: Path) -> None:
+    for name in (
+        ".multiring-77.3.0-abcd",
+        ".multiring-77.3.1-abcd",
+        ".multiring-77.31.0-abcd",
+        ".multiring-7.3.0-abcd",
+    ):
+        (tmp_path / name).write_text("old")
+        (tmp_path / name).chmod(0o600)
+    way = SharedFileExchange("77.3.1-abcd", [tmp_path])
+    way.publish("new")
+    assert SharedFileExchange("77.3.1-abcd", [tmp_path]).fetch(0.0) == "new"
+    way.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".multiring-7.3.0-abcd", ".multiring-77.31.0-abcd"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    path = tmp_path / f".multiring-{STEP}"
+    path.write_text(json.dumps({"step": STEP, "text": "x"}))
+    path.chmod(0o600)
+    os.chown(path, 7001, 7001)
+    way = SharedFileExchange(STEP, [tmp_path])
+    with pytest.raises(ExchangeError, match=f"no folder can be written to: {tmp_path}: File exists"):
+        way.publish("new")
+    assert way.fetch(0.0) is None
+    assert "user 7001" in way.waits_for
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+# -- PMI-2
+
+
+class Stepd:
+    """slurmstepd's end of PMI-2 for `size` ranks. It records the words that it gets."""
+
+    def __init__(self, size: int) -> None:
+        self.ends = [socket.socketpair() for _ in range(size)]
+        self.words: list[str] = []
+        self._values: dict[str, str] = {}
+        self._fence = threading.Barrier(size)
+        self._threads = [threading.Thread(target=self._serve, args=(ours,), daemon=True) for ours, _ in self.ends]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._fence.abort()
+        for _, theirs in self.ends:
+            theirs.close()
+        for thread in self._threads:
+            thread.join()
+
+    def number(self, rank: int) -> str:
+        return str(self.ends[rank][1].fileno())
+
+    def _serve(self, end: socket.socket) -> None:
+        with suppress(OSError, ValueError, threading.BrokenBarrierError), end, end.makefile("rwb") as stream:
+            if stream.readline() != b"cmd=init pmi_version=2 pmi_subversion=0\n":
+                return
+            stream.write(b"cmd=response_to_init pmi_version=2 pmi_subversion=0 rc=0\n")
+            stream.flush()
+            while length := stream.read(6):
+                asked = dict(word.split("=", 1) for word in stream.read(int(length)).decode().split(";") if word)
+                self.words.append(asked["cmd"])
+                if asked["cmd"] == "fullinit" and not (asked["pmijobid"] and asked["pmirank"]):
+                    return  # as slurmstepd does
+                text = f"cmd={asked['cmd']}-response;{self._answer(asked)}rc=0;"
+                stream.write(f"{len(text):6d}{text}".encode())
+                stream.flush()
+
+    def _answer(self, asked: dict[str, str]) -> str:
+        match asked["cmd"]:
+            case "kvs-put":
+                assert len(asked["value"]) <= 1024
+                self._values[asked["key"]] = asked["value"]
+            case "kvs-fence":
+                self._fence.wait()
+            case "kvs-get":
+                value = self._values.get(asked["key"])
+                return "found=FALSE;" if value is None else f"found=TRUE;value={value};"
+        return ""
+
+
+@pytest.fixture
+def stepd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stepd]:
+    monkeypatch.setattr("multiring._exchanges.pmi2.os.getpid", lambda: 1)  # the server is a thread of this process
+    monkeypatch.setattr("multiring._exchanges.pmi2.os.getuid", lambda: 4711)
+    made = Stepd(2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("text", ["{}", "x;y=z;;", "long" * 1000])
+def test_pmi_2_carries_any_text(stepd: Stepd, text: str) -> None:
+    first, second = Pmi2Exchange(stepd.number(0), "77.3", "0"), Pmi2Exchange(stepd.number(1), "77.3", "1")
+    assert second.fetch(0.05) is None
+    assert first.publish(text) is True
+    assert second.fetch(5.0) == text
+    first.close()
+    second.close()
+    assert stepd.words.count("finalize") == 2
+    assert os.get_blocking(int(stepd.number(0)))
+
+
+def test_a_rank_0_whose_fence_does_not_end_goes_on(stepd: Stepd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring._exchanges.pmi2._FENCE_S", 0.1)
+    way = Pmi2Exchange(stepd.number(0), "77.3", "0")
+    assert way.publish("x") is False
+    way.close()
+    assert "finalize" not in stepd.words
+
+
+def test_pmi_fd_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ExchangeError, match="PMI_FD is not set"):
+        Pmi2Exchange(None).publish("x")
+    with (tmp_path / "file").open("wb") as file, pytest.raises(ExchangeError, match="not a socket any more"):
+        Pmi2Exchange(str(file.fileno())).publish("x")
+    assert (tmp_path / "file").read_bytes() == b""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ExchangeError, match="this user's own socket"):
+        Pmi2Exchange(str(theirs.fileno())).publish("x")
+    with socket.socket() as other, pytest.raises(ExchangeError, match="is another socket"):
+        Pmi2Exchange(str(other.fileno())).publish("x")
+    for closed in ("99999", "x"):
+        with pytest.raises(ExchangeError, match="a wrapper has closed it"):
+            Pmi2Exchange(closed).publish("x")
+
+
+def test_a_pmi_that_was_used_already_is_not_waited_for(stepd: Stepd) -> None:
+    stepd.ends[0][0].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(ExchangeError, match=r"closed it|used it already"):
+        Pmi2Exchange(stepd.number(0), "77.3", "0").fetch(5.0)
+
+
+# -- PMIx and munge, where they are missing
+
+
+def test_pmix_without_a_server_says_so() -> None:
+    with pytest.raises(ExchangeError, match="PMIX_NAMESPACE is not set"):
+        PmixExchange(None).fetch(0.1)
+
+
+def test_munge_without_its_commands_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExchangeError, match="no program munge here"):
+        MungeExchange(STEP, ("localhost",), None, "127.0.0.1").publish("x")
+    with pytest.raises(ExchangeError, match="no program munge here"):
+        MungeExchange(STEP, ("localhost",), None, "").fetch(0.1)
+    with pytest.raises(ExchangeError, match="hosts are not known"):
+        MungeExchange(STEP, (), None, "").fetch(0.1)
+
+
+def test_munge_names_the_ports_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr("multiring._exchanges.munge.shutil.which", lambda name: f"/usr/bin/{name}")
+    way = MungeExchange(STEP, ("127.0.0.1",), (port, port), "")
+    assert way.fetch(0.1) is None
+    assert way.waits_for == f"rank 0 answers on none of the ports {port} (127.0.0.1:{port}: Connection refused)"
+
+
+# -- the step
+
+
+@pytest.mark.parametrize(
+    ("listed", "hosts"),
+    [
+        ("", []),
+        ("gpu7", ["gpu7"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[8-10]", ["r1n8", "r1n9", "r1n10", "r2n8", "r2n9", "r2n10"]),
+        ("a-b.c,d[0]-x", ["a-b.c", "d0-x"]),
+    ],
+)
+def test_slurms_short_form_of_hosts(listed: str, hosts: list[str]) -> None:
+    assert list(hosts_of(listed)) == hosts
+
+
+@pytest.mark.parametrize("listed", ["gpu[1-3", "gpu1]", "gpu[a-b]", "gpu[1-]x", "gpu[]"])
+def test_what_is_no_list_of_hosts(listed: str) -> None:
+    with pytest.raises(ArgumentError, match="SLURM_STEP_NODELIST"):
+        hosts_of(listed)
+
+
+def test_steps_restarts_and_parts_of_a_job_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    one = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_SUBMIT_DIR": "/s"}
+    others = [{}, {"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}]
+    others += [{"SLURM_STEP_NODELIST": "a[3-4]"}]
+    steps = [SlurmStep.of({**one, **other}, (5, 9), "") for other in others]
+    assert len({step.name for step in steps}) == len(others)
+    assert steps[0].hosts == ("a1", "a2")
+    assert steps[0].folders == (Path("/s"), Path("/home/x"))
+    names = [way.name for way in ways_of_step(steps[0], one)]
+    assert names == ["PMI-2", "PMIx", "munge", "file"]
