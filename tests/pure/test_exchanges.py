@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from multiring._exchanges import ExchangeError, PlaceExchange, SlurmStep, fetch, publish, ways_of_step
-from multiring._exchanges.munge import MungeExchange
+from multiring._exchanges.munge import MungeExchange, _ports_of
 from multiring._exchanges.pmi2 import Pmi2Exchange
 from multiring._exchanges.pmix import PmixExchange
 from multiring._exchanges.shared_file import SharedFileExchange
@@ -300,6 +300,15 @@ def test_munge_names_the_ports_where_nobody_answers(monkeypatch: pytest.MonkeyPa
     way = MungeExchange(STEP, ("127.0.0.1",), (port, port), "")
     assert way.fetch(0.1) is None
     assert way.waits_for == f"rank 0 answers on none of the ports {port} (127.0.0.1:{port}: Connection refused)"
+
+
+@pytest.mark.parametrize(("ports", "count"), [((7000, 7100), 8), ((7000, 7002), 3), ((9, 9), 1)])
+def test_munge_uses_ports_of_the_range_that_the_step_determines(ports: tuple[int, int], count: int) -> None:
+    tried = list(_ports_of(STEP, ports))
+    assert len(set(tried)) == len(tried) == count
+    assert all(ports[0] <= port <= ports[1] for port in tried)
+    assert tried == list(_ports_of(STEP, ports))
+    assert count < 8 or tried != list(_ports_of("77.4.0-abcd", ports))
 
 
 # -- the step

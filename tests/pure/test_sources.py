@@ -154,6 +154,15 @@ def test_a_slurm_batch_script_or_interactive_shell_is_not_a_rank(step: str) -> N
     assert identity_of({**SRUN, "SLURM_STEP_ID": step}).source == "none"
 
 
+@pytest.mark.parametrize(("tasks", "warns"), [("4", True), ("1", False)])
+def test_a_batch_script_that_forgets_srun_is_warned(
+    caplog: pytest.LogCaptureFixture, tasks: str, *, warns: bool
+) -> None:
+    batch = {**SRUN, "SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": tasks}
+    assert identity_of(batch).size == 1
+    assert ("allocation has 4 tasks: start it with srun" in caplog.text) == warns
+
+
 def test_sruns_own_pmi_does_not_ask_for_mpi() -> None:
     assert identity_of({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "4", "PMIX_RANK": "2"}).source == "srun"
 

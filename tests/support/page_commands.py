@@ -8,7 +8,8 @@ GUIDE = "tests/ssh/test_ssh_guide.py runs it on virtual hosts"
 BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use small sizes"
 PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
 MPI = "needs an mpiexec; tests/wire/test_launchers.py"
-SITE = "needs Slurm; tests/wire/test_launchers.py sets srun's environment"
+SITE = "needs Slurm; tests/slurm/test_guide.py runs it"
+TORCHRUN = "needs hosts; tests/frameworks/torch/test_torchrun_hosts.py runs it"
 PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
@@ -43,6 +44,17 @@ class Read:
 COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("guide_ray.md", "pip install 'multiring[ray]'"): Read(SHELL),
     ("guide_dask.md", "pip install 'multiring[dask]'"): Read(SHELL),
+    ("guide_slurm.md", "srun -N2 -n4 python train.py"): Read(SITE),
+    ("guide_slurm.md", "srun python train.py"): Read(SITE),
+    ("guide_torchrun.md", "MULTIRING_SECRET_FILE=$HOME/.multiring-secret torchrun --nnodes=2 ..."): Read(TORCHRUN),
+    ("guide_torchrun.md", "torchrun --nproc-per-node=2 train.py"): Read(TORCHRUN),
+    (
+        "guide_torchrun.md",
+        (
+            "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=host0:29400 --rdzv-id=job "
+            "train.py"
+        ),
+    ): Read(TORCHRUN),
     ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

@@ -27,7 +27,7 @@ HOME = "/home/trainee"
 PROGRAMS = "/opt/programs"  # the same on all hosts, and not the user's to write
 NEEDED = ("slurmctld", "slurmd", "srun", "munged")
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
-_UP_S, _COMMAND_S = 60.0, 90.0
+_UP_S, _COMMAND_S = 120.0, 200.0
 _ETC = Path("/etc/slurm")
 
 _CONF = """
@@ -236,6 +236,8 @@ class SlurmCluster:
         text = _CONF.format(mpi=self._mpi, last=self.hosts - 1, cpus=self._cpus)
         text += f"SlurmctldLogFile={self.folder}/logs/slurmctld\nSlurmdLogFile={self.folder}/logs/slurmd-%n\n"
         (self.folder / "etc" / "slurm.conf").write_text(text, encoding="utf-8")
+        # PMIx names files by process numbers, which are the same on several hosts; /tmp may be shared by them.
+        (self.folder / "etc" / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n", encoding="utf-8")
 
     def _start_munged(self, number: int) -> None:
         log = f"{self.folder}/logs/munged-host{number}"

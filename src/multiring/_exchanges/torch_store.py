@@ -24,16 +24,16 @@ class TorchStoreExchange(PlaceExchange):
     Args:
         host: the store's host, MASTER_ADDR.
         port: the store's port, MASTER_PORT.
-        life: a text that is the same on all ranks, and preferably another after a restart.
+        job: a text that is the same on all ranks of the job, and not of another job with the same store.
         is_served: whether torchrun's agent serves the store. Otherwise rank 0 serves it, for torch too.
         limit_s: how long a rank tries to reach the store.
     """
 
     name = "torch's store"
 
-    def __init__(self, host: str, port: int, life: str, *, is_served: bool, limit_s: float) -> None:
+    def __init__(self, host: str, port: int, job: str, *, is_served: bool, limit_s: float) -> None:
         super().__init__()
-        self._place, self._life, self._is_served = (host, port), life, is_served
+        self._place, self._job, self._is_served = (host, port), job, is_served
         self._limit_s = limit_s
         self._store: Any = None
         self._stop = threading.Event()
@@ -116,4 +116,4 @@ class TorchStoreExchange(PlaceExchange):
                         store.set(self._key("answer", number), told)
 
     def _key(self, *words: object) -> str:
-        return "/".join(map(str, ("multiring", self._life, *words)))
+        return "/".join(map(str, ("multiring", self._job, *words)))

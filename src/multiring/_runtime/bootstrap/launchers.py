@@ -5,6 +5,7 @@ rank. Nothing is guessed: incomplete variables are an error. An MPI launcher who
 error; otherwise its N ranks would become N jobs of one rank.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from multiring._settings import TORCH_PLACE, Settings, environment_of, places_to
 from multiring.errors import ArgumentError, LaunchError
 
 _ALONE_JOB = "alone"
+_log = logging.getLogger("multiring")
 # Slurm's batch script and interactive shell are steps with reserved numbers (slurm.h: SLURM_BATCH_SCRIPT,
 # SLURM_INTERACTIVE_STEP, SLURM_EXTERN_CONT, SLURM_PENDING_STEP). Processes there were not started by srun.
 _FIRST_RESERVED_STEP = 0xFFFFFFFA
@@ -142,7 +144,13 @@ def _source_of(foreign: Mapping[str, str]) -> Callable[[Settings, Mapping[str, s
     return _from_nobody
 
 
-def _from_nobody(_settings: Settings, _foreign: Mapping[str, str]) -> Identity:
+def _from_nobody(_settings: Settings, foreign: Mapping[str, str]) -> Identity:
+    tasks = foreign.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in foreign and tasks != "1":
+        _log.warning(
+            "this process is a job of one rank, although its Slurm allocation has %s tasks: start it with srun",
+            tasks,
+        )
     return _alone("none")
 
 
@@ -200,7 +208,8 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     store = TorchStoreExchange(
         foreign["MASTER_ADDR"],
         number(foreign, "MASTER_PORT"),
-        f"{job}-{size}",
+        # TORCHELASTIC_RESTART_COUNT can differ between hosts: an agent does not count the restarts of other agents.
+        f"{foreign.get('TORCHELASTIC_RUN_ID', '')}-{size}",
         is_served=foreign.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         limit_s=settings.init_timeout_s,
     )

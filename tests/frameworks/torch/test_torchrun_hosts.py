@@ -1,0 +1,161 @@
+"""torchrun on several virtual hosts with nothing set: both rendezvous, restarts, a killed agent, and a closed store."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.page_blocks import BLOCK, ROOT
+
+from multiring.lab import Lab, LabPlan
+from multiring.lab.host import Host
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root"),
+    pytest.mark.timeout(400),  # each rank imports torch, on a busy machine
+]
+
+PROGRAM = """
+import os, sys, time
+import numpy as np, multiring
+group = multiring.init()
+total = np.array([10.0 ** group.rank])
+group.all_reduce(total)
+sys.stdout.write(f"\\nrank {group.rank} of {group.size}, {len(group.topology.hosts)} hosts, {total[0]:.0f}\\n")
+sys.stdout.flush()
+group.barrier()
+if sys.argv[1] == "fail" and group.rank == 1 and not os.path.exists(sys.argv[2]):
+    open(sys.argv[2], "w").close()
+    os._exit(3)
+while sys.argv[1] == "wait" and not os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+    group.barrier()
+group.barrier()
+"""
+STATIC = ("--master-addr=host0", "--master-port=29500")
+C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400", "--rdzv-id=job")
+
+
+class Agents:
+    """A torchrun on each host of a lab."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self._lab, self._folder = lab, folder
+        (folder / "program.py").write_text(PROGRAM)
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def run(self, words: list[str]) -> None:
+        """Start a command of a page on every host."""
+        for host in self._lab.hosts:
+            self._spawn(host, tuple(words))
+
+    def start(self, options: tuple[str, ...], *arguments: str, restarts: int = 0, **variables: str) -> None:
+        hosts = len(self._lab.hosts)
+        for number, host in enumerate(self._lab.hosts):
+            rank = () if options == C10D else (f"--node-rank={number}",)
+            sizes = (f"--nnodes={hosts}", "--nproc-per-node=2", f"--max-restarts={restarts}")
+            command = (sys.executable, "-m", "torch.distributed.run", *sizes, *rank, *options)
+            self._spawn(host, (*command, str(self._folder / "program.py"), *arguments), **variables)
+
+    def _spawn(self, host: Host, command: tuple[str, ...], **variables: str) -> None:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("MULTIRING_")}
+        with host.birthplace():
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env={**kept, "OMP_NUM_THREADS": "1", **variables},
+                    preexec_fn=host.preparation(self._folder),  # noqa: PLW1509 -- one thread
+                )
+            )
+
+    def ends(self) -> list[tuple[int, str]]:
+        """Return each agent's exit code and the output of its host."""
+        outputs = [process.communicate(timeout=300)[0] for process in self.processes]
+        return [(process.returncode, output) for process, output in zip(self.processes, outputs, strict=True)]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(params=[2, 3])
+def hosts(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def agents(hosts: int, tmp_path: Path) -> Iterator[Agents]:
+    with Lab(LabPlan(hosts=hosts)) as lab:
+        made = Agents(lab, tmp_path)
+        yield made
+        made.kill()
+
+
+def said(ends: list[tuple[int, str]]) -> list[str]:
+    return sorted(line for _, output in ends for line in output.splitlines() if line.startswith("rank"))
+
+
+def lines(hosts: int) -> list[str]:
+    size = 2 * hosts
+    return [f"rank {rank} of {size}, {hosts} hosts, {'1' * size}" for rank in range(size)]
+
+
+@pytest.mark.parametrize("options", [STATIC, C10D], ids=["static", "c10d"])
+def test_ranks_meet_with_nothing_set_and_again_after_a_restart(
+    agents: Agents, hosts: int, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    agents.start(options, "fail", str(tmp_path / "failed"), restarts=1)
+    ends = agents.ends()
+    assert [code for code, _ in ends] == [0] * hosts, ends
+    assert said(ends) == sorted(2 * lines(hosts))
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_killed_agent_ends_the_job(agents: Agents, tmp_path: Path) -> None:
+    agents.start(STATIC, "wait", str(tmp_path / "never"), MULTIRING_WIRE_TIMEOUT_S="10")
+    first, second = agents.processes
+    assert first.stdout is not None
+    while not first.stdout.readline().startswith("rank"):
+        assert first.poll() is None
+    second.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    assert first.wait(120) != 0
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_secret_of_ones_own_is_used_and_must_be_on_all_ranks(agents: Agents, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of my own")
+    agents.start(STATIC, "", MULTIRING_SECRET_FILE=str(secret))
+    ends = agents.ends()
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert said(ends) == lines(2)
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_the_guides_commands_do_what_they_say(agents: Agents, tmp_path: Path) -> None:
+    blocks = list(BLOCK.finditer((ROOT / "docs" / "guide_torchrun.md").read_text("utf-8")))
+    (program,) = [block["text"] for block in blocks if block["file"] == "train.py"]
+    (tmp_path / "train.py").write_text(program)
+    shown = [block["text"].splitlines() for block in blocks if block["kind"] == "console"]
+    assert len(shown) == 2
+    one, both = [(shlex.split(command.removeprefix("$ ")), says) for command, says in shown]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    found = subprocess.run(
+        one[0], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=200, check=True
+    )
+    assert one[1] in found.stdout
+    agents.run(both[0])
+    ends = agents.ends()
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert sum(both[1] in output for _, output in ends) == 1

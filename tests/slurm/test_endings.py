@@ -1,0 +1,189 @@
+"""How jobs under Slurm end: killed ranks, daemons and hosts, scancel, signals, requeue; and who can read the secret."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.support.slurm_cluster import HOME, SlurmCluster
+
+pytestmark = pytest.mark.timeout(300)  # a busy machine
+
+# A training of 60 steps whose state depends on every step. It saves each state, and begins at the last one. It stops
+# when it is told to, and says how it has ended.
+TRAIN = """
+import os, signal, sys, time
+import numpy as np, multiring
+from pathlib import Path
+steps, pause_s, path = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
+asked = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: asked.append(number))
+group = multiring.init()
+state = np.zeros(4)
+first = 0
+if path.exists():
+    first, *values = path.read_text().split()
+    first, state = int(first), np.array(list(map(float.fromhex, values)))
+def say(text):
+    sys.stdout.write(f"{group.rank}: {text}\\n")
+    sys.stdout.flush()
+say(f"begins at {first}")
+for step in range(first, steps):
+    gradient = np.cos(state + group.rank + step)
+    group.all_reduce(gradient)
+    state -= 0.1 * gradient
+    stop = np.array([bool(asked)], np.uint8)
+    group.all_reduce(stop, "max")
+    if group.rank == 0:
+        new = path.with_suffix(".new")
+        new.write_text(" ".join([str(step + 1), *(value.hex() for value in state)]))
+        new.replace(path)
+    if stop[0]:
+        say("stops")
+        sys.exit(0)
+    time.sleep(pause_s)
+say("ends with " + " ".join(value.hex() for value in state))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(shared=True) as made:
+        made.program("train.py", TRAIN)
+        yield made
+
+
+def steps_in(cluster: SlurmCluster, name: str) -> int:
+    return int((cluster.run("sh", "-c", f"cat {HOME}/{name} 2>/dev/null || echo 0").split() or ["0"])[0])
+
+
+def job_number(text: str) -> str:
+    return text.rsplit(maxsplit=1)[-1]
+
+
+def test_a_killed_rank_is_named(cluster: SlurmCluster) -> None:
+    job = cluster.user("srun", "-N2", "-n2", "python", "/opt/programs/train.py", "100000", "0.05", f"{HOME}/killed")
+    cluster.wait_for(lambda: steps_in(cluster, "killed") > 2)
+    pids = cluster.root("pgrep", "-f", "programs/train.py.*killed", host=1).split()
+    cluster.root("kill", "-9", *pids, host=1)
+    errors = job.communicate(timeout=120)[1]
+    assert job.returncode != 0
+    assert "PeerLostError" in errors
+    assert "rank 1" in errors
+
+
+def test_a_job_goes_on_without_a_daemon_of_slurm(cluster: SlurmCluster) -> None:
+    job = cluster.user("srun", "-N2", "-n2", "python", "/opt/programs/train.py", "60", "0.1", f"{HOME}/daemon")
+    cluster.wait_for(lambda: steps_in(cluster, "daemon") > 2)
+    cluster.kill_slurmd(1)
+    cluster.wait_for(lambda: steps_in(cluster, "daemon") == 60)
+    cluster.start_slurmd(1)
+    output, errors = job.communicate(timeout=120)
+    assert job.returncode == 0, errors
+    assert output.count("ends with") == 2
+
+
+def test_scancel_and_a_signal_before_the_time_limit_leave_time_to_save(cluster: SlurmCluster) -> None:
+    for name, option in (("cancelled", ()), ("told", ("--time=1", "--signal=USR1@55"))):
+        text = f"#!/bin/sh\nsrun python /opt/programs/train.py 100000 0.05 {HOME}/{name}\n"
+        script = cluster.program(f"{name}.sh", text)
+        number = job_number(cluster.run("sbatch", "-N2", "-n2", *option, "-o", f"{name}.out", script))
+        cluster.wait_for(lambda name=name: steps_in(cluster, name) > 2)  # type: ignore[misc]
+        if not option:
+            cluster.run("scancel", number)
+        cluster.wait_for(lambda number=number: number not in cluster.jobs(), 120)  # type: ignore[misc]
+        assert cluster.run("cat", f"{HOME}/{name}.out").count("stops") == 2, name
+
+
+def test_a_requeued_job_resumes_to_the_same_weights(cluster: SlurmCluster) -> None:
+    scripts = {}
+    for name in ("whole", "requeued"):
+        text = f"#!/bin/sh\nsrun python /opt/programs/train.py 60 0.2 {HOME}/{name}\n"
+        scripts[name] = cluster.program(f"{name}.sh", text)
+    options = ("-N2", "-n2", "--requeue", "--open-mode=append", "-o")
+    whole = cluster.user("sbatch", "-W", *options, "whole.out", scripts["whole"])
+    number = job_number(cluster.run("sbatch", *options, "requeued.out", scripts["requeued"]))
+    cluster.wait_for(lambda: steps_in(cluster, "requeued") > 5)
+    cluster.run("scontrol", "requeue", number)
+    cluster.wait_for(lambda: "PENDING" in cluster.root("scontrol", "show", "job", number))
+    cluster.root("scontrol", "update", f"jobid={number}", "StartTime=now")  # Slurm waits two minutes otherwise
+    cluster.wait_for(lambda: number not in cluster.jobs(), 150)
+    whole.communicate(timeout=120)
+    ends = {
+        name: {line.partition(": ")[2] for line in cluster.run("cat", f"{HOME}/{name}.out").splitlines()}
+        for name in scripts
+    }
+    begins = {line for line in ends["requeued"] if line.startswith("begins at")}
+    assert len(begins) == 2, ends
+    assert "begins at 0" in begins
+    final = {name: {line for line in said if line.startswith("ends with")} for name, said in ends.items()}
+    assert len(final["whole"]) == 1, ends
+    assert final["requeued"] == final["whole"]
+
+
+LOOK = """
+import json, os, sys
+from pathlib import Path
+found, secret = [], sys.argv[1].encode()
+forms = (secret, bytes.fromhex(secret.decode()))
+for process in Path("/proc").iterdir():
+    if process.name.isdecimal() and process.name != str(os.getpid()):
+        for name in ("cmdline", "environ"):
+            try:
+                text = (process / name).read_bytes()
+            except OSError:
+                continue
+            found += [f"{process / name}"] * any(form in text for form in forms)
+for folder in ("/home", "/tmp", "/dev/shm", "/var/spool", "/var/log", "/run"):
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            os.seteuid(65534)  # another user
+            try:
+                text = path.read_bytes()
+            except OSError:
+                continue
+            finally:
+                os.seteuid(0)
+            found += [str(path)] * any(form in text for form in forms)
+print(json.dumps(found))
+"""
+SHOW = """
+import sys, time
+import multiring
+from multiring._runtime.job.job import current
+group = multiring.init()
+if group.rank == 0:
+    sys.stdout.write(current().identity.secret.hex() + "\\n")
+    sys.stdout.flush()
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
+def test_the_secret_is_in_no_command_line_or_environment_or_file_of_others(cluster: SlurmCluster, mpi: str) -> None:
+    cluster.program("show.py", SHOW)
+    look = cluster.program("look.py", LOOK)
+    job = cluster.user("srun", f"--mpi={mpi}", "-N2", "-n2", "python", "/opt/programs/show.py", "600")
+    assert job.stdout is not None
+    secret = job.stdout.readline().strip()
+    assert len(secret) == 64
+    try:
+        for host in range(2):
+            assert json.loads(cluster.root("python3", look, secret, host=host)) == []
+        # The look finds what it looks for.
+        assert json.loads(cluster.root("env", f"X={secret}", "sh", "-c", f"sleep 3 & python3 {look} {secret}; true"))
+    finally:
+        job.terminate()
+        job.communicate(timeout=120)
+
+
+def test_a_killed_host_is_named_in_time(cluster: SlurmCluster) -> None:
+    job = cluster.user("srun", "-N3", "-n3", "python", "/opt/programs/train.py", "100000", "0.05", f"{HOME}/host")
+    cluster.wait_for(lambda: steps_in(cluster, "host") > 2)
+    began = time.monotonic()
+    cluster.kill_host(2)
+    errors = job.communicate(timeout=120)[1]
+    assert job.returncode != 0
+    assert "host2" in errors
+    assert time.monotonic() - began < 45, errors  # 30 s and the time of a busy machine
