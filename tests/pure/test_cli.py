@@ -166,7 +166,9 @@ def test_a_number_of_ranks_that_makes_no_job(capsys: pytest.CaptureFixture[str],
     assert "argument -n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["walk"], ["run", "true"], ["run", "-n", "2", "--nonsense", "true"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["walk"], ["run", "--nodes", "2", "true"], ["run", "-n", "2", "--nonsense", "true"]]
+)
 def test_usage_errors_exit_with_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
@@ -259,6 +261,10 @@ def test_the_set_of_flags_is_this_one(capsys: pytest.CaptureFixture[str]) -> Non
         "--hosts H:N,...",
         "--hostfile FILE",
         "--launcher NAME",
+        "--nodes NODES",
+        "--node-rank K",
+        "--meet HOST:PORT",
+        "--here",
         "--horovod",
         "--timeline FILE",
         "--env NAME=VALUE",

@@ -66,6 +66,12 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("guide_ssh.md", "multiring run --hosts a:2,b:2 train.py"): Read(GUIDE),
     ("guide_ssh.md", "multiring run --hosts a:2,b:2 --max-restarts 3 --log-dir logs train.py"): Read(GUIDE),
     ("run.md", "multiring run --hosts a:4,b:4 train.py"): Read(HOSTS),
+    **{
+        ("run.md", f"multiring run --nodes 2 --node-rank {node} --meet a:29400 -n 4 train.py"): Read(
+            "needs hosts a and b; tests/ssh/test_nodes.py uses virtual hosts"
+        )
+        for node in (0, 1)
+    },
     ("install.md", "make demo"): Read(DIGITS),
     ("install.md", "make test"): Read("runs this test itself"),
     ("install.md", "pip install ."): Read(SHELL),

@@ -1,4 +1,4 @@
-"""multiring run: start a command as N ranks on this machine, or with --hosts on several, by ssh.
+"""multiring run: start a command as N ranks on this machine, on several by ssh, or on those of an allocation.
 
 A Python file is started with this Python. Every output line is tagged with its rank. When a rank fails, its last lines
 are shown, the others are stopped, and its exit code is returned (128 + n for signal n). After Ctrl-C or SIGTERM the
@@ -11,6 +11,7 @@ what all ranks did (docs/timeline.md). docs/run.md has all details.
 import argparse
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,18 @@ from multiring._launch import (
     CommandError,
     HostsLauncher,
     JobOptions,
+    NodePlace,
+    SlurmAllocation,
+    default_ranks,
     horovod_without_effect,
+    listed_hosts,
     parse_hostfile,
+    run_in_slurm,
     run_local,
+    run_node,
     run_over_hosts,
+    slurm_allocation,
+    spread,
     visible_gpus,
 )
 from multiring._settings import inherited_environment
@@ -43,7 +52,9 @@ _ELSEWHERE = {
         "--num_processes",
         "--ntasks",
     ),
-    "--hosts H:N,...": ("-H", "--host", "--nnodes", "--nodes", "--num-machines", "--num_machines"),
+    "--hosts H:N,...": ("-H", "--host"),
+    "--nodes NODES": ("--nnodes", "--num-machines", "--num_machines"),
+    "--node-rank K": ("--node_rank", "--machine-rank", "--machine_rank"),
     "--hostfile FILE": ("-hostfile", "--machinefile", "-machinefile", "-f"),
     "MULTIRING_RENDEZVOUS=HOST:PORT in its environment": ("--master-addr", "--master_addr", "--main_process_ip"),
     "--log-dir DIR": ("--output-filename", "--log_dir"),
@@ -62,8 +73,8 @@ class _OthersOption(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.usage = "multiring run (-n N | --hosts H:N,... | --hostfile FILE) [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
-    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks")
+    parser.usage = "multiring run [-n N | --hosts H:N,... | --hostfile FILE] [OPTIONS] [--] PROGRAM [ARGUMENTS...]"
+    parser.add_argument("-n", dest="ranks", type=_count, metavar="N", help="number of ranks; default: one for each GPU")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="H:N,...", help="hosts with their numbers of ranks, which ssh reaches")
     where.add_argument("--hostfile", type=Path, metavar="FILE", help="hosts from lines like: a slots=4")
@@ -72,6 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.value for each in HostsLauncher],
         metavar="NAME",
         help="what starts the ranks on other hosts: ssh (default), or the mpiexec on PATH",
+    )
+    parser.add_argument("--nodes", type=_count, metavar="NODES", help="number of hosts that run this command, each")
+    parser.add_argument("--node-rank", type=int, metavar="K", help="this host's number among them, from 0")
+    parser.add_argument("--meet", metavar="HOST:PORT", help="where node 0 listens for the other nodes")
+    parser.add_argument(
+        "--here", action="store_true", default=None, help="use this host only, also in an allocation of a scheduler"
     )
     parser.add_argument(
         "--horovod", action="store_true", default=None, help="let `import horovod` import multiring in the ranks"
@@ -107,10 +124,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     asked = _with_file(arguments)
     hosts = asked.hosts if asked.hostfile is None else parse_hostfile(asked.hostfile)
-    if asked.ranks is None and hosts is None:
-        gpus = visible_gpus(inherited_environment())
-        here = f" (this host has {gpus} GPUs, for up to {gpus} ranks)" if gpus else ""
-        arguments.refuse(f"how many ranks? say -n N{here}, or --hosts H:N,... for several hosts")
+    node = _node(asked, arguments)
+    if asked.here and hosts is not None:
+        arguments.refuse("--here uses this host only; leave out --hosts or --hostfile")
     for name, reason in horovod_without_effect().items() if asked.horovod else ():
         print(f"multiring: {name} has no effect: {reason}", file=sys.stderr)
     options = JobOptions(
@@ -124,7 +140,47 @@ def run(arguments: argparse.Namespace) -> int:
     )
     command = program_of(asked.program)
     launcher = HostsLauncher.SSH if asked.launcher is None else HostsLauncher(asked.launcher)
-    return start(command, asked.ranks, hosts, options, launcher)
+    environment = inherited_environment()
+    if node is None and hosts is None and not asked.here:
+        allocation = slurm_allocation(environment)
+        if allocation is not None and command:
+            return _start_in_slurm(command, asked.ranks, allocation, options)
+        hosts = listed_hosts(environment)
+        if hosts is not None:
+            print(
+                f"multiring: ranks on {hosts}, the hosts of this allocation; --here uses this one only", file=sys.stderr
+            )
+    ranks = asked.ranks
+    if ranks is None and hosts is None and command:
+        ranks, reason = default_ranks(visible_gpus(environment))
+        many = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        print(f"multiring: {many}, {reason}; -n N starts another number", file=sys.stderr)
+    return start(command, ranks, hosts, options, launcher, node)
+
+
+def _node(asked: argparse.Namespace, arguments: argparse.Namespace) -> NodePlace | None:
+    """Return this host's place among the nodes, or None without --nodes."""
+    words = {"--nodes": asked.nodes, "--node-rank": asked.node_rank, "--meet": asked.meet}
+    missing = [name for name, value in words.items() if value is None]
+    if len(missing) == len(words):
+        return None
+    if missing:
+        arguments.refuse(f"{missing[0]} is missing: want --nodes NODES --node-rank K --meet HOST:PORT on every host")
+    if asked.hosts is not None or asked.hostfile is not None or asked.here:
+        arguments.refuse("--nodes goes with neither --hosts nor --hostfile nor --here")
+    return NodePlace(nodes=asked.nodes, node=asked.node_rank, meet=asked.meet)
+
+
+def _start_in_slurm(command: list[str], ranks: int | None, allocation: SlurmAllocation, options: JobOptions) -> int:
+    """Run a job on all nodes of a Slurm allocation, and return its exit code."""
+    counts = list(allocation.ranks) if ranks is None else spread(ranks, len(allocation.ranks))
+    places = ", ".join(map(str, counts))
+    print(
+        f"multiring: {sum(counts)} ranks on the {len(counts)} nodes of Slurm job {allocation.job} ({places}), by srun; "
+        "--here uses this node only",
+        file=sys.stderr,
+    )
+    return _run(lambda current: run_in_slurm(command, ranks, allocation, current), options, is_here=False)
 
 
 def start(
@@ -133,19 +189,31 @@ def start(
     hosts: str | None,
     options: JobOptions,
     launcher: HostsLauncher = HostsLauncher.SSH,
+    node: NodePlace | None = None,
 ) -> int:
-    """Run a job on this machine or on `hosts`, and return its exit code."""
+    """Run a job on this machine, on `hosts` or as a node among several, and return its exit code."""
+
+    def job(current: JobOptions) -> int:
+        if node is not None:
+            return run_node(command, ranks or 1, node, current)
+        if hosts is not None:
+            return run_over_hosts(command, hosts, ranks, current, launcher)
+        return run_local(command, ranks or 1, current)
+
+    return _run(job, options, is_here=hosts is None and node is None)
+
+
+def _run(job: Callable[[JobOptions], int], options: JobOptions, *, is_here: bool) -> int:
+    """Run a job, make its timeline complete, and return its exit code; `is_here`: all ranks are on this host."""
     options = _with_clear_timeline(options)
     try:
-        if hosts is not None:
-            return run_over_hosts(command, hosts, ranks, options, launcher)
-        return run_local(command, ranks or 1, options)
+        return job(options)
     except CommandError as error:
         print(f"multiring: {error}", file=sys.stderr)
         return error.exit_code
     finally:
         if options.timeline is not None:
-            _make_do_with_parts(options.timeline, is_here=hosts is None)
+            _make_do_with_parts(options.timeline, is_here=is_here)
 
 
 def _with_clear_timeline(options: JobOptions) -> JobOptions:

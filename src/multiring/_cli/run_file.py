@@ -46,6 +46,10 @@ _KEYS: Mapping[str, tuple[str, Callable[[object], bool], str, Callable[[Any], An
         "hosts": ("text like a:4,b:4", _text, "hosts", str),
         "hostfile": ("the path of a file", _text, "hostfile", Path),
         "launcher": ("ssh or mpiexec", lambda value: value in ("ssh", "mpiexec"), "launcher", str),
+        "nodes": ("an integer >= 1", lambda value: _count(value) and value != 0, "nodes", int),
+        "node-rank": ("an integer >= 0", _count, "node_rank", int),
+        "meet": ("text like a:29400", _text, "meet", str),
+        "here": ("true or false", lambda value: isinstance(value, bool), "here", bool),
         "horovod": ("true or false", lambda value: isinstance(value, bool), "horovod", bool),
         "timeline": ("the path of a file", _text, "timeline", Path),
         "env": (

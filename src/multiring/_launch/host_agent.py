@@ -48,12 +48,18 @@ class Agent:
         link: the connection to the launcher.
         task: what the ranks run, if the launcher does not say it.
         about: more facts for the first message to the launcher.
+        secret: the job's secret, if the launcher does not send it.
     """
 
     def __init__(
-        self, link: ControlLink, task: HostTask | None = None, about: Mapping[str, object] | None = None
+        self,
+        link: ControlLink,
+        task: HostTask | None = None,
+        about: Mapping[str, object] | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._link = link
+        self._secret = secret
         self._task = task
         version = ".".join(map(str, sys.version_info[:3]))
         link.send(hello={"version": VERSION, "python": version, "pid": os.getpid(), **(about or {})})
@@ -103,7 +109,7 @@ class Agent:
     def _prepare(self, plan: Message) -> None:
         """Check what the ranks need, and answer with what the launcher must know of this host."""
         if self._task is None:
-            self._task = _task_of(plan)
+            self._task = _task_of(plan, self._secret)
         check_command(self._task.command[0], self._task.environment)
         address = _address_of(plan["name"], plan["interface"]) if plan["is_met"] else "127.0.0.1"
         ports = tuple(plan["ports"] or PORTS)
@@ -168,8 +174,10 @@ def tuple_of(folder: str, names: tuple[str, str]) -> tuple[str, str]:
     return f"{folder}/{names[0]}", f"{folder}/{names[1]}"
 
 
-def _task_of(plan: Message) -> HostTask:
+def _task_of(plan: Message, secret: bytes | None) -> HostTask:
     """Return the task that the launcher sent, and enter its folder.
+
+    `secret` is the job's secret, or None if it is in the plan.
 
     Raises:
         LaunchError: the folder cannot be entered.
@@ -193,7 +201,7 @@ def _task_of(plan: Message) -> HostTask:
         command=tuple(plan["command"]),
         environment={**inherited_environment(), **sent, **({} if folder is None else {"PWD": folder})},
         options=options,
-        secret=bytes.fromhex(plan["secret"]),
+        secret=bytes.fromhex(plan["secret"]) if secret is None else secret,
         relays=True,
     )
 
@@ -236,8 +244,9 @@ def main(arguments: Sequence[str]) -> int:
         told = json.loads(sys.stdin.readline())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         node = int(inherited_environment()[told["node_variable"]])
-        link = connect(told["launcher"], bytes.fromhex(told["secret"]), node, told["patience_s"])
-        return Agent(link).run()
+        secret = bytes.fromhex(told["secret"])
+        link = connect(told["launcher"], secret, node, told["patience_s"])
+        return Agent(link, about={"host": os.uname().nodename}, secret=secret).run()
     if kind not in ("stdio", "socket"):
         sys.stderr.write("multiring: only multiring run starts this module, with stdio, socket or connect\n")
         return 2

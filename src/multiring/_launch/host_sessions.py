@@ -19,7 +19,7 @@ from multiring._launch.control_link import AGENT_BEGINS, ControlLink
 from multiring._launch.leftovers import signal_group
 from multiring._launch.rank_starts import dying_with
 
-_AGENT = "multiring._launch.host_agent"
+AGENT = "multiring._launch.host_agent"
 _HERE = ("localhost", "127.0.0.1", "::1")
 _READ_BYTES = 1 << 16
 _SHOWN_LINES = 20
@@ -77,6 +77,11 @@ class HostSession:
         """Whether the connection is open."""
         return self.link is not None and self.link.is_open
 
+    @property
+    def has_ended_early(self) -> bool:
+        """Whether the program that starts the agent has ended, and no agent has come."""
+        return self.link is None and self._process is not None and self._process.poll() is not None
+
     def send(self, **message: object) -> None:
         """Send a message if the connection is open."""
         if self.link is not None:
@@ -96,7 +101,7 @@ class HostSession:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-                [sys.executable, "-m", _AGENT, "socket"],
+                [sys.executable, "-m", AGENT, "socket"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -125,6 +130,30 @@ class HostSession:
             pipe.close()
         self._program = words[0]
         self._opened(process, ControlLink(reading, writing, begins_with=AGENT_BEGINS))
+
+    def open_step(self, words: Sequence[str], environment: Mapping[str, str], text: bytes) -> None:
+        """Start a program that starts agents on all hosts, such as srun; they come by themselves.
+
+        Args:
+            words: the command. Its output is taken for errors.
+            environment: the command's environment.
+            text: the agents' standard input.
+        """
+        process = subprocess.Popen(  # noqa: S603 -- the scheduler's program
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 -- this process has one thread
+            bufsize=0,
+        )
+        self._program = words[0]
+        self._process, self._errors = process, cast("IO[bytes]", process.stderr)
+        os.set_blocking(self._errors.fileno(), False)
+        with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as pipe:
+            pipe.write(text)  # it fits into the pipe
 
     def _opened(self, process: "subprocess.Popen[bytes]", link: ControlLink) -> None:
         self._process = process
@@ -220,7 +249,7 @@ def agent_command(kind: str, environment: Mapping[str, str]) -> str:
     """Return the shell command that starts an agent of `kind`, with this process's Python and PYTHONPATH."""
     path = environment.get("PYTHONPATH")
     variables = [f"PYTHONPATH={path}"] if path else []
-    return "exec " + shlex.join(["env", *variables, sys.executable, "-m", _AGENT, kind])
+    return "exec " + shlex.join(["env", *variables, sys.executable, "-m", AGENT, kind])
 
 
 class HostSessions:

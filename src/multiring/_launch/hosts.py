@@ -5,6 +5,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.host_sessions import HostSession, HostSessions, is_here, ssh_words
@@ -16,7 +17,7 @@ from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, Settings, environment_of, inherited_environment
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MultiringError
 
 _ANSWER_S = 60.0  # how long hosts may take to answer
 # Variables that belong to a host, to a session there, or to another launcher. Each host has its own.
@@ -81,24 +82,14 @@ def run_over_hosts(
     check_can_run("multiring run", [sys.executable] if command else [], environment)
     settings = Settings.from_environment(environment, horovod=options.horovod)
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
-    task = HostsTask(
-        sent={
-            "python": python_version(),
-            "command": list(command),
-            "folder": os.getcwd(),  # noqa: PTH109 -- unresolved: other hosts may know the folder by this name only
-            "environment": _environment_to_send(environment),
-            "variables": dict(options.variables),
-            "horovod": options.horovod,
-            "timeline": None if options.timeline is None else str(options.timeline),
-            "secret": secret.hex(),
-        },
-        rendezvous=settings.rendezvous,
-        interface=settings.interface,
-        ports=settings.ports,
-        job=settings.job or f"hosts-{secrets.token_hex(8)}",
-        patience_s=min(_ANSWER_S, settings.init_timeout_s),
-        absent="try `ssh HOST true`",
-    )
+    sent = {
+        **what_to_send(command, options),
+        "environment": _environment_to_send(environment),
+        "variables": dict(options.variables),
+        "secret": secret.hex(),
+    }
+    patience_s = min(_ANSWER_S, settings.init_timeout_s)
+    task = task_of(sent, settings, patience_s, "try `ssh HOST true`")
 
     def by_ssh(session: HostSession) -> None:
         session.open_by(ssh_words(session.name, options.ssh_words, environment))
@@ -110,6 +101,30 @@ def run_over_hosts(
         ]
     )
     return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number), options)
+
+
+def what_to_send(command: Sequence[str], options: JobOptions) -> dict[str, Any]:
+    """Return the part of the plan that is the same for all launchers."""
+    return {
+        "python": python_version(),
+        "command": list(command),
+        "folder": os.getcwd(),  # noqa: PTH109 -- unresolved: other hosts may know the folder by this name only
+        "horovod": options.horovod,
+        "timeline": None if options.timeline is None else str(options.timeline),
+    }
+
+
+def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, absent: str) -> HostsTask:
+    """Return the task of a job with the user's `settings`; the other arguments are those of HostsTask."""
+    return HostsTask(
+        sent=sent,
+        rendezvous=settings.rendezvous,
+        interface=settings.interface,
+        ports=settings.ports,
+        job=settings.job or f"hosts-{secrets.token_hex(8)}",
+        patience_s=patience_s,
+        absent=absent,
+    )
 
 
 def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob], options: JobOptions) -> int:
@@ -127,9 +142,14 @@ def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob],
     code = 1
     try:
         code = run_with_restarts(made, options)
-        return code
+    except MultiringError as error:
+        for session in sessions.all:
+            if session.shows_itself:  # its terminal should say why the job does not begin
+                session.send(say=str(error))
+        raise
     finally:
         sessions.close(code)
+    return code
 
 
 def python_version() -> str:

@@ -108,6 +108,9 @@ class HostsJob(HostsLoop):
                 raise LaunchError(
                     f"{names}: no answer within {self._task.patience_s:g} s; {self._task.absent}{self._refused()}"
                 )
+            for session in missing:
+                if session.has_ended_early:
+                    raise LaunchError(f"{session.name}: no agent runs there: {session.reason()}")
             if now >= line_at:
                 line_at = now + _LINE_S
                 self._say(f"waiting for {names}{self._refused()}")

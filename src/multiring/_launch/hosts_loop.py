@@ -138,8 +138,8 @@ class HostsLoop(Job):
     def _greet(self, session: HostSession, message: Message) -> None:
         hello = message["hello"]
         _check_versions(session.name, hello, self._task.sent["python"])
-        if "ranks" in hello:  # an agent that has come by itself
-            session.ranks, session.host = hello["ranks"], hello["host"]
+        if "host" in hello:  # an agent that has come by itself
+            session.ranks, session.host = hello.get("ranks", session.ranks), hello["host"]
             session.name = f"node {session.index} ({session.host})"
         session.hello = hello
         self._send_plan(session)

@@ -1,0 +1,82 @@
+"""`multiring run --nodes --node-rank --meet` on virtual hosts, without ssh and without a scheduler."""
+
+import signal
+
+from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
+
+AGAIN = """
+import os, sys
+import numpy as np, multiring
+from pathlib import Path
+group = multiring.init()
+total = np.ones(1)
+group.all_reduce(total)
+print(f"rank {group.rank} of {total[0]:g} on {os.uname().nodename}", flush=True)
+if group.rank == 2 and "fail" in sys.argv and not Path("been").exists():
+    Path("been").touch()
+    sys.exit(5)
+if "stay" in sys.argv:
+    import time
+    time.sleep(1000)
+"""
+
+
+def node(hosts: SshHosts, number: int, *words: str, nodes: int = 2, secret: str = "s" * 32) -> Process:
+    """Start one node."""
+    hosts.write("key", secret, [number])
+    place = ["--nodes", str(nodes), "--node-rank", str(number), "--meet", "host0:29400"]
+    return hosts.start(number, [*RUN, *place, "-n", "2", *words], MULTIRING_SECRET_FILE=str(HOME / "key"))
+
+
+def ends(*processes: Process) -> list[tuple[int, str, str]]:
+    """Return the exit code and the output of each process."""
+    told = [process.communicate(timeout=90) for process in processes]
+    return [
+        (process.returncode, out.decode(), err.decode()) for process, (out, err) in zip(processes, told, strict=True)
+    ]
+
+
+def test_nodes_are_one_job_with_restarts(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    there = node(hosts, 1, "again.py", "fail")
+    here = node(hosts, 0, "--max-restarts", "1", "again.py", "fail")
+    (code, out, err), (other_code, other_out, other_err) = ends(here, there)
+    assert (code, other_code) == (0, 0), err + other_err
+    assert sorted(set(out.splitlines())) == [f"[{rank}] rank {rank} of 4 on host0" for rank in (0, 1)]
+    assert sorted(other_out.splitlines()) == sorted([f"[{rank}] rank {rank} of 4 on host1" for rank in (2, 3)] * 2)
+    for said in (err, other_err):
+        assert "on node 1 (host1)) failed: exit code 5" in said
+    for number in range(2):
+        assert hosts.wait_until_gone(number) == []
+
+
+def test_a_node_that_never_comes_is_named(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    process = node(hosts, 0, "--env", "MULTIRING_INIT_TIMEOUT_S=6", "again.py")
+    [(code, _, err)] = ends(process)
+    assert code == 2
+    assert "multiring: node 1: no answer within 6 s; every node must run the same command" in err
+
+
+def test_another_secret_is_refused(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    there = node(hosts, 1, "again.py", secret="t" * 32)
+    here = node(hosts, 0, "--env", "MULTIRING_INIT_TIMEOUT_S=15", "again.py")
+    (code, _, err), (other_code, _, other_err) = ends(here, there)
+    assert (code, other_code) == (2, 2)
+    assert "wrong secret (it says it is node 1)" in err
+    assert "the launcher refuses this host: wrong secret; every host must have the same secret" in other_err
+
+
+def test_a_killed_node_0_ends_the_others(hosts: SshHosts) -> None:
+    hosts.write("again.py", AGAIN)
+    there = node(hosts, 1, "again.py", "stay")
+    here = node(hosts, 0, "again.py", "stay")
+    assert here.stdout is not None
+    assert b"of 4" in here.stdout.readline()
+    here.send_signal(signal.SIGKILL)
+    [(code, _, err)] = ends(there)
+    assert code == 1
+    assert "the launcher was lost" in err
+    for number in range(2):
+        assert hosts.wait_until_gone(number) == []
