@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _ENGINES = ("auto", "shm", "tcp", "mpi")
-_DEVICE_PATHS = ("auto", "staged", "nccl")
-DEVICE_PATH = "auto, staged (in host memory) or nccl (an error if NCCL is impossible); the same on all ranks"
+_DEVICE_PATHS = ("auto", "staged", "nccl", "hierarchical")
+DEVICE_PATH = (
+    "auto, staged (in host memory), nccl, or hierarchical (NCCL inside hosts only); the last two are an error where "
+    "NCCL is impossible; the same on all ranks"
+)
 
 
 def boolean(text: str) -> bool:

@@ -36,7 +36,7 @@ from multiring.torch import path_agreement
 from multiring.torch.device_staging import DeviceStaging
 from multiring.torch.gradients.nccl_buckets import OnNccl
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
-from multiring.torch.path_agreement import DevicePath, RankFacts, reason_against
+from multiring.torch.path_agreement import DevicePath, PathChoice, RankFacts, choice_by
 
 STEPS = 20
 SOON_S = 20  # far below the time-out of a stall, with a loaded machine
@@ -149,12 +149,12 @@ def test_what_decides() -> None:
 
 def test_reasons() -> None:
     good = [RankFacts("auto", gpu=f"0000:0{rank}:00", version=22809) for rank in range(2)]
-    assert reason_against(good, (0, 0), (4, 6)) == ""
-    assert reason_against(good, (0, 1), (4, 6)) == "the ranks are on 2 hosts"
-    assert reason_against(good[:1], (0,), (4,)) == "there is a single rank"
+    assert choice_by(good, [(0, 1)], (4, 6)) == PathChoice("nccl")
+    assert choice_by(good, [(0,), (1,)], (4, 6)) == PathChoice("staged", "each of the 2 hosts has one rank")
+    assert choice_by(good[:1], [(0,)], (4,)) == PathChoice("staged", "there is a single rank")
     other = RankFacts("auto", gpu="0000:01:00", version=21800)
-    found = reason_against([good[0], other], (0, 0), (4, 6))
-    assert found == "the versions of NCCL differ: rank 4: NCCL 2.28.9; rank 6: NCCL 2.18.0"
+    differ = "the versions of NCCL differ: rank 4: NCCL 2.28.9; rank 6: NCCL 2.18.0"
+    assert choice_by([good[0], other], [(0, 1)], (4, 6)) == PathChoice("staged", differ)
 
 
 # ---- failures ----

@@ -236,27 +236,6 @@ def test_a_wish_for_nccl_that_cannot_be() -> None:
         )
 
 
-def on_hosts(here: Here, wish: str) -> str:
-    by_nccl.LEAST_BYTES = 0
-    here.join(device_path=wish)
-    device = torch.device("cuda", torch.cuda.current_device())
-    try:
-        assert mt.allreduce(torch.ones(2, device=device), op="sum").tolist() == [here.size] * 2
-        layer = torch.nn.Linear(2, 2).to(device)
-        mt.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.1), layer.named_parameters())
-    except MultiringError as error:
-        return f"{type(error).__name__}: {error}"
-    return mt.device_path()
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_several_hosts_stage(devices: int) -> None:
-    ranks = 2 * devices
-    assert run_cuda(on_hosts, "auto", hosts=2, devices=devices) == ["staged: the ranks are on 2 hosts"] * ranks
-    for text in run_cuda(on_hosts, "nccl", hosts=2, devices=devices):
-        assert f"ranks {list(range(ranks))} cannot use NCCL: the ranks are on 2 hosts" in text
-
-
 def differing_settings(here: Here) -> str:
     os.environ["MULTIRING_DEVICE_PATH"] = ("auto", "staged")[here.rank]
     device = enter()

@@ -12,6 +12,7 @@ TESTS = Path(__file__).parents[1]
 COPIES, GRADIENTS = "cuda/test_device_staging.py", "cuda/test_gradient_orderings.py"
 BACKEND, CALLS = "cuda/test_backend_orderings.py", "cuda/test_orderings_by_call.py"
 AHEAD = "cuda/test_ahead_of_agreements.py"
+HOSTS = "cuda/test_hierarchical_orderings.py"
 BUCKETS, NCCL, ENGINE = "cuda/test_nccl_buckets.py", "cuda/test_nccl_collectives.py", "wire/test_nccl_orderings.py"
 
 # The mutants that leave out each site, or that take away what it orders: the test's file and the mutant's name.
@@ -90,6 +91,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "torch/collectives/by_nccl.py _Reduction._order: self._buffer.record_stream": (NCCL, "memory used again"),
     "torch/collectives/by_nccl.py _Reduction._restore: stream.synchronize": (AHEAD, "freed under the second copy"),
     "torch/gradients/nccl_buckets.py OnNccl.come_after: reduced.order": (BUCKETS, "kernels before NCCL"),
+    "torch/hierarchical_path.py HierarchicalHandle.order: gathered.order": (HOSTS, "kernels before NCCL gathers"),
+    "torch/hierarchical_path.py _ToHosts._copy: trip.scattered.order": (HOSTS, "copy to the host before NCCL reduces"),
+    "torch/hierarchical_path.py _ToHosts._copy: to_host.synchronize": (HOSTS, "network before the copy to the host"),
     "torch/gradients/parameters.py _broadcast_from_devices: event.synchronize": (CALLS, "broadcast before the copy"),
     "_runtime/engines/nccl_device.py NcclDevice._issue: self.driver.wait_on": (
         ENGINE,
@@ -129,6 +133,9 @@ EXEMPT: dict[str, str] = {
     "torch/device_staging.py _end_copies: popleft.synchronize": "cudaHostUnregister waits for the device, too",
     "_runtime/engines/cuda_arrays.py CudaArray.get: cuStreamSynchronize": (
         "CUDA copies to memory that is not pinned before the call returns"
+    ),
+    "torch/hierarchical_path.py HierarchicalHandle._quiet_after_failure: self._trip.returned.synchronize": (
+        "after a failure only; values are undefined then, and the next reduction would have to overtake an error"
     ),
     "torch/c10d/staged.py StagedWork.is_completed: self._event.query": "an answer, as cuEventQuery's; `wait` orders",
     "torch/gradients/change_detection.py _CopiedElements.changed: self._event.query": "the next line waits",
@@ -175,7 +182,9 @@ def test_the_mutant_is_there(site: str) -> None:
 
 
 def test_there_are_many() -> None:
-    assert sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, BUCKETS, NCCL, ENGINE)) >= 25
+    assert (
+        sum(len(mutants_of(file)) for file in (COPIES, GRADIENTS, BACKEND, CALLS, BUCKETS, NCCL, HOSTS, ENGINE)) >= 25
+    )
 
 
 def test_an_ordering_is_found_wherever_it_is() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ TRAINING_SHAPES = SHAPES if "MULTIRING_TEST_ALL_SHAPES" in os.environ else ((1, 
 
 
 def run_cuda(
-    function: Callable[..., Any], *arguments: Any, hosts: int = 1, devices: int = 2, **settings: Any
+    function: Callable[..., Any], *arguments: Any, hosts: int | tuple[int, ...] = 1, devices: int = 2, **settings: Any
 ) -> list[Any]:
     """Return the results of `function(here, *arguments)` on hosts x devices ranks.
 
@@ -28,7 +29,7 @@ def run_cuda(
     Args:
         function: a top-level function of a test file.
         arguments: arguments of the function.
-        hosts: 1, 2 or 4. With several hosts, a host has at most 2 devices.
+        hosts: 1, 2 or 4. With several hosts, a host has at most 2 devices. Or the ranks of each host, as (3, 1).
         devices: devices of a host, and ranks of a host.
         settings: `standin` (a dict of the stand-ins' settings, such as {"seed": 3, "delay_us": 2000}), `killed` (how
             many processes of a rank kill themselves, each replaced by a new one, by rank; the function's last argument
@@ -39,7 +40,7 @@ def run_cuda(
 
 
 def report_of_cuda(
-    function: Callable[..., Any], *arguments: Any, hosts: int = 1, devices: int = 2, **settings: Any
+    function: Callable[..., Any], *arguments: Any, hosts: int | tuple[int, ...] = 1, devices: int = 2, **settings: Any
 ) -> Report:
     """Run `function(here, *arguments)` as `run_cuda` does, and report the end of each rank, failed or not."""
     found: Report = _on_devices(report_of, function, arguments, hosts, devices, settings)
@@ -50,24 +51,28 @@ def _on_devices(
     run: Callable[..., Any],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    hosts: int,
+    hosts: int | tuple[int, ...],
     devices: int,
     settings: dict[str, Any],
 ) -> Any:
-    assert (hosts, devices) in SHAPES, (hosts, devices)
-    engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
-    standin = {"devices": devices, **settings.pop("standin", {})}
-    job = JobOnDevices(per_host=devices, standin=standin, killed=settings.pop("killed", None))
+    if isinstance(hosts, int):
+        assert (hosts, devices) in SHAPES, (hosts, devices)
+        engine = "shm" if hosts == 1 else ("tcp" if devices == 1 else "shm+tcp")
+        sizes: tuple[int, ...] = (devices,) * hosts
+    else:
+        engine, sizes = f"shm+tcp:{','.join(map(str, hosts))}", hosts
+    standin = {"devices": max(sizes), **settings.pop("standin", {})}
+    job = JobOnDevices(sizes=sizes, standin=standin, killed=settings.pop("killed", None))
     here = (function.__module__, function.__qualname__)
     process = settings.pop("process", Process(nursery="torch", beforehand=(__name__, function.__module__)))
-    return run(on_device, hosts * devices, *here, job, arguments, engine=engine, process=process, **settings)
+    return run(on_device, sum(sizes), *here, job, arguments, engine=engine, process=process, **settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOnDevices:
     """What all ranks of a job need to know."""
 
-    per_host: int
+    sizes: tuple[int, ...]  # the ranks of each host
     standin: dict[str, Any]
     killed: dict[int, int] | None = None
 
@@ -76,10 +81,11 @@ def on_device(here: Here, module: str, name: str, job: JobOnDevices, arguments: 
     """Run a function of a test file on one rank."""
     if job.killed is not None:
         arguments = (*arguments, _number_of_process(job.killed.get(here.rank, 0)))
-    settings = {"host": here.rank // job.per_host, **job.standin}
+    host = next(host for host, end in enumerate(accumulate(job.sizes)) if here.rank < end)
+    settings = {"host": host, **job.standin}
     os.environ |= {f"STANDIN_{each.upper()}": str(value) for each, value in settings.items()}
     torch.set_num_threads(1)
-    torch.cuda.set_device(here.rank % job.per_host % torch.cuda.device_count())
+    torch.cuda.set_device((here.rank - sum(job.sizes[:host])) % torch.cuda.device_count())
     function: Any = importlib.import_module(module)
     for each in name.split("."):
         function = getattr(function, each)

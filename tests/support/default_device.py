@@ -72,7 +72,7 @@ def _is_of_multiring() -> bool:
 def run(here: Here, module: str, name: str, arguments: tuple[Any, ...]) -> Any:
     """Run a function of a test file on one rank, with its tensors on the rank's device."""
     os.environ.pop("MULTIRING_TEST_DEVICE", None)
-    job = JobOnDevices(per_host=here.size, standin={"devices": here.size})
+    job = JobOnDevices(sizes=(here.size,), standin={"devices": here.size})
     return on_device(here, __name__, "with_tensors_on_device", job, (module, name, arguments))
 
 

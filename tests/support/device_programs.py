@@ -275,6 +275,7 @@ def run_programs(here: Here, seeds: list[int]) -> None:
     by_nccl.LEAST_BYTES = LARGE_BYTES if seeds[0] % 3 == 0 else 0  # 0: NCCL reduces small tensors, too
     if seeds[0] % 2:  # operations of these short programs start ahead of their agreements, too
         follow_ups.BEHIND, follow_ups.EQUAL = 4, 2
+    here.take_host()
     mt.init(process_sets=sets)
     for seed in seeds:
         Program(here, seed, [mt.global_process_set, *sets]).run(STEPS)

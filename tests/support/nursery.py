@@ -25,6 +25,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +37,19 @@ import multiring
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RANKS_PER_HOST = {"shm+tcp": 2, "mpi": 1, "shm+mpi": 2}
+
+
+def host_of(engine: str, rank: int) -> int | None:
+    """Return the number of a rank's host, by the name of the engine: "shm+tcp:3,1" has 3 ranks on the first host.
+
+    None if the engine does not say it.
+    """
+    name, _, sizes = engine.partition(":")
+    if sizes:
+        return next(host for host, end in enumerate(accumulate(map(int, sizes.split(",")))) if rank < end)
+    return rank // _RANKS_PER_HOST[name] if name in _RANKS_PER_HOST else None
+
+
 _TRACEBACK_S = 0.5  # time for a hanging rank to print its traceback
 _ALONE_S = 60.0  # the process that starts a nursery connects at once, if it lives
 
@@ -108,10 +122,14 @@ class Here:
 
     def join(self, **settings: Any) -> multiring.Group:
         """Initialise multiring and return the group of all ranks."""
-        if self.engine in _RANKS_PER_HOST:
-            world = importlib.import_module("multiring._runtime.job.joining")
-            vars(world)["host_id"] = lambda: f"host {self.rank // _RANKS_PER_HOST[self.engine]}"
+        self.take_host()
         return multiring.init(**settings)
+
+    def take_host(self) -> None:
+        """Let this process be on the host that the engine's name gives to its rank."""
+        if (host := host_of(self.engine, self.rank)) is not None:
+            world = importlib.import_module("multiring._runtime.job.joining")
+            vars(world)["host_id"] = lambda: f"host {host}"
 
     def reach(self, stage: str) -> None:
         """Tell the rig that this rank is at `stage`; faults for this stage then fire."""

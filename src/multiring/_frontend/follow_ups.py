@@ -25,8 +25,11 @@ from multiring.errors import MultiringError
 
 DEVICE_PATH = "device path"  # the term of operations whose ranks agree how they reduce tensors on devices
 
-NO, NEVER, YES = range(3)
-"""A rank's answers: it cannot take the better way this time; it can never; it can."""
+NO, NEVER, YES, LATER = range(4)
+"""A rank's answers: it cannot take the better way this time; it can never; it can; it can after the agreement only.
+
+Ranks that agree on one way give one of the last two.
+"""
 BEHIND = 64
 """How many operations lie between an agreement and the first operation that depends on its answer."""
 EQUAL = 16

@@ -1,4 +1,4 @@
-"""How the CUDA tensors of some ranks are reduced: by NCCL on their GPUs, or staged in host memory.
+"""How the CUDA tensors of some ranks are reduced: by NCCL, by NCCL inside each host only, or staged in host memory.
 
 All ranks decide together, before the first reduction. docs/gpu.md describes the choice for users.
 """
@@ -20,7 +20,9 @@ from multiring._runtime.engines.nccl import NcclEngine, told_by_all
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version
 from multiring._runtime.group.handles import told_apart
 from multiring._runtime.job.job import current, is_rank
+from multiring._topology.device_paths import HIERARCHICAL, NCCL, STAGED, Hosts, device_paths
 from multiring.errors import (
+    CollectiveError,
     MismatchError,
     MultiringError,
     PeerLostError,
@@ -29,56 +31,90 @@ from multiring.errors import (
     UnsupportedError,
 )
 from multiring.torch.device_staging import staging_of
+from multiring.torch.hierarchical_path import HierarchicalReduction, ShareMemory
 
 _log = logging.getLogger("multiring")
 NCCL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """The floating-point types that NCCL reduces."""
+FORCED = (NCCL, HIERARCHICAL)
+"""The values of MULTIRING_DEVICE_PATH that are an error where NCCL is impossible."""
 
 
 class DevicePath:
     """The way that some ranks have agreed on."""
 
-    def __init__(self, on_device: Group | None, reason: str) -> None:
+    def __init__(self, by: Group | HierarchicalReduction | None, choice: "PathChoice") -> None:
         """Record the decision.
 
         Args:
-            on_device: the group whose operations NCCL carries; None if the ranks stage tensors in host memory.
-            reason: why the ranks do not use NCCL; "" if they do.
+            by: the group whose operations NCCL carries, or this rank's end of the reductions of several hosts; None if
+                the ranks stage tensors in host memory.
+            choice: the decision.
         """
-        self._on_device = on_device
+        self._by = by
         self._lock = threading.Lock()  # of the order of the operations
         self._last: Callable[[], Any] = _nothing  # returns the handle of the last operation, which keeps its tensor
-        self.reason = reason
+        self.choice = choice
 
     @property
-    def is_nccl(self) -> bool:
-        """Whether NCCL reduces tensors."""
-        return self._on_device is not None
+    def uses_nccl(self) -> bool:
+        """Whether NCCL takes part in reductions."""
+        return self._by is not None
 
-    def all_reduce(self, tensor: Tensor, op: str, label: str) -> Any:
+    def padded(self, count: int, dtype: torch.dtype) -> int:
+        """Return how many elements the memory of a tensor of `count` elements must have for `all_reduce`."""
+        return self._by.padded(count, dtype) if isinstance(self._by, HierarchicalReduction) else count
+
+    def memory(self, padded: int, dtype: torch.dtype, device: torch.device) -> ShareMemory | None:
+        """Return the further memory that `all_reduce` of a tensor of `padded` elements needs, or None.
+
+        The memory on the device is the current stream's. Reductions in flight need memory of their own.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no memory.
+            ArgumentError: the rank's segment is full, or CUDA cannot pin the memory.
+        """
+        return self._by.memory(padded, dtype, device) if isinstance(self._by, HierarchicalReduction) else None
+
+    def all_reduce(self, tensor: Tensor, op: str, label: str, memory: ShareMemory | None) -> Any:
         """Start to reduce a tensor of the device in place, behind the caller's current stream; return the handle.
+
+        Args:
+            tensor: has as many elements as `padded` returns.
+            op: the operation.
+            label: the operation's name.
+            memory: what `memory` returned.
 
         Raises:
             UnsupportedError: the current stream is capturing a graph.
         """
         staging_of(tensor.device).require_no_capture()
-        assert self._on_device is not None  # noqa: S101
         # multiring's calls of the driver make the device current, and torch would take it for the program's choice.
         with torch.cuda.device(tensor.device), self._lock:
-            handle = self._on_device.all_reduce_async(tensor, op, label=label)
+            if isinstance(self._by, HierarchicalReduction):
+                assert memory is not None  # noqa: S101
+                handle: Any = self._by.all_reduce(tensor, op, label, memory)
+            else:
+                assert self._by is not None  # noqa: S101
+                handle = self._by.all_reduce_async(tensor, op, label=label)
         self._last = weakref.ref(handle)
         return handle
 
+    @property
+    def starts_ahead(self) -> bool:
+        """Whether an operation may start before the ranks agree on it, since they can take it back."""
+        return isinstance(self._by, Group)
+
     def decline(self, error: Exception) -> None:
         """Take part in the next operation so that it fails on all ranks, because of `error`."""
-        assert self._on_device is not None  # noqa: S101
+        assert isinstance(self._by, Group)  # noqa: S101
         with self._lock:
-            self._on_device.calls.decline("", error)
+            self._by.calls.decline("", error)
 
     @property
     def posted(self) -> int:
         """How many operations this rank has posted."""
-        return 0 if self._on_device is None else self._on_device.calls.last
+        return self._by.calls.last if isinstance(self._by, Group) else 0
 
     def settle(self) -> None:
         """Wait for the operations that have started.
@@ -88,13 +124,15 @@ class DevicePath:
         Raises:
             CollectiveError: an operation has failed.
         """
-        if self._on_device is None:
+        if self._by is None:
             return
-        last, engine = self._last(), self._on_device.calls.engine
+        last = self._last()
         if last is not None:
             last.wait()
-        if isinstance(engine, NcclEngine):
-            engine.settle()
+        for group in self._by.groups if isinstance(self._by, HierarchicalReduction) else (self._by,):
+            engine = group.calls.engine
+            if isinstance(engine, NcclEngine):
+                engine.settle()
 
 
 def _nothing() -> None:
@@ -117,15 +155,29 @@ class RankFacts:
     version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PathChoice:
+    """Which path the ranks take, one of `device_paths`.
+
+    reason: why it is not the one that they want; "" if it is.
+    """
+
+    path: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}" if self.reason else self.path
+
+
 @dataclass(slots=True)
 class _Decisions:
     """This generation's decisions.
 
-    reasons: the reason of the last decision for each purpose, by the ranks that have decided.
+    shown: the last decision for each purpose in words, by the ranks that have decided.
     paths: the decisions for NCCL that are in use.
     """
 
-    reasons: dict[tuple[int, ...], dict[str, str]] = field(default_factory=dict)
+    shown: dict[tuple[int, ...], dict[str, str]] = field(default_factory=dict)
     paths: "weakref.WeakSet[DevicePath]" = field(default_factory=weakref.WeakSet)
 
 
@@ -139,53 +191,76 @@ def agree_on_path(group: Group, device: torch.device, purpose: str, problem: str
         problem: why NCCL cannot do this rank's reductions, whatever the hosts have; "" if it can.
 
     Raises:
-        UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH is nccl, and NCCL cannot be used on some rank.
+        UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH asks for NCCL, and NCCL cannot be used on some rank.
         MismatchError: on all ranks: they have different values of MULTIRING_DEVICE_PATH.
         CollectiveError: a rank is gone.
     """
-    return path_by(group, device, purpose, agree_on_reason(group, device, problem))
+    return path_by(group, device, purpose, agree_on_choice(group, device, problem))
 
 
-def agree_on_reason(group: Group, device: torch.device, problem: str = "") -> str:
-    """Return why these ranks cannot use NCCL; "" if they can. Arguments and errors are those of `agree_on_path`."""
+def agree_on_choice(group: Group, device: torch.device, problem: str = "") -> PathChoice:
+    """Return the path that these ranks can take. Arguments and errors are those of `agree_on_path`."""
     facts = _facts(group.calls.services.device_path, device, problem)
     told = [RankFacts(**each) for each in told_by_all(group.twin_for("facts of devices"), asdict(facts))]
-    reason = reason_against(told, group.topology.host_of(), group.ranks)
-    if reason and not problem:
-        _require_no_wish(group, reason)
-    return reason
+    choice = choice_by(told, group.topology.hosts, group.ranks)
+    if choice.path == STAGED and not problem:
+        _require_no_wish(group, choice.reason)
+    return choice
 
 
-def path_by(group: Group, device: torch.device, purpose: str, reason: str) -> DevicePath:
-    """Start NCCL if `reason` is empty, and return the way. The other arguments are those of `agree_on_path`."""
-    path = DevicePath(None, reason)
-    if not reason:
+def path_by(group: Group, device: torch.device, purpose: str, choice: PathChoice) -> DevicePath:
+    """Start NCCL if `choice` needs it, and return the way. The other arguments are those of `agree_on_path`."""
+    path = DevicePath(None, choice)
+    if choice.path != STAGED:
         try:
-            path = DevicePath(group.twin_for("device path").on_device(device.index), "")
+            over = group.twin_for("device path")
+            by = _on_hosts(over.twin(), device) if choice.path == HIERARCHICAL else over.on_device(device.index)
+            path = DevicePath(by, choice)
         except (PeerLostError, StallError):
             raise
         except MultiringError as error:  # NCCL refuses on some rank, so all ranks come here
-            path = DevicePath(None, f"NCCL cannot be started: {error}")
-            _require_no_wish(group, path.reason)
+            path = DevicePath(None, PathChoice(STAGED, f"NCCL cannot be started: {error}"))
+            _require_no_wish(group, path.choice.reason)
     with suppress(StateError):  # the job has ended
         decisions = current().job_objects.made(_Decisions, _Decisions)
-        decisions.reasons.setdefault(group.ranks, {})[purpose] = path.reason
+        decisions.shown.setdefault(group.ranks, {})[purpose] = str(path.choice)
         decisions.paths.add(path)
     if group.rank == 0:
-        _log.info("%s on devices of ranks %s: %s", purpose, list(group.ranks), _shown(path.reason))
+        _log.info("%s on devices of ranks %s: %s", purpose, list(group.ranks), path.choice)
     return path
 
 
+def _on_hosts(group: Group, device: torch.device) -> HierarchicalReduction:
+    """Start NCCL inside the hosts. All ranks raise the same error if one of them cannot.
+
+    Raises:
+        CollectiveError: NCCL cannot be started on some host; or a rank is gone.
+    """
+    made, problem = None, ""
+    try:
+        made = HierarchicalReduction.open(group, device)
+    except MultiringError as error:  # the ranks of the other hosts do not know
+        problem = str(error)
+    for rank, each in zip(group.ranks, told_by_all(group, {"problem": problem}), strict=True):
+        if each["problem"]:
+            text = each["problem"]
+            raise CollectiveError(text if text.startswith("rank ") else f"rank {rank}: {text}")
+    assert made is not None  # noqa: S101
+    return made
+
+
 def _require_no_wish(group: Group, reason: str) -> None:
-    if group.calls.services.device_path == "nccl":
+    if (wish := group.calls.services.device_path) in FORCED:
         raise UnsupportedError(
-            f"MULTIRING_DEVICE_PATH=nccl, but ranks {list(group.ranks)} cannot use NCCL: {reason}; give each rank of a "
-            "host a GPU and an NCCL library, or use MULTIRING_DEVICE_PATH=auto"
+            f"MULTIRING_DEVICE_PATH={wish}, but ranks {list(group.ranks)} cannot use NCCL: {reason}; give each rank of "
+            "a host a GPU and an NCCL library, or use MULTIRING_DEVICE_PATH=auto"
         )
 
 
 def device_path(process_set: ProcessSet = global_process_set) -> str:
-    """Return how the CUDA tensors of a process set are reduced: "nccl", or "staged: " and the reason.
+    """Return how the CUDA tensors of a process set are reduced: "nccl", "hierarchical", or "staged: " and the reason.
+
+    On the path "hierarchical", NCCL reduces inside each host, and the host's collectives between hosts.
 
     If gradient buckets and collectives differ, the text names both. The result is "undecided" before the first
     reduction of CUDA tensors. The call is local.
@@ -193,11 +268,10 @@ def device_path(process_set: ProcessSet = global_process_set) -> str:
     Raises:
         ArgumentError: this rank is not in the set.
     """
-    decided = world_now().job_objects.made(_Decisions, _Decisions).reasons
-    reasons = decided.get(members_of(process_set).group.ranks, {})
-    shown = {purpose: _shown(reason) for purpose, reason in sorted(reasons.items())}
+    decided = world_now().job_objects.made(_Decisions, _Decisions).shown
+    shown = decided.get(members_of(process_set).group.ranks, {})
     if len(set(shown.values())) > 1:
-        return "; ".join(f"{purpose}: {text}" for purpose, text in shown.items())
+        return "; ".join(f"{purpose}: {text}" for purpose, text in sorted(shown.items()))
     return next(iter(shown.values()), "undecided")
 
 
@@ -210,10 +284,6 @@ def settle_reductions() -> None:
     found = current().job_objects.get(_Decisions) if is_rank() else None
     for path in [] if found is None else list(found.paths):
         path.settle()
-
-
-def _shown(reason: str) -> str:
-    return f"staged: {reason}" if reason else "nccl"
 
 
 def _facts(setting: str, device: torch.device, problem: str) -> RankFacts:
@@ -233,12 +303,12 @@ def _gpu_of(device: torch.device) -> str:
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
 
 
-def reason_against(told: Sequence[RankFacts], host_of: Sequence[int], ranks: Sequence[int]) -> str:
-    """Return why these ranks cannot use NCCL; "" if they can.
+def choice_by(told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int]) -> PathChoice:
+    """Return the path that these ranks take.
 
     Args:
         told: each rank's facts.
-        host_of: the number of each rank's host.
+        hosts: each host's ranks of the group.
         ranks: the ranks' numbers in the job.
 
     Raises:
@@ -249,19 +319,35 @@ def reason_against(told: Sequence[RankFacts], host_of: Sequence[int], ranks: Seq
         raise MismatchError(f"the ranks differ: {told_apart(settings)}; set the same value on all ranks")
     for rank, each in zip(ranks, told, strict=True):
         if each.problem:
-            return each.problem if len({other.problem for other in told}) == 1 else f"rank {rank}: {each.problem}"
+            is_common = len({other.problem for other in told}) == 1
+            return PathChoice(STAGED, each.problem if is_common else f"rank {rank}: {each.problem}")
+    path = wanted_path(told[0].setting, hosts)
+    reason = _reason_against(path, told, hosts, ranks)
+    return PathChoice(STAGED, reason) if reason else PathChoice(path)
+
+
+def wanted_path(setting: str, hosts: Hosts) -> str:
+    """Return the path that ranks on these hosts take, by the value of MULTIRING_DEVICE_PATH, if NCCL works."""
+    if setting == HIERARCHICAL and len(hosts) == 1:
+        return device_paths(hosts)[0]  # NCCL inside the only host
+    return setting if setting in FORCED else device_paths(hosts)[0]
+
+
+def _reason_against(path: str, told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int]) -> str:
+    """Return why the ranks cannot take `path`, or why it is no use to want another; "" if they take it."""
     if len(told) == 1:
         return "there is a single rank"
-    if len(set(host_of)) > 1:
-        return f"the ranks are on {len(set(host_of))} hosts"
-    versions = {rank: f"NCCL {shown_version(each.version)}" for rank, each in zip(ranks, told, strict=True)}
-    if len(set(versions.values())) > 1:
-        return f"the versions of NCCL differ: {told_apart(versions)}"
-    owners: dict[tuple[int, str], int] = {}
-    for rank, host, each in zip(ranks, host_of, told, strict=True):
-        first = owners.setdefault((host, each.gpu), rank)
-        if first != rank:
-            return (
-                f"ranks {first} and {rank} share the GPU {each.gpu} of their host, and NCCL needs a GPU for each rank"
-            )
+    if path not in device_paths(hosts) or path == STAGED:
+        return f"each of the {len(hosts)} hosts has one rank"
+    for members in hosts if path == HIERARCHICAL else [range(len(told))]:
+        versions = {ranks[each]: f"NCCL {shown_version(told[each].version)}" for each in members}
+        if len(set(versions.values())) > 1:
+            return f"the versions of NCCL differ: {told_apart(versions)}"
+    for members in hosts:
+        owners: dict[str, int] = {}
+        for each in members:
+            rank, gpu = ranks[each], told[each].gpu
+            first = owners.setdefault(gpu, rank)
+            if first != rank:
+                return f"ranks {first} and {rank} share the GPU {gpu} of their host, and NCCL needs a GPU for each rank"
     return ""

@@ -142,7 +142,8 @@ class NcclCommunicator:
         at = source.address
         for rank, count in enumerate(counts):
             if count:
-                self._call("ncclReduce", at, target.address, count, kind, op, rank, handle, stream)
+                into = target.address if rank == self._rank else at  # a rank may have no memory of its own
+                self._call("ncclReduce", at, into, count, kind, op, rank, handle, stream)
             at += count * source.itemsize
         self._call("ncclGroupEnd")
 

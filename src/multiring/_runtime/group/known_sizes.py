@@ -19,7 +19,8 @@ from multiring.errors import ArgumentError
 class KnownSizes:
     """The known-size collectives of one group.
 
-    Buffers are flat. `title` contains everything the ranks must agree on. `waits` is as for `Calls.post`.
+    Buffers are flat. `title` contains everything the ranks must agree on. `label` names the operation in timelines and
+    errors. `waits` is as for `Calls.post`.
     """
 
     def __init__(self, calls: Calls, row_calls: RowCalls) -> None:
@@ -38,16 +39,25 @@ class KnownSizes:
         request = Request(Collective.BROADCAST, memory.dtype, count, count, root=root)
         return self._run(title, request, (None, memory), waits=waits)
 
-    def all_gather(self, own: Buffer, out: Buffer, sizes: tuple[int, ...], title: str, *, waits: bool) -> AgreedHandle:
+    def all_gather(
+        self, own: Buffer, out: Buffer, sizes: tuple[int, ...], title: str, *, waits: bool, label: str = ""
+    ) -> AgreedHandle:
         """Concatenate every rank's `own` in `out`.
 
         `sizes` lists the bytes of each rank. `own` may be this rank's part of `out`.
         """
         request = Request(Collective.ALL_GATHER, "uint8", sizes, out.shape[0])
-        return self._run(title, request, (own, out), waits=waits)
+        return self._run(title, request, (own, out), waits=waits, label=label)
 
     def reduce_scatter(
-        self, buffers: tuple[Buffer, Buffer], counts: tuple[int, ...], op: str, title: str, *, waits: bool
+        self,
+        buffers: tuple[Buffer, Buffer],
+        counts: tuple[int, ...],
+        op: str,
+        title: str,
+        *,
+        waits: bool,
+        label: str = "",
     ) -> AgreedHandle:
         """Reduce every rank's first buffer; store this rank's part in the second.
 
@@ -55,7 +65,7 @@ class KnownSizes:
         """
         source = buffers[0]
         request = Request(Collective.REDUCE_SCATTER, source.dtype, counts, source.shape[0], op)
-        return self._run(title, request, buffers, waits=waits)
+        return self._run(title, request, buffers, waits=waits, label=label)
 
     def all_to_all(
         self, buffers: tuple[Buffer, Buffer], sizes: Splits, total: int, title: str, *, waits: bool
@@ -108,7 +118,9 @@ class KnownSizes:
             finish = self._row_calls.start(call, steps, waits=waits)
         return TimedSteps(finish) if waits else in_background(finish, "all_to_all")
 
-    def _run(self, title: str, request: Request, buffers: tuple[Buffer | None, Buffer], *, waits: bool) -> AgreedHandle:
-        call = self._calls.next(request.collective.value)
+    def _run(
+        self, title: str, request: Request, buffers: tuple[Buffer | None, Buffer], *, waits: bool, label: str = ""
+    ) -> AgreedHandle:
+        call = self._calls.next(request.collective.value, label)
         with self._calls.telling(call):
             return self._calls.run(call, title, request, buffers, None, waits=waits)

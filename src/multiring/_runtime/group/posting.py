@@ -59,7 +59,7 @@ class ProcessServices:
     replan: bool = True
     rank_of_id: Mapping[int, int] | None = None  # the job's ranks by their numbers in the core; None if both are equal
     between_hosts: str = "tcp"  # the transport between hosts, as `Plan.engine` names it
-    device_path: str = "auto"  # how CUDA tensors are reduced: auto, staged or nccl
+    device_path: str = "auto"  # how CUDA tensors are reduced; see MULTIRING_DEVICE_PATH
     spin_s: float = 0.0  # how long callers spin before they sleep, if they wait only for ranks of their own host
 
     @contextmanager

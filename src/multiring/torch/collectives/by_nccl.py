@@ -1,4 +1,4 @@
-"""All-reduces of tensors on a device by NCCL, if all ranks can; else in host memory.
+"""All-reduces of tensors on a device by NCCL, or by NCCL inside each host, if all ranks can; else in host memory.
 
 The caller's thread copies the tensors to a buffer that NCCL will reduce, or to host memory if this rank knows that NCCL
 is out of the question. The tensors themselves stay as they are until the caller waits, and an operation that the ranks
@@ -19,19 +19,29 @@ import torch
 from torch import Tensor
 
 from multiring._frontend.errors import internal
-from multiring._frontend.follow_ups import DEVICE_PATH, NEVER, NO, YES
+from multiring._frontend.follow_ups import DEVICE_PATH, LATER, NEVER, NO, YES
 from multiring._frontend.handles import Name, Pending, Submitted, submit
 from multiring._frontend.process_sets import Members
 from multiring._frontend.reduce_ops import Average, Combination, name_of
 from multiring._frontend.signatures import ALLREDUCE, OPERATION
 from multiring._runtime import Group, Handle
+from multiring._topology.device_paths import STAGED
 from multiring.errors import CollectiveError, MultiringError, Signature
 from multiring.torch.collectives.dtype_conversion import conversion_of
 from multiring.torch.collectives.staged import Staging, host_memory, to_device
 from multiring.torch.device_staging import staging_of
 from multiring.torch.fusion_buffer import BufferLayout, layout_of
+from multiring.torch.hierarchical_path import HierarchicalHandle, ShareMemory
 from multiring.torch.interop import array_of, in_one_piece
-from multiring.torch.path_agreement import NCCL_TYPES, DevicePath, agree_on_reason, path_by
+from multiring.torch.path_agreement import (
+    FORCED,
+    NCCL_TYPES,
+    DevicePath,
+    PathChoice,
+    agree_on_choice,
+    path_by,
+    wanted_path,
+)
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool})
 LEAST_BYTES = 64 << 10
@@ -45,7 +55,7 @@ class SetPath:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._device: torch.device | None = None
-        self._reason: Future[str] = Future()
+        self._choice: Future[PathChoice] = Future()
         self._decided: Future[DevicePath] = Future()
         self._streams: dict[torch.device, Any] = {}
 
@@ -61,7 +71,7 @@ class SetPath:
             self._device = device
         over = group.twin_for("collectives of device tensors")
         threading.Thread(
-            target=_decide, args=(self._reason, self._decided, over, device), name="multiring device path", daemon=True
+            target=_decide, args=(self._choice, self._decided, over, device), name="multiring device path", daemon=True
         ).start()
 
     def ready_for(self, tensors: Sequence[Tensor]) -> DevicePath | None:
@@ -69,21 +79,21 @@ class SetPath:
         if not self._decided.done() or self._decided.exception() is not None:
             return None
         path = self._decided.result()
-        return path if path.is_nccl and all(tensor.device == self._device for tensor in tensors) else None
+        return path if path.uses_nccl and all(tensor.device == self._device for tensor in tensors) else None
 
     @property
     def is_impossible(self) -> bool:
         """Whether the ranks have decided that NCCL is out of the question, without an error."""
-        return self._decided.done() and self._decided.exception() is None and not self._decided.result().is_nccl
+        return self._decided.done() and self._decided.exception() is None and not self._decided.result().uses_nccl
 
     def require_possible(self) -> None:
         """Raise if NCCL cannot be used and the program wants it. All ranks of the set have called `begin`.
 
         Raises:
-            UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH is nccl, and NCCL cannot be used on some rank.
+            UnsupportedError: on all ranks: MULTIRING_DEVICE_PATH asks for NCCL, and NCCL cannot be used on some rank.
             CollectiveError: the ranks could not decide.
         """
-        self._reason.result()
+        self._choice.result()
         if self._decided.done():
             self._decided.result()
 
@@ -103,13 +113,13 @@ class SetPath:
         return found
 
 
-def _decide(reason: "Future[str]", decided: "Future[DevicePath]", group: Group, device: torch.device) -> None:
+def _decide(choice: "Future[PathChoice]", decided: "Future[DevicePath]", group: Group, device: torch.device) -> None:
     try:
-        reason.set_result(agree_on_reason(group, device))
-        decided.set_result(path_by(group, device, "collectives", reason.result()))
+        choice.set_result(agree_on_choice(group, device))
+        decided.set_result(path_by(group, device, "collectives", choice.result()))
     except BaseException as error:  # noqa: BLE001 -- collectives are staged, or raise it
-        if not reason.done():
-            reason.set_exception(error)
+        if not choice.done():
+            choice.set_exception(error)
         decided.set_exception(error)
 
 
@@ -131,9 +141,9 @@ def may_serve(members: Members, tensors: Sequence[Tensor], how: Combination) -> 
     if name_of(how.op) == "adasum" or not conversion_of(dtype, how.op, how.postscale, members.size).is_plain:
         return False
     group, wish = members.group, members.group.calls.services.device_path
-    if wish == "staged" or len(set(group.topology.host_of())) > 1:
+    if wish == STAGED or wanted_path(wish, group.topology.hosts) == STAGED:
         return False
-    return wish == "nccl" or sum(tensor.numel() for tensor in tensors) * dtype.itemsize >= LEAST_BYTES
+    return wish in FORCED or sum(tensor.numel() for tensor in tensors) * dtype.itemsize >= LEAST_BYTES
 
 
 class Agreed:
@@ -184,6 +194,7 @@ class _Reduction:
         self._label = ""
         self._outcome: Future[Any] = Future()
         self._buffer: Tensor | None = None  # on the device
+        self._shares: ShareMemory | None = None
         self._host: Tensor | None = None
         self._sources: Sequence[Tensor] = ()  # what the buffer has a copy of, until NCCL's result is certain
         self._ahead: Any = None  # NCCL's operation that started before the agreement; an error if it could not
@@ -198,14 +209,20 @@ class _Reduction:
         self.answer = self._own_answer()
 
     def _own_answer(self) -> int:
-        return YES if self._path is not None else NEVER if self._set_path.is_impossible else NO
+        if self._path is not None:
+            return YES if self._path.starts_ahead else LATER
+        return NEVER if self._set_path.is_impossible else NO
 
     def _copy_on_device(self, tensors: Sequence[Tensor]) -> None:
-        make = torch.zeros if self._layout.has_gaps else torch.empty
+        layout = self._layout
+        assert self._path is not None  # noqa: S101
+        count = self._path.padded(layout.total, layout.dtype)
+        make = torch.zeros if layout.has_gaps or count > layout.total else torch.empty
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
-                buffer = make(self._layout.total, dtype=self._layout.dtype, device=self._device)
-                torch._foreach_copy_(self._layout.views(buffer), [in_one_piece(each) for each in tensors])
+                buffer = make(count, dtype=layout.dtype, device=self._device)
+                self._shares = self._path.memory(count, layout.dtype, self._device)
+                torch._foreach_copy_(layout.views(buffer), [in_one_piece(each) for each in tensors])
         except torch.OutOfMemoryError:  # this reduction takes no memory of the device if it is staged
             return
         self._written = self._module.Event()
@@ -263,7 +280,7 @@ class _Reduction:
             if not is_refused:  # of an order that the ranks have given up
                 ahead.wait()
             self._restore()
-        if self._is_ahead or self.answer != YES:
+        if self._is_ahead or self.answer not in (YES, LATER):
             return self._begun_on_host()
         return self._begun_by_nccl()
 
@@ -279,14 +296,14 @@ class _Reduction:
     def _begun_by_nccl(self) -> Any:
         assert self._path is not None and self._buffer is not None  # noqa: S101, PT018
         with self._module.stream(self._behind_copy()):
-            return self._path.all_reduce(self._buffer, self._op, self._label)
+            return self._path.all_reduce(self._buffer, self._op, self._label, self._shares)
 
     def _begun_on_host(self) -> Handle:
         if self._buffer is not None:  # another rank cannot use NCCL
             self._host = self._host_memory()
             with self._module.stream(self._behind_copy()):
-                staging_of(self._device).to_host(self._buffer, self._host).synchronize()
-            self._buffer = None
+                staging_of(self._device).to_host(self._buffer[: self._layout.total], self._host).synchronize()
+            self._buffer, self._shares = None, None
         self._path = None
         assert self._host is not None  # noqa: S101
         self._staging.await_copies()
@@ -307,7 +324,11 @@ class _Reduction:
             return True
         if not self._outcome.done():
             return False
-        return self._outcome.exception() is not None or self._path is not None or self._outcome.result().done()
+        if self._outcome.exception() is not None:
+            return True
+        # A caller does not wait for the device, but the hierarchical path has to wait for other hosts.
+        begun = self._outcome.result()
+        return (self._path is not None and not isinstance(begun, HierarchicalHandle)) or bool(begun.done())
 
     def finish(self, places: Sequence[Tensor | torch.device], what: str) -> list[Tensor]:
         """Order the caller's current stream behind the result, and return the result for each place.
@@ -321,7 +342,7 @@ class _Reduction:
             if self._path is None:
                 if begun is not None:
                     begun.wait()
-                if self._members.group.calls.services.device_path == "nccl":
+                if self._members.group.calls.services.device_path in FORCED:
                     self._set_path.require_possible()
                 assert self._host is not None  # noqa: S101
                 return self._to_places(self._layout.views(self._host), places)
@@ -368,7 +389,7 @@ def submit_agreed(
         in_place: whether the results replace the tensors.
 
     Raises:
-        UnsupportedError: the current stream is capturing a graph; or the program wants NCCL, and it cannot be used.
+        UnsupportedError: the current stream is capturing a graph; or the program asks for NCCL, and it cannot be used.
     """
     operation = signature[0][1]
     assert signature[0][0] == OPERATION  # noqa: S101

@@ -77,7 +77,7 @@ class TensorReductions:
         if device == _HOST:
             return self._on_host.of(layout, parameters)
         path = self._path(device)
-        if path.is_nccl and OnNccl.serves(layout):
+        if path.uses_nccl and OnNccl.serves(layout):
             return OnNccl(path, self._own.twin_for(f"flags of {_DEVICES}"), layout, parameters, self._options)
         inner = self._staged(device).of(layout, parameters)
         return OnDevice(inner, layout, parameters, staging_of(device), self._own_order())

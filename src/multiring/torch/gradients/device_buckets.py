@@ -123,17 +123,17 @@ def _end_all(ending: "SimpleQueue[Any]") -> None:
 class DeviceBucket:
     """A bucket's flat memory on a device, and the order between its users and the streams that write gradients."""
 
-    def __init__(self, layout: BucketLayout, parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, count: int, parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
         """Make a bucket of zeros.
 
         Args:
-            layout: the bucket's layout.
+            count: the elements of the memory.
             parameters: the bucket's members, on the device.
             dtype: the type of the memory.
         """
         self._device = parameters[0].device
         self._module = torch.get_device_module(self._device)
-        self._memory = torch.zeros(layout.flags_offset, dtype=dtype, device=self._device)
+        self._memory = torch.zeros(count, dtype=dtype, device=self._device)
         self._made = self._module.Event()
         self._made.record(self._module.current_stream(self._device))
         self._seen = [self._module.current_stream(self._device)]  # streams that come after the zeros
@@ -205,7 +205,7 @@ class OnDevice(DeviceBucket):
         self._staging = staging
         self._order = order
         self._host = inner.places[0].as_strided((layout.flags_offset,), (1,), 0)
-        super().__init__(layout, parameters, self._host.dtype)
+        super().__init__(layout.flags_offset, parameters, self._host.dtype)
         self.places = [
             self._memory.as_strided(place.shape, place.stride(), place.storage_offset()) for place in inner.places
         ]

@@ -52,7 +52,9 @@ class OnNccl(DeviceBucket):
             parameters: the bucket's members, on the device.
             options: the operation, and the part of an average's divisor that is applied before the sum.
         """
-        super().__init__(layout, parameters, dtype_of(layout.dtype))
+        dtype = dtype_of(layout.dtype)
+        super().__init__(path.padded(layout.flags_offset, dtype), parameters, dtype)
+        self._shares = path.memory(self._memory.numel(), dtype, self._device)
         self._form = path, group, layout, parameters, options
         self._path, self._on_host = path, group
         is_split = options.predivide != 1.0
@@ -80,7 +82,7 @@ class OnNccl(DeviceBucket):
         self._await_writers()
         if self._before != 1.0:
             self._memory.mul_(self._before)
-        reduced = self._path.all_reduce(self._memory, self._op, self._label)
+        reduced = self._path.all_reduce(self._memory, self._op, self._label, self._shares)
         # A late rank is late for both; the thread of the engine warns.
         flags = start_agreement(self._on_host.calls, self.flags, "max", self._label, waits=False, warns=False)
         return _Reducing(flags, reduced)
