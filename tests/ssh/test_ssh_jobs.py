@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from tests.support.ssh_hosts import RUN, Process, SshHosts
+from tests.support.ssh_hosts import HOME, RUN, Process, SshHosts
 
 from multiring.lab import parse_fault
 
@@ -189,6 +189,20 @@ def test_nobody_else_can_read_the_secret(hosts: SshHosts) -> None:
     process.terminate()
     process.communicate(timeout=60)
     nothing_left(hosts)
+
+
+def test_horovodrun_takes_a_port_and_a_key(hosts: SshHosts) -> None:
+    hosts.as_root(hosts.lab.hosts[0], f"mv {HOME}/.ssh/id_ed25519 {HOME}/mykey")
+    program = "import horovod.torch as hvd\nhvd.init()\nprint('rank', hvd.rank(), 'of', hvd.size(), flush=True)\n"
+    hosts.write("horovod_program.py", program)
+    words = ["horovodrun", "-np", "2", "-H", "host0:1,host1:1", "-p", "22"]
+    command = [RUN[0], "-m", "multiring", *words, "-i", f"{HOME}/mykey", "python", "horovod_program.py"]
+    try:
+        done = hosts.run(0, command)
+    finally:
+        hosts.as_root(hosts.lab.hosts[0], f"mv {HOME}/mykey {HOME}/.ssh/id_ed25519")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
 
 
 def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts) -> None:
