@@ -52,10 +52,12 @@ test-cuda: build  ## Run the tests on stand-ins of CUDA and NCCL, with torch's C
 	$(if $(ON_DEVICES),MULTIRING_TEST_DEVICE=cuda .ci/with-cuda python -m pytest -n $(WORKERS) --dist worksteal $(ON_DEVICES))
 CUDA_ARGS ?= tests/cuda
 
-# With Ray and Dask, which the first run fetches into the user's cache (640 MB). The hosts are virtual (as root).
-.PHONY: cluster-test
+# With Ray, Dask and Spark, which the first run fetches into the user's cache (640 MB). The hosts are virtual (as root).
+.PHONY: cluster-test spark-test
 cluster-test: build  ## Run the tests of Ray and Dask clusters on two virtual hosts (downloads them once; as root)
 	.ci/with-clusters python -m pytest -q -n 2 --dist loadfile tests/clusters/test_ray.py tests/clusters/test_dask.py
+spark-test: build  ## Run the tests of a Spark cluster on two virtual hosts (needs Java 17; as root)
+	.ci/with-clusters python -m pytest -q tests/clusters/test_spark.py
 # A sample of the tests of host tensors, with their tensors on devices. benchmarks/evidence/torch/tests_on_devices.py
 # runs all of them.
 ON_DEVICES ?= $(addprefix tests/frameworks/torch/test_,backend_ddp.py backend_messages.py backend_work.py torch_cells.py \
@@ -96,6 +98,7 @@ bench: build  ## Check every time floor against the peers (hours; resumes after 
 .PHONY: evidence
 evidence: build site .venv/.ready-conformance  ## Run the long tests: rank deaths, 64 ranks, third-party programs, the lab (as root)
 	$(call each,$(EVIDENCE))
+	$(MAKE) spark-test
 
 .PHONY: image-test
 image-test: build  ## Build the container image, and train in it under restrictions (as root, with podman and mmdebstrap)

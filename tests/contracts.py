@@ -19,7 +19,7 @@ LAYERS = (
     "vision",
     "training",
     "horovod | lab | _bench | _verify",
-    "dask | ray",
+    "dask | ray | spark",
     "_launch",
     ADAPTERS,
     "adapters",
@@ -63,8 +63,9 @@ BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
 BUILD_ON_TORCH = ("training", "_verify")
+ESTIMATORS = "spark"  # its estimators train models of torch and of Keras, which runs on one of the others
 # The packages that start ranks on a cluster. Each is the only importer of its cluster's framework.
-CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",)}
+CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",), "spark": ("pyspark",)}
 # torchrun's store is torch's: the one module below the adapters that may import it, once the store is used.
 OF_TORCHRUN = "multiring._exchanges.torch_store"
 # Workers of `bench` and `verify` are programs of their own; no module imports them.
@@ -117,7 +118,7 @@ def contracts() -> str:
             _lines("layers", list(parts)),
         ]
     for framework in frameworks:
-        allowed = {framework, BUILDS_ON_OTHERS, *(BUILD_ON_TORCH if framework == "torch" else ())}
+        allowed = {framework, BUILDS_ON_OTHERS, ESTIMATORS, *(BUILD_ON_TORCH if framework == "torch" else ())}
         others = sorted(rooms() - allowed)
         text += [
             _contract(framework, f"{framework} is imported by its adapter only", "forbidden"),

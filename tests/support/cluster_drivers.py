@@ -1,14 +1,19 @@
-"""The driver program of the clusters' tests: `python -m tests.support.cluster_drivers dask|ray ADDRESS`.
+"""The driver program of the clusters' tests: `python -m tests.support.cluster_drivers dask|ray|spark ADDRESS`.
 
 It runs several jobs in one session of the cluster, and prints one line of JSON for each.
 """
 
 import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.support import cluster_programs as programs
 
 MARK = "CASE "  # the cluster's own messages are on the same output
@@ -91,6 +96,93 @@ def dask_jobs(address: str) -> None:
         report("left", lambda: [len(client.processing()[worker]) for worker in client.processing()])
 
 
+def spark_jobs(address: str) -> None:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 -- only one of the frameworks is there
+
+    import multiring.spark  # noqa: PLC0415 -- as above
+
+    def run(function: Callable[..., Any], num_proc: int | None, *args: Any, **options: Any) -> Any:
+        return multiring.spark.run(function, num_proc, args, **options)
+
+    report("no application", lambda: run(programs.tell_numbers, 1))
+    session = SparkSession.builder.master(address).config("spark.ui.enabled", "false").getOrCreate()
+    report("digits", lambda: run(programs.learn_digits, 4, 60, start_timeout_s=60))
+    report("raise", lambda: run(programs.raise_on, 4, 2))
+    report("raise in a collective", lambda: run(programs.raise_while_others_reduce, 4, 1))
+    report("children", lambda: run(programs.leave_children, 4, 1))
+    report("killed", lambda: run(programs.be_killed, 4, 3))
+    report("again", lambda: run(programs.tell_numbers, None))
+    report("secret", lambda: run(programs.find_secret, 4, ["/dev/shm", "/tmp"]))  # noqa: S108 -- searched
+    report("too few", lambda: run(programs.tell_numbers, 5, start_timeout_s=3))
+    with ThreadPoolExecutor() as pool:
+        context = session.sparkContext
+        busy = pool.submit(lambda: context.parallelize([25, 25], 2).map(time.sleep).collect())
+        time.sleep(3)
+        report("busy", lambda: run(programs.tell_numbers, 4, start_timeout_s=6))
+        busy.result()
+    report("pickle", lambda: run(programs.tell_numbers, 1, sys.stdin))
+    report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
+    report("again", lambda: run(programs.tell_numbers, 4, start_timeout_s=60))
+    report("horovod", _horovod_on_spark)
+    report("torch estimator", lambda: _estimate(session, "torch"))
+    report("keras estimator", lambda: _estimate(session, "keras"))
+    session.stop()
+
+
+def _estimate(session: Any, framework: str) -> dict[str, Any]:
+    """Fit a plane to points, and return the losses and the greatest error of the transformer."""
+    from pyspark.ml.linalg import Vectors  # noqa: PLC0415 -- only one of the frameworks is there
+
+    generator = np.random.default_rng(1)
+    points = generator.normal(size=(400, 3))
+    targets = points @ [1.0, -2.0, 0.5] + 0.25
+    rows = [
+        (Vectors.dense(point), point.tolist(), float(target)) for point, target in zip(points, targets, strict=True)
+    ]
+    frame = session.createDataFrame(rows, ["vector", "point", "target"]).repartition(4)
+    store = tempfile.mkdtemp()
+    options: dict[str, Any] = {"label_cols": "target", "store": f"file://{store}", "num_proc": 4, "batch_size": 10}
+    options |= {"epochs": 12, "validation": 0.2, "random_seed": 3}
+    estimator: Any
+    if framework == "torch":
+        import torch  # noqa: PLC0415 -- as above
+
+        from multiring.spark.torch_estimator import TorchEstimator  # noqa: PLC0415 -- as above
+
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        mse = torch.nn.functional.mse_loss
+        estimator = TorchEstimator(model=net, optimizer=sgd, loss=mse, feature_cols=["vector"], **options)
+    else:
+        import keras  # noqa: PLC0415 -- as above
+
+        from multiring.spark.keras_estimator import KerasEstimator  # noqa: PLC0415 -- as above
+
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        estimator = KerasEstimator(
+            model=model, optimizer=keras.optimizers.SGD(0.1), loss="mse", feature_cols="point", **options
+        )
+    made = estimator.fit(frame)
+    outputs = made.transform(frame).select("target", "target__output").collect()
+    left = os.listdir(store)  # noqa: PTH208 -- names are what is compared
+    Path(store).rmdir()
+    return {
+        "history": made.history,
+        "error": max(abs(row["target"] - row["target__output"][0]) for row in outputs),
+        "rows": len(outputs),
+        "left": left,
+        "model": type(made.getModel()).__name__,
+    }
+
+
+def _horovod_on_spark() -> list[Any]:
+    from multiring.horovod.spark_running import run  # noqa: PLC0415 -- only one of the frameworks is there
+
+    return run(programs.horovod_sum, (2.0,), num_proc=2, env={"SPICE": "pepper"}, verbose=0)
+
+
 def _executor() -> dict[str, Any]:
     """Use Horovod's RayExecutor, as a program under `multiring run --horovod` would."""
     import ray  # noqa: PLC0415 -- only one of the frameworks is there
@@ -119,4 +211,4 @@ def _executor() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    {"dask": dask_jobs, "ray": ray_jobs}[sys.argv[1]](*sys.argv[2:])
+    {"dask": dask_jobs, "ray": ray_jobs, "spark": spark_jobs}[sys.argv[1]](*sys.argv[2:])

@@ -43,6 +43,7 @@ class Read:
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
     ("guide_ray.md", "pip install 'multiring[ray]'"): Read(SHELL),
+    ("guide_spark.md", "pip install 'multiring[spark]'"): Read(SHELL),
     ("guide_dask.md", "pip install 'multiring[dask]'"): Read(SHELL),
     ("guide_slurm.md", "srun -N2 -n4 python train.py"): Read(SITE),
     ("guide_slurm.md", "srun python train.py"): Read(SITE),

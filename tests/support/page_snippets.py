@@ -278,6 +278,15 @@ NOT_RUN = {
     ): "needs more steps than the loader has; tests/wire/test_data_balance.py",
     ("group_on_gpu.md", "host = multiring.init()"): "needs GPUs; tests/cuda/test_group.py calls this on stand-ins",
     ("four_ways.md", "..."): "lines of a program that tests/frameworks/test_four_ways.py runs",
+    ("guide_spark.md", "def train(rate):"): "tests/clusters/test_spark.py runs it on a cluster, as a driver",
+    (
+        "guide_spark.md",
+        "results = horovod.spark.run(train, args=(0.5,), num_proc=4)",
+    ): "needs a cluster; tests/clusters/test_spark.py calls the function",
+    (
+        "guide_spark.md",
+        'store = Store.create("hdfs://namenode/tmp/training")',
+    ): "needs a cluster; tests/clusters/test_spark.py fits an estimator",
     ("guide_dask.md", "def train(rate):"): "tests/clusters/test_dask.py runs it on a cluster, as a driver",
     ("guide_ray.md", "def train(rate):"): "tests/clusters/test_ray.py runs it on a cluster, as a driver",
     (

@@ -1,0 +1,1 @@
+"""The places for training data."""

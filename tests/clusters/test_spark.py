@@ -1,0 +1,180 @@
+"""Ranks on a Spark cluster of two hosts. `.ci/with-clusters` has Spark."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cluster_cases import (
+    cases_of,
+    check_digits,
+    check_nothing_left,
+    check_raised,
+    guide_commands,
+    guide_file,
+    losses_on_two_hosts,
+)
+from tests.support.cluster_hosts import ClusterHosts, wait_for
+
+from multiring._launch.horovod import path_with_horovod
+from multiring.errors import ArgumentError, UnsupportedError
+from multiring.horovod import spark_running
+
+pytest.importorskip("pyspark", reason="make spark-test has Spark")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root"),
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java 17"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
+    """Return two hosts with a Spark master and two workers, started with the commands of the guide."""
+    folder = tmp_path_factory.mktemp("spark")
+    own = "/dev/shm/spark"  # noqa: S108 -- the host's own
+    with ClusterHosts(folder, SPARK_LOCAL_DIRS=own, SPARK_WORKER_DIR=own, KERAS_BACKEND="torch") as made:
+        signs = ("I have been elected leader", "Successfully registered", "Successfully registered")
+        for (host, command), name, sign in zip(guide_commands("guide_spark.md"), "mab", signs, strict=False):
+            wait_for(made.start(host, name, "bash", "-c", f"exec {command}"), sign, timeout_s=240)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cases(hosts: ClusterHosts) -> dict[str, dict[str, Any]]:
+    """Return the reports of all jobs of one session."""
+    command = [sys.executable, "-m", "tests.support.cluster_drivers", "spark", "spark://host0:7077"]
+    code, output = hosts.run(0, *command, timeout_s=800)
+    assert code == 0, output
+    return cases_of(output)
+
+
+def test_digits_are_learnt_with_the_losses_of_multiring_run(cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    check_digits(cases["digits"], losses_on_two_hosts(tmp_path))
+
+
+@pytest.mark.parametrize(("case", "rank"), [("raise", 2), ("raise in a collective", 1), ("children", 1)])
+def test_a_ranks_error_reaches_the_driver_and_ends_the_others(
+    cases: dict[str, dict[str, Any]], case: str, rank: int
+) -> None:
+    check_raised(cases[case], rank, has_cause=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [("killed", "rank 3 was killed by SIGKILL"), ("worker killed", "Python worker exited unexpectedly")],
+)
+def test_a_killed_rank_or_worker_is_named(cases: dict[str, dict[str, Any]], case: str, text: str) -> None:
+    assert cases[case]["error"] == "LaunchError"
+    assert text in cases[case]["text"]
+    assert cases[case]["seconds"] < 150
+
+
+def test_more_jobs_run_in_the_session(cases: dict[str, dict[str, Any]]) -> None:
+    for case in ("again", "again 2"):
+        numbers = cases[case]["result"]
+        assert [each[:4] for each in numbers] == [[0, 4, 0, 2], [1, 4, 1, 2], [2, 4, 0, 2], [3, 4, 1, 2]]
+
+
+def test_nothing_is_left_behind(cases: dict[str, dict[str, Any]], hosts: ClusterHosts) -> None:
+    assert cases["again 2"]["case"] == "again"  # the last job has ended
+    check_nothing_left(hosts)
+
+
+def test_horovods_run_starts_ranks(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases["horovod"]["result"] == [[0, 5.0, "pepper"], [1, 5.0, "pepper"]]
+
+
+def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases["secret"]["result"] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_an_estimator_fits_and_transforms(cases: dict[str, dict[str, Any]], framework: str) -> None:
+    found = cases[f"{framework} estimator"]["result"]
+    history = found["history"]
+    assert len(history["loss"]) == len(history["val_loss"]) == 12
+    assert history["loss"][-1] < 0.01 < history["loss"][0]
+    assert history["val_loss"][-1] < 0.01
+    assert found["error"] < 0.3
+    assert (found["rows"], found["left"]) == (400, [])
+    assert found["model"] == "Sequential"
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("no application", "StateError", "make a SparkSession"),
+        ("too few", "LaunchError", "after 3 s the application has 4"),
+        ("busy", "LaunchError", "did not get their slots within 6 s"),
+        ("pickle", "ArgumentError", "cannot be sent to other processes"),
+    ],
+)
+def test_bad_input_is_an_error_in_bounded_time(
+    cases: dict[str, dict[str, Any]], case: str, error: str, text: str
+) -> None:
+    assert cases[case]["error"] == error
+    assert text in cases[case]["text"]
+    assert cases[case]["seconds"] < 100
+
+
+def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:
+    guide_file("guide_spark.md", hosts.folder)
+    (host, command) = guide_commands("guide_spark.md")[3]
+    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("(")] == [
+        f"({rank}, 4, [1.5, 1.5, 1.5])" for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"feature_cols": []}, "want at least one each"),
+        ({"input_shapes": [[2], [2]]}, "2 input_shapes for 1 feature_cols"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"validation": 1.0}, "want a fraction of the rows"),
+        ({"store": ""}, "want a folder or URL"),
+        ({"loss": [max, min]}, "2 losses for 1 label_cols"),
+    ],
+)
+def test_an_estimator_refuses_bad_arguments(changed: dict[str, Any], text: str) -> None:
+    import torch  # noqa: PLC0415 -- needs Spark's environment
+
+    from multiring.spark.torch_estimator import TorchEstimator  # noqa: PLC0415 -- as above
+
+    model = torch.nn.Linear(2, 1)
+    arguments: dict[str, Any] = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "loss": max}
+    arguments |= {"feature_cols": ["x"], "label_cols": ["y"], "store": "/nowhere", **changed}
+    with pytest.raises(ArgumentError, match=text):
+        TorchEstimator(**arguments)
+
+
+def test_horovods_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import horovod.spark, horovod.spark.torch, horovod.spark.keras\n"
+        "from horovod.spark.common.store import LocalStore, Store\n"
+        "print(Store.create('a').prefix_path, LocalStore('b'), horovod.spark.run.__module__)\n"
+    )
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setenv("PYTHONPATH", path_with_horovod(os.environ))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "a b multiring.horovod.spark_running\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "unavailable",
+    [{"use_mpi": True}, {"stdout": sys.stdout}, {"executable": "/python"}, {"nics": ["a", "b"]}],
+    ids=lambda each: next(iter(each)),
+)
+def test_what_horovods_run_cannot_do_is_an_error(unavailable: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        spark_running.run(print, **unavailable)
+    with pytest.raises(UnsupportedError, match="fixed"):
+        spark_running.run_elastic(print)
