@@ -202,7 +202,7 @@ DROPPED = """
             return f"{type(error).__name__}: {error}"
         raise AssertionError(f"{function}{arguments} raised no error")
 
-    for name in ("spark", "mxnet", "tensorflow.data", "tensorflow.data.compute_service"):
+    for name in ("mxnet", "tensorflow.data", "tensorflow.data.compute_service"):
         words = told(importlib.import_module, f"horovod.{name}")
         assert words.startswith("ImportError: horovod.") and "multiring has no" in words, words
     hvd.init()
