@@ -28,7 +28,7 @@ pytest.importorskip("pyspark", reason="make spark-test has Spark")
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root"),
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java 17"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
 ]
 
 
@@ -48,7 +48,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
 def cases(hosts: ClusterHosts) -> dict[str, dict[str, Any]]:
     """Return the reports of all jobs of one session."""
     command = [sys.executable, "-m", "tests.support.cluster_drivers", "spark", "spark://host0:7077"]
-    code, output = hosts.run(0, *command, timeout_s=800)
+    code, output = hosts.run(0, *command, timeout_s=1800)
     assert code == 0, output
     return cases_of(output)
 
