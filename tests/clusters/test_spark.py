@@ -93,7 +93,7 @@ def test_the_secret_is_where_no_other_user_reads_it(cases: dict[str, dict[str, A
     assert cases["secret"]["result"] == [[], [], [], []]
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize("framework", ["torch"])
 def test_an_estimator_fits_and_transforms(cases: dict[str, dict[str, Any]], framework: str) -> None:
     found = cases[f"{framework} estimator"]["result"]
     history = found["history"]
@@ -158,7 +158,7 @@ def test_an_estimator_refuses_bad_arguments(changed: dict[str, Any], text: str) 
 
 def test_horovods_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import horovod.spark, horovod.spark.torch, horovod.spark.keras\n"
+        "import horovod.spark, horovod.spark.torch\n"
         "from horovod.spark.common.store import LocalStore, Store\n"
         "print(Store.create('a').prefix_path, LocalStore('b'), horovod.spark.run.__module__)\n"
     )

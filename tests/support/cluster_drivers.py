@@ -124,12 +124,11 @@ def spark_jobs(address: str) -> None:
     report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
     report("again", lambda: run(programs.tell_numbers, 4, start_timeout_s=60))
     report("horovod", _horovod_on_spark)
-    report("torch estimator", lambda: _estimate(session, "torch"))
-    report("keras estimator", lambda: _estimate(session, "keras"))
+    report("torch estimator", lambda: _estimate(session))
     session.stop()
 
 
-def _estimate(session: Any, framework: str) -> dict[str, Any]:
+def _estimate(session: Any) -> dict[str, Any]:
     """Fit a plane to points, and return the losses and the greatest error of the transformer."""
     from pyspark.ml.linalg import Vectors  # noqa: PLC0415 -- only one of the frameworks is there
 
@@ -143,27 +142,15 @@ def _estimate(session: Any, framework: str) -> dict[str, Any]:
     store = tempfile.mkdtemp()
     options: dict[str, Any] = {"label_cols": "target", "store": f"file://{store}", "num_proc": 4, "batch_size": 10}
     options |= {"epochs": 12, "validation": 0.2, "random_seed": 3}
-    estimator: Any
-    if framework == "torch":
-        import torch  # noqa: PLC0415 -- as above
+    import torch  # noqa: PLC0415 -- as above
 
-        from multiring.spark.torch_estimator import TorchEstimator  # noqa: PLC0415 -- as above
+    from multiring.spark.torch_estimator import TorchEstimator  # noqa: PLC0415 -- as above
 
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-        mse = torch.nn.functional.mse_loss
-        estimator = TorchEstimator(model=net, optimizer=sgd, loss=mse, feature_cols=["vector"], **options)
-    else:
-        import keras  # noqa: PLC0415 -- as above
-
-        from multiring.spark.keras_estimator import KerasEstimator  # noqa: PLC0415 -- as above
-
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        estimator = KerasEstimator(
-            model=model, optimizer=keras.optimizers.SGD(0.1), loss="mse", feature_cols="point", **options
-        )
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    mse = torch.nn.functional.mse_loss
+    estimator = TorchEstimator(model=net, optimizer=sgd, loss=mse, feature_cols=["vector"], **options)
     made = estimator.fit(frame)
     outputs = made.transform(frame).select("target", "target__output").collect()
     left = os.listdir(store)  # noqa: PTH208 -- names are what is compared
