@@ -56,18 +56,17 @@ class SshHosts:
 
     Args:
         lab: the running lab.
-        folder: a folder of the test, for the key.
-        more: folders that the user of the hosts must be able to enter, too.
+        folder: a folder of the test, which all hosts can read.
     """
 
-    def __init__(self, lab: Lab, folder: Path, more: Sequence[Path] = ()) -> None:
+    def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         self._processes: list[subprocess.Popen[bytes]] = []
         key = folder / "key"
         subprocess.run(["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         public = Path(f"{key}.pub").read_text(encoding="ascii")
         for host in lab.hosts:
-            self.as_root(host, _with_open_paths(more) + _FURNISH)
+            self.as_root(host, _with_open_paths() + _FURNISH)
         keys = [self.as_root(host, "cat /run/sshd/host_key.pub").split()[:2] for host in lab.hosts]
         known = "".join(f"host{number} {' '.join(words)}\n" for number, words in enumerate(keys))
         for host in lab.hosts:
@@ -183,9 +182,9 @@ class SshHosts:
             )
 
 
-def _with_open_paths(more: Sequence[Path]) -> str:
+def _with_open_paths() -> str:
     """Return a script that lets an ordinary user enter Python and this repository, which may be in root's home."""
-    needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT, ROOT / ".venv", *more}
+    needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT, ROOT / ".venv"}
     needed = {each.resolve() for each in needed if each.exists()}
     closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
     closed = {each for each in closed if not closed & set(each.parents)}
@@ -213,10 +212,10 @@ def _entering(enter: Callable[[], None], folder: Path, *, become: bool) -> Calla
 
 
 @contextlib.contextmanager
-def ssh_hosts(count: int, folder: Path, more: Sequence[Path] = ()) -> Iterator[SshHosts]:
+def ssh_hosts(count: int, folder: Path) -> Iterator[SshHosts]:
     """Start `count` hosts with sshd, and end them after the block."""
     with Lab(LabPlan(hosts=count)) as lab:
-        made = SshHosts(lab, folder, more)
+        made = SshHosts(lab, folder)
         try:
             yield made
         finally:
