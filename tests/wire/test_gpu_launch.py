@@ -71,4 +71,6 @@ def test_the_launcher_says_that_ranks_share_gpus(tmp_path: Path) -> None:
     assert "GPU" not in told(tmp_path, "-n", "2", str(program))
     one = told(tmp_path, "-n", "2", "--env", "CUDA_VISIBLE_DEVICES=1", str(program))
     assert "2 ranks share 1 GPU of this host; -n 1 gives" in one
-    assert "say -n N (this host has 2 GPUs, for up to 2 ranks), or --hosts" in told(tmp_path, str(program))
+    assert "multiring: 2 ranks, one for each GPU of this host; -n N starts another number" in told(
+        tmp_path, str(program)
+    )
