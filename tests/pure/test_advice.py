@@ -32,7 +32,7 @@ OTHERS_OPTIONS = {
     "--nthreads",  # dask worker
     "--evaluate-every",  # of programs with multiring.training
     *("--ink", "--soft", "--rule", "--fill"),  # CSS variables of the training report
-    *("--cpus", "--pids-limit", "--shm-size"),  # podman and docker
+    *("--cpus", "--from-file", "--pids-limit", "--shm-size"),  # podman, docker and kubectl
     "--lab",  # parsed by `multiring lab fault` itself
 }
 # Variables that the package sets for itself, never the user.

@@ -13,6 +13,7 @@ TORCHRUN = "needs hosts; tests/frameworks/torch/test_torchrun_hosts.py runs it"
 PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
+CLUSTER = "needs a cluster; it was not run"
 IMAGE = "make image-test runs it as it stands, as root"
 REST = "--nproc-per-node 2 --master-addr node0 train.py"
 IN_A_CONTAINER = (
@@ -164,6 +165,30 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "podman rm node0",
             "podman secret rm train-secret",
             "podman network rm train",
+        )
+    },
+    (
+        "guide_kubernetes.md",
+        (
+            "multiring manifest kubernetes --name digits --image registry.example/digits:1 --pods 2 --ranks-per-pod 2 "
+            "--volume results:/results -- python train.py > digits.yaml"
+        ),
+    ): Read("tests/wire/test_pods.py runs it as it stands, as root"),
+    (
+        "guide_kubernetes.md",
+        "multiring run --nodes 2 --node-rank 1 --meet digits-0.digits:29500 -n 2 --grace 30 -- python train.py",
+    ): Read("needs pod 0; tests/wire/test_pods.py runs the pods"),
+    **{
+        ("guide_kubernetes.md", command): Read(CLUSTER)
+        for command in (
+            (
+                "head -c 32 /dev/urandom | base64 | kubectl create secret generic digits-secret "
+                "--from-file=secret=/dev/stdin"
+            ),
+            "kubectl apply -f digits.yaml",
+            "kubectl logs --follow --selector batch.kubernetes.io/job-name=digits",
+            "kubectl delete -f digits.yaml",
+            "kubectl delete secret digits-secret",
         )
     },
     ("horovod.md", "horovodrun -np 2 python train.py"): Read("is a command of Horovod"),

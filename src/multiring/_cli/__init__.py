@@ -7,7 +7,21 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from multiring._cli import bench, caffe, data, horovodrun, lab, plan, probe, run, settings, trace, verify, vision
+from multiring._cli import (
+    bench,
+    caffe,
+    data,
+    horovodrun,
+    lab,
+    manifest,
+    plan,
+    probe,
+    run,
+    settings,
+    trace,
+    verify,
+    vision,
+)
 from multiring._cli.output import READER_GONE, ReaderGoneError
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._version import VERSION
@@ -19,6 +33,7 @@ COMMANDS = {
     "data": data,
     "horovodrun": horovodrun,
     "lab": lab,
+    "manifest": manifest,
     "plan": plan,
     "probe": probe,
     "run": run,

@@ -33,6 +33,7 @@ from multiring._launch import (
     run_over_hosts,
     slurm_allocation,
     spread,
+    torchrun_nodes,
     visible_gpus,
 )
 from multiring._settings import inherited_environment
@@ -159,16 +160,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _node(asked: argparse.Namespace, arguments: argparse.Namespace) -> NodePlace | None:
-    """Return this host's place among the nodes, or None without --nodes."""
+    """Return this host's place among the nodes, or None if neither --nodes nor torchrun's variables give one."""
     words = {"--nodes": asked.nodes, "--node-rank": asked.node_rank, "--meet": asked.meet}
     missing = [name for name, value in words.items() if value is None]
     if len(missing) == len(words):
-        return None
+        return _node_of_torchrun(asked)
     if missing:
         arguments.refuse(f"{missing[0]} is missing: want --nodes NODES --node-rank K --meet HOST:PORT on every host")
     if asked.hosts is not None or asked.hostfile is not None or asked.here:
         arguments.refuse("--nodes goes with neither --hosts nor --hostfile nor --here")
     return NodePlace(nodes=asked.nodes, node=asked.node_rank, meet=asked.meet)
+
+
+def _node_of_torchrun(asked: argparse.Namespace) -> NodePlace | None:
+    """Return the place that torchrun's variables PET_* give this host, and set the number of ranks by them.
+
+    Kubeflow Trainer sets these variables. Options that name the hosts override them.
+    """
+    if asked.hosts is not None or asked.hostfile is not None or asked.here:
+        return None
+    found = torchrun_nodes(inherited_environment())
+    if found is None:
+        return None
+    asked.ranks = asked.ranks or found.ranks
+    if found.nodes == 1:
+        return None
+    print(
+        f"multiring: this is node {found.node_rank} of {found.nodes}, by torchrun's variables PET_*; --here uses this "
+        "host only",
+        file=sys.stderr,
+    )
+    return NodePlace(nodes=found.nodes, node=found.node_rank, meet=found.meet)
 
 
 def _start_in_slurm(command: list[str], ranks: int | None, allocation: SlurmAllocation, options: JobOptions) -> int:

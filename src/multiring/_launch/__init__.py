@@ -20,4 +20,5 @@ from multiring._launch.local import run_local
 from multiring._launch.mpiexec import parse_hostfile
 from multiring._launch.nodes import NodePlace, run_node
 from multiring._launch.rank_starts import die_with
+from multiring._launch.torchrun_nodes import torchrun_nodes
 from multiring._runtime.engines.nvml import visible_gpus

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from multiring._launch.cores import thread_variables
 from multiring._launch.horovod import CARRIERS, without_position
+from multiring._launch.torchrun_nodes import without_torchrun_nodes
 from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, environment_of, places_told
 from multiring.errors import ArgumentError, LaunchError, StateError, UnsupportedError
 
@@ -102,7 +103,8 @@ def environment_of_process(environment: Mapping[str, str], threads: int, **setti
 
     `settings` are given by field name.
     """
-    made = {"PYTHONUNBUFFERED": "1", **without_position(environment), **thread_variables(environment, threads)}
+    kept = without_torchrun_nodes(without_position(environment))
+    made = {"PYTHONUNBUFFERED": "1", **kept, **thread_variables(environment, threads)}
     for name in environment_of(secret_file="", rank_process="", reports=""):
         made.pop(name, None)  # they belong to an outer job; this job passes its own secret in MULTIRING_SECRET
     return made | environment_of(launched_in=places_told(environment), **settings)

@@ -16,7 +16,7 @@ _REMEDIES = {
     b"memfd_create: Operation not permitted": "the container's seccomp profile forbids the system call memfd_create, "
     "in which ranks share memory: allow it (docs/guide_containers.md)",
     b"unable to allocate shared memory(shm)": "no space is left in /dev/shm, where PyTorch's data workers put batches: "
-    "give the container a larger one (--shm-size=2g), or use fewer data workers",
+    "give the container a larger one (--shm-size=2g; multiring manifest --shm 2Gi), or use fewer data workers",
     b"RuntimeError: Resource temporarily unavailable": _NO_MORE_PROCESSES,
     b"BlockingIOError: [Errno 11] Resource temporarily unavailable": _NO_MORE_PROCESSES,
     b"RuntimeError: can't start new thread": _NO_MORE_PROCESSES,
