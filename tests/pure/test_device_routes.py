@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 
 from multiring._schedule import Accumulation, Collective, Wire
 from multiring._topology import SHM, TCP, DeviceCosts, DeviceIsland, DeviceLink, HostDevices, Link, Topology
+from multiring._topology.device_paths import device_paths
 from multiring.errors import ArgumentError
-from multiring.planner import DevicePlan, DeviceRoute, Task, cheapest, chosen_route, device_plans, problem_of_route
+from multiring.planner import (
+    DevicePlan,
+    DeviceRoute,
+    Task,
+    auto_path,
+    auto_route,
+    cheapest,
+    chosen_route,
+    device_plans,
+    problem_of_route,
+)
 
 MIB = 1 << 20
 ALL = frozenset(DeviceRoute)
@@ -215,6 +226,29 @@ def test_without_measurements_large_tensors_take_nccl_inside_hosts(sizes: tuple[
 def test_a_way_that_is_impossible_is_never_chosen() -> None:
     shared = with_devices(topology(2, device_costs=replace(COSTS, to_host_bytes_per_s=1.0)), 1)
     assert chosen_route(all_reduce(8 * MIB), shared, ALL) is STAGED
+
+
+def test_nccl_is_opened_for_the_path_of_large_tensors() -> None:
+    fast, far = replace(COSTS, nccl_network_bytes_per_s=1e12), replace(COSTS, nccl_network_latency_s=1.0)
+    for costs, path in ((fast, NCCL), (far, HIERARCHICAL)):
+        found = topology(4, 4, device_costs=costs)
+        assert auto_path(found) is path is chosen_route(all_reduce(16 * MIB), found, ALL)
+        for size_bytes in (1, 1 << 14, 1 << 20, 1 << 24):
+            task = all_reduce(size_bytes)
+            assert auto_route(task, found) is chosen_route(task, found, frozenset({STAGED, path}))
+    # A small tensor is staged, although the path of large ones is another.
+    slow = topology(2, device_costs=replace(COSTS, nccl_latency_s=1e-3))
+    assert [auto_route(all_reduce(size), slow) for size in (1, 16 * MIB)] == [STAGED, NCCL]
+    never = topology(2, device_costs=replace(COSTS, nccl_latency_s=1e3))
+    assert auto_path(never) is STAGED
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (2, 2), (2, 1), (1, 1)])
+def test_the_default_path_is_the_one_of_the_hosts(sizes: tuple[int, ...]) -> None:
+    found = topology(*sizes)
+    assert auto_path(found).value == device_paths(found.hosts)[0]
+    assert auto_route(all_reduce(4), found, 0) is auto_path(found)
+    assert auto_route(all_reduce(4), found) is STAGED
 
 
 # -- properties

@@ -58,14 +58,17 @@ def test_ways_of_device_tensors_come_cheapest_first(capsys: pytest.CaptureFixtur
     small, large, notes = capsys.readouterr().out.strip().split("\n\n")
     assert small.startswith("all_reduce of 1 KiB of device tensors on 8 ranks\n")
     for table in (small, large):
-        head, *rows = table.splitlines()[1:]
+        head, *rows, taken = table.splitlines()[1:]
         assert head.split() == ["predicted", "ms", "way", "steps", "in", "ms"]
         times = [float(row.split()[0]) for row in rows]
         assert times == sorted(times)
         assert {row.split()[1] for row in rows} == {"staged", "hierarchical", "nccl"}
+        assert "(the usual way, because costs are not measured)" in taken
         for row in rows:  # the steps add up
             steps = row.split(maxsplit=2)[2].partition(" (")[0].split(", ")
             assert sum(float(step.split()[-1]) for step in steps) == pytest.approx(float(row.split()[0]), rel=0.02)
+    assert "auto takes: staged" in small
+    assert "auto takes: hierarchical" in large
     assert "Assumed" not in notes
     assert notes.startswith("Defaults, not measured: to_host_mbit_per_s, ")
     assert "a named lowering, and none of the proven schedules" in notes
@@ -88,6 +91,7 @@ def test_measured_costs_of_a_file_choose_the_way(tmp_path: Path, capsys: pytest.
         assert main(["plan", "--device", "cuda", "--topology", str(path), "--sizes", "1MiB"]) == 0
         said = capsys.readouterr().out
         assert said.splitlines()[3].split()[1] == way
+        assert f"auto takes: {way} (by measured costs)" in said
         assert "Defaults" not in said
         assert "Not hierarchical: all ranks are on one host." in said
 

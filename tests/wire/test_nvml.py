@@ -151,14 +151,16 @@ def planned(*settings: str, ranks: int = 2) -> str:
 def test_the_plans_of_a_job_know_its_devices(tmp_path: Path) -> None:
     joined = planned("STANDIN_DEVICES=2", "STANDIN_NVLINKS=0-1:4")
     assert "all_reduce of 64 KiB of device tensors on 2 ranks" in joined
+    assert "MULTIRING_DEVICE_PATH=auto takes: nccl (the usual way, because costs are not measured)" in joined
     assert "Assumed" not in joined
     shared = planned("STANDIN_DEVICES=1")
+    assert "takes: staged (the only way)" in shared
     assert "Not nccl: 2 ranks of a host share its devices" in shared
     # A topology file that states the devices is believed.
     file = tmp_path / "topology.toml"
     name = os.uname().nodename
     file.write_text(f"[[hosts]]\nname = '{name}'\ndevices = {{ kind = 'x', count = 2 }}\n", encoding="utf-8")
-    assert "Not nccl" not in planned("STANDIN_DEVICES=1", f"MULTIRING_TOPOLOGY={file}")
+    assert "takes: nccl" in planned("STANDIN_DEVICES=1", f"MULTIRING_TOPOLOGY={file}")
     unknown = planned("STANDIN_DEVICES=0")
     assert "Assumed: a device for each rank of a host whose devices are unknown" in unknown
 

@@ -7,7 +7,7 @@ from multiring._bench.cases import size_text
 from multiring._cli.output import show
 from multiring._schedule import Collective
 from multiring._topology import LINK_NAMES, HostDevices, Topology
-from multiring.planner import DevicePlan, DeviceRoute, Task, device_plans, problem_of_route
+from multiring.planner import DevicePlan, DeviceRoute, Task, auto_route, device_plans, problem_of_route
 
 _HEAD = ("predicted ms", "way", "steps in ms")
 _ORDER = (
@@ -58,6 +58,12 @@ def _show_table(task: Task, topology: Topology, plans: Sequence[DevicePlan]) -> 
     lines = [f"{row[0].rjust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
     collective, size = Collective.ALL_REDUCE.value, size_text(task.size_bytes)
     show(f"\n{collective} of {size} of device tensors on {topology.ranks} ranks\n" + "\n".join(lines))
+    reason = "by measured costs"
+    if len(plans) == 1:
+        reason = "the only way"
+    elif any(plan.defaults for plan in plans):
+        reason = "the usual way, because costs are not measured"
+    show(f"MULTIRING_DEVICE_PATH=auto takes: {auto_route(task, topology).value} ({reason})")
 
 
 def _cells(plan: DevicePlan) -> tuple[str, str, str]:

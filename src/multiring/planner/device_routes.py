@@ -13,12 +13,13 @@ from enum import Enum
 from functools import lru_cache
 
 from multiring._schedule import Accumulation, Collective, Wire
-from multiring._topology import DeviceLink, Link, OwnRails, Topology
+from multiring._topology import DeviceLink, Link, OwnRails, Topology, device_paths
 from multiring.errors import ArgumentError
 from multiring.planner.plan import Plan, Task, cheapest
 
 # Without measured costs, smaller tensors are staged: the host reduces them in the time of an agreement.
 LEAST_NCCL_BYTES = 64 << 10
+_LARGE_BYTES = 16 << 20  # the size whose price decides for which path the ranks open NCCL
 
 # Defaults. The first four were measured on one H100 with PCIe 5.0 (benchmarks/results/gpu_h100_202611.md and
 # gpu_verify_h100_202611.md). The others are those by which NCCL itself chooses (NCCL 2.30.7, commit 5067397c:
@@ -36,11 +37,11 @@ _SOCKETS_BYTES_PER_S = 10e9  # SKL_QPI_BW, between two sockets
 
 
 class DeviceRoute(Enum):
-    """A way of an all-reduce of device tensors. The value is its name in tables and settings."""
+    """A way of an all-reduce of device tensors. The value is its path, as `_topology/device_paths.py` names it."""
 
-    STAGED = "staged"  # through pinned host memory, and the host's collectives
-    HIERARCHICAL = "hierarchical"  # NCCL inside each host, and the host's collectives between the hosts
-    NCCL = "nccl"  # NCCL over all ranks
+    STAGED = device_paths.STAGED
+    HIERARCHICAL = device_paths.HIERARCHICAL
+    NCCL = device_paths.NCCL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,32 +79,45 @@ def device_plans(task: Task, topology: Topology) -> list[DevicePlan]:
     return sorted(plans, key=lambda plan: plan.predicted_seconds)
 
 
+def auto_route(task: Task, topology: Topology, least_bytes: int = LEAST_NCCL_BYTES) -> DeviceRoute:
+    """Return the way that an all-reduce of device tensors takes if the program has no wish; see `chosen_route`.
+
+    The ranks open NCCL for one path only, that of `auto_path`. A tensor for which staging is cheaper is staged.
+    """
+    return chosen_route(task, topology, frozenset({DeviceRoute.STAGED, auto_path(topology)}), least_bytes)
+
+
+@lru_cache(maxsize=256)
+def auto_path(topology: Topology) -> DeviceRoute:
+    """Return the path for which the ranks open NCCL if the program has no wish: the way of a large tensor."""
+    task = Task(collective=Collective.ALL_REDUCE, size_bytes=_LARGE_BYTES)
+    return chosen_route(task, topology, frozenset(DeviceRoute))
+
+
 @lru_cache(maxsize=1024)
-def chosen_route(task: Task, topology: Topology, possible: Collection[DeviceRoute]) -> DeviceRoute:
+def chosen_route(
+    task: Task, topology: Topology, possible: Collection[DeviceRoute], least_bytes: int = LEAST_NCCL_BYTES
+) -> DeviceRoute:
     """Return the way that an all-reduce of device tensors takes, out of the `possible` ones.
 
     If all costs that the possible ways need are measured, this is the cheapest way. Otherwise tensors of less than
-    LEAST_NCCL_BYTES are staged, and others take NCCL inside their hosts, if that is possible. All ranks with the same
+    `least_bytes` are staged, and others take the default of `device_paths`, if it is possible. All ranks with the same
     arguments choose alike.
 
     Args:
         task: an all_reduce.
         topology: the ranks; all of them use devices.
         possible: a hashable collection that contains STAGED.
+        least_bytes: the least size for NCCL while costs are not measured.
     """
     routes = [route for route in _routes_of(task, topology) if route in possible]
     if routes == [DeviceRoute.STAGED]:
         return DeviceRoute.STAGED
     plans = [_PRICES[route](task, topology) for route in routes]
     if any(plan.defaults for plan in plans):
-        return _usual(topology, routes) if task.size_bytes >= LEAST_NCCL_BYTES else DeviceRoute.STAGED
+        usual = DeviceRoute(device_paths.device_paths(topology.hosts)[0])
+        return usual if usual in routes and task.size_bytes >= least_bytes else DeviceRoute.STAGED
     return min(plans, key=lambda plan: plan.predicted_seconds).route
-
-
-def _usual(topology: Topology, routes: list[DeviceRoute]) -> DeviceRoute:
-    """Return the way of large tensors while costs are unknown: NCCL where it stays inside hosts."""
-    wanted = DeviceRoute.NCCL if len(topology.hosts) == 1 else DeviceRoute.HIERARCHICAL
-    return wanted if wanted in routes else DeviceRoute.STAGED
 
 
 def problem_of_route(route: DeviceRoute, topology: Topology) -> str:
@@ -112,10 +126,8 @@ def problem_of_route(route: DeviceRoute, topology: Topology) -> str:
         return ""
     if topology.ranks == 1:
         return "there is a single rank"
-    if route is DeviceRoute.HIERARCHICAL and len(topology.hosts) == 1:
-        return "all ranks are on one host"
-    if route is DeviceRoute.HIERARCHICAL and len(topology.hosts) == topology.ranks:
-        return "each host has a single rank"
+    if route.value not in device_paths.device_paths(topology.hosts):
+        return "all ranks are on one host" if len(topology.hosts) == 1 else "each host has a single rank"
     for host, ranks in enumerate(topology.hosts):
         sharing = _sharing(topology, host)
         if sharing > 1:

@@ -18,8 +18,11 @@ from multiring._frontend.process_sets import ProcessSet, global_process_set, mem
 from multiring._runtime import Group
 from multiring._runtime.engines.nccl import NcclEngine, told_by_all
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version
+from multiring._runtime.group.compile import Request, task_of
 from multiring._runtime.group.handles import told_apart
 from multiring._runtime.job.job import current, is_rank
+from multiring._schedule import Collective
+from multiring._topology import Topology
 from multiring._topology.device_paths import HIERARCHICAL, NCCL, STAGED, Hosts, device_paths
 from multiring.errors import (
     CollectiveError,
@@ -30,8 +33,10 @@ from multiring.errors import (
     StateError,
     UnsupportedError,
 )
+from multiring.planner import DeviceRoute, auto_path, auto_route, problem_of_route
 from multiring.torch.device_staging import staging_of
 from multiring.torch.hierarchical_path import HierarchicalReduction, ShareMemory
+from multiring.torch.interop import dtype_name
 
 _log = logging.getLogger("multiring")
 NCCL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -202,7 +207,7 @@ def agree_on_choice(group: Group, device: torch.device, problem: str = "") -> Pa
     """Return the path that these ranks can take. Arguments and errors are those of `agree_on_path`."""
     facts = _facts(group.calls.services.device_path, device, problem)
     told = [RankFacts(**each) for each in told_by_all(group.twin_for("facts of devices"), asdict(facts))]
-    choice = choice_by(told, group.topology.hosts, group.ranks)
+    choice = choice_by(told, group.topology.hosts, group.ranks, auto_choice(group.topology))
     if choice.path == STAGED and not problem:
         _require_no_wish(group, choice.reason)
     return choice
@@ -303,13 +308,41 @@ def _gpu_of(device: torch.device) -> str:
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
 
 
-def choice_by(told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int]) -> PathChoice:
+def auto_choice(topology: Topology) -> PathChoice:
+    """Return the planner's choice for these ranks, which they take if the program has no wish and NCCL works."""
+    path, usual = auto_path(topology), DeviceRoute(device_paths(topology.hosts)[0])
+    if path is not DeviceRoute.STAGED or usual is path:
+        return PathChoice(path.value)
+    return PathChoice(STAGED, problem_of_route(usual, topology) or "it is cheaper, by the topology's measured costs")
+
+
+def takes_nccl(group: Group, elements: int, dtype: torch.dtype, op: str, least_bytes: int) -> bool:
+    """Return whether a reduction takes the ranks' path by NCCL, if they have one: the same on all ranks.
+
+    Args:
+        group: the ranks.
+        elements: the number of elements.
+        dtype: their type, which NCCL reduces.
+        op: the operation.
+        least_bytes: the least size that NCCL reduces while the costs of devices are not measured.
+    """
+    wish = group.calls.services.device_path
+    if wish != "auto":
+        return wish in FORCED
+    task = task_of(Request(Collective.ALL_REDUCE, dtype_name(dtype), elements, elements, op))
+    return auto_route(task, group.topology, least_bytes) is not DeviceRoute.STAGED
+
+
+def choice_by(
+    told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int], auto: PathChoice | None = None
+) -> PathChoice:
     """Return the path that these ranks take.
 
     Args:
         told: each rank's facts.
         hosts: each host's ranks of the group.
         ranks: the ranks' numbers in the job.
+        auto: what they take without a wish, if NCCL works; None: the default of `hosts`.
 
     Raises:
         MismatchError: the ranks have different settings.
@@ -321,16 +354,19 @@ def choice_by(told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int]) -> 
         if each.problem:
             is_common = len({other.problem for other in told}) == 1
             return PathChoice(STAGED, each.problem if is_common else f"rank {rank}: {each.problem}")
-    path = wanted_path(told[0].setting, hosts)
+    auto = auto or PathChoice(device_paths(hosts)[0])
+    path = _wanted(told[0].setting, hosts, auto)
+    if path == STAGED and auto.reason:
+        return auto
     reason = _reason_against(path, told, hosts, ranks)
     return PathChoice(STAGED, reason) if reason else PathChoice(path)
 
 
-def wanted_path(setting: str, hosts: Hosts) -> str:
+def _wanted(setting: str, hosts: Hosts, auto: PathChoice) -> str:
     """Return the path that ranks on these hosts take, by the value of MULTIRING_DEVICE_PATH, if NCCL works."""
     if setting == HIERARCHICAL and len(hosts) == 1:
         return device_paths(hosts)[0]  # NCCL inside the only host
-    return setting if setting in FORCED else device_paths(hosts)[0]
+    return setting if setting in FORCED else auto.path
 
 
 def _reason_against(path: str, told: Sequence[RankFacts], hosts: Hosts, ranks: Sequence[int]) -> str:

@@ -25,8 +25,8 @@ from multiring._frontend.process_sets import Members
 from multiring._frontend.reduce_ops import Average, Combination, name_of
 from multiring._frontend.signatures import ALLREDUCE, OPERATION
 from multiring._runtime import Group, Handle
-from multiring._topology.device_paths import STAGED
 from multiring.errors import CollectiveError, MultiringError, Signature
+from multiring.planner import LEAST_NCCL_BYTES
 from multiring.torch.collectives.dtype_conversion import conversion_of
 from multiring.torch.collectives.staged import Staging, host_memory, to_device
 from multiring.torch.device_staging import staging_of
@@ -40,11 +40,11 @@ from multiring.torch.path_agreement import (
     PathChoice,
     agree_on_choice,
     path_by,
-    wanted_path,
+    takes_nccl,
 )
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool})
-LEAST_BYTES = 64 << 10
+LEAST_BYTES = LEAST_NCCL_BYTES
 """Smaller operations are staged, unless the program wants NCCL: the host reduces them in the time of an agreement."""
 _FURTHER = ((DEVICE_PATH, "nccl if all ranks can"),)
 
@@ -140,10 +140,28 @@ def may_serve(members: Members, tensors: Sequence[Tensor], how: Combination) -> 
         return False
     if name_of(how.op) == "adasum" or not conversion_of(dtype, how.op, how.postscale, members.size).is_plain:
         return False
-    group, wish = members.group, members.group.calls.services.device_path
-    if wish == STAGED or wanted_path(wish, group.topology.hosts) == STAGED:
-        return False
-    return wish in FORCED or sum(tensor.numel() for tensor in tensors) * dtype.itemsize >= LEAST_BYTES
+    return members.kept(_Served).serves(
+        members.group, sum(tensor.numel() for tensor in tensors), dtype, name_of(how.op)
+    )
+
+
+class _Served:
+    """Which reductions of a process set take the path by NCCL. The planner is asked once for each size."""
+
+    MOST = 4096  # sizes that are kept
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, torch.dtype, str, int], bool] = {}
+
+    def serves(self, group: Group, elements: int, dtype: torch.dtype, op: str) -> bool:
+        """Return whether a reduction of `elements` takes the path by NCCL, if the ranks have one."""
+        key = elements, dtype, op, LEAST_BYTES
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= self.MOST:
+                self._known.clear()
+            found = self._known[key] = takes_nccl(group, *key)
+        return found
 
 
 class Agreed:

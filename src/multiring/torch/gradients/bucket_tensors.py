@@ -27,7 +27,7 @@ from multiring.torch.gradients.device_buckets import GatheredOnDevice, OnDevice,
 from multiring.torch.gradients.nccl_buckets import OnNccl, problem_of
 from multiring.torch.gradients.sparse_rows import Gathered
 from multiring.torch.interop import allocate, dense_strides, dtype_name, dtype_of, tensor_of
-from multiring.torch.path_agreement import DevicePath, agree_on_path
+from multiring.torch.path_agreement import DevicePath, agree_on_path, takes_nccl
 
 _HOST = torch.device("cpu")
 _DEVICES = "buckets of devices"
@@ -77,7 +77,7 @@ class TensorReductions:
         if device == _HOST:
             return self._on_host.of(layout, parameters)
         path = self._path(device)
-        if path.uses_nccl and OnNccl.serves(layout):
+        if path.uses_nccl and OnNccl.serves(layout) and self._takes_nccl(layout):
             return OnNccl(path, self._own.twin_for(f"flags of {_DEVICES}"), layout, parameters, self._options)
         inner = self._staged(device).of(layout, parameters)
         return OnDevice(inner, layout, parameters, staging_of(device), self._own_order())
@@ -95,6 +95,9 @@ class TensorReductions:
         if found is None:
             found = self._paths[device] = agree_on_path(self._own, device, "buckets", problem_of(self._options))
         return found
+
+    def _takes_nccl(self, layout: BucketLayout) -> bool:
+        return takes_nccl(self._own, layout.flags_offset, dtype_of(layout.dtype), self._options.op, 0)
 
     def _own_order(self) -> StagedOrder:
         self._order = self._order or StagedOrder()
