@@ -15,6 +15,7 @@ from typing import Any
 from multiring._exchanges.contract import ExchangeError, PlaceExchange
 
 _CONNECT_S = 60.0  # the store's host may start later
+_STOP_S = 5.0
 _LOOK_S = 0.05  # how often rank 0 looks for new questions
 
 
@@ -72,11 +73,12 @@ class TorchStoreExchange(PlaceExchange):
         """Stop to answer."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(_STOP_S)
+            # The store may have ended with its host; then nothing can be removed.
             with suppress(RuntimeError):
-                for number in self._answered:  # a rank that was killed has not removed its answer
+                for number in () if self._thread.is_alive() else self._answered:  # a killed rank has not removed it
                     self._store.delete_key(self._key("answer", number))
+            self._thread = None
         self._store = None
 
     def _open(self, *, serves: bool) -> None:

@@ -1,0 +1,80 @@
+"""torch's store as a way to tell where to meet: leftovers of former runs, and a store that no agent serves."""
+
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from multiring._exchanges import ExchangeError, TorchStoreExchange
+
+JOB = "run-4"
+
+
+@pytest.fixture
+def served() -> Iterator[TCPStore]:
+    store = TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=20), wait_for_workers=False)
+    yield store
+    del store
+
+
+def way(port: int, job: str = JOB, *, is_served: bool = True) -> TorchStoreExchange:
+    return TorchStoreExchange("127.0.0.1", port, job, is_served=is_served, limit_s=20.0)
+
+
+def test_a_run_never_takes_what_a_former_run_has_left(served: TCPStore) -> None:
+    former, reader = way(served.port), way(served.port)
+    former.publish("former")
+    assert reader.fetch(20.0) == "former"
+    asked_and_killed = way(served.port)
+    asked_and_killed.fetch(0.0)  # its question, and perhaps an answer, stay
+    former._stop.set()  # as if it was killed: its answers stay
+    late = way(served.port)
+    assert late.fetch(0.2) is None
+    now = way(served.port)
+    now.publish("now")
+    assert late.fetch(20.0) == "now"
+    for each in (former, reader, asked_and_killed, now, late):
+        each.close()
+
+
+def test_jobs_with_one_store_are_kept_apart(served: TCPStore) -> None:
+    first, other = way(served.port), way(served.port, "other-4")
+    first.publish("first")
+    assert other.fetch(0.3) is None
+    assert "does not answer in the store at 127.0.0.1" in other.waits_for
+    first.close()
+    other.close()
+
+
+def test_answers_are_removed(served: TCPStore) -> None:
+    first, others = way(served.port), [way(served.port) for _ in range(3)]
+    first.publish("x")
+    assert [each.fetch(20.0) for each in others] == ["x"] * 3
+    first.close()
+    # The number of questions, and each question.
+    assert served.num_keys() == 1 + 3
+
+
+def test_without_an_agent_rank_0_serves_the_store_for_torch_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first, second = way(port, is_served=False), way(port, is_served=False)
+    first.publish("x")
+    assert second.fetch(20.0) == "x"
+    torchs = TCPStore(
+        "127.0.0.1", port, 1, True, timeout=timedelta(seconds=20), wait_for_workers=False, multi_tenant=True
+    )
+    first.close()
+    second.close()
+    torchs.set("key", "value")
+    assert torchs.get("key") == b"value"
+
+
+def test_a_store_that_cannot_be_reached_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    closed = TorchStoreExchange("127.0.0.1", port, JOB, is_served=True, limit_s=1.0)
+    with pytest.raises(ExchangeError, match=f"127.0.0.1:{port}: "):
+        closed.fetch(0.1)
