@@ -114,7 +114,9 @@ def without(here: Here) -> int:
 
 
 def test_ranks_that_share_a_gpu_stop_agreeing() -> None:
-    assert run_cuda(without, devices=2, standin={"devices": 1}) == [2, 2]  # of those whose order differs
+    found = run_cuda(without, devices=2, standin={"devices": 1})
+    # Only for the names whose order differs: the middle one comes before or after that is known.
+    assert found in ([2, 2], [3, 3]), found
 
 
 def sum_of(here: Here, device: torch.device, name: str | None = None, elements: int = 4) -> bool:

@@ -1,40 +1,56 @@
 """What follows an agreement: its order, its outcome on all ranks, and an agreement that fails."""
 
 import threading
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.support.ranks import Here, run_ranks
 
-from multiring._frontend.follow_ups import FollowUps
+from multiring._frontend.follow_ups import NO, YES, FollowUps
 from multiring.errors import MismatchError
 
 
+class Reduction:
+    """An operation whose follow-up sums a number over the ranks."""
+
+    def __init__(self, follow_ups: FollowUps, here: Here, number: int, took: Callable[[int, int, float], None]) -> None:
+        self.answer = YES if number % 3 != here.rank else NO
+        self._follow_ups, self._rank, self._number, self._took = follow_ups, here.rank, number, took
+
+    def begin(self) -> None:
+        """Fail: no operation of this test starts ahead."""
+        raise AssertionError
+
+    def follow(self) -> None:
+        """Start the sum, and let a thread wait for it."""
+        array = np.full(3, float(self._number + self._rank))
+        handle = self._follow_ups.staged.all_reduce_async(array)
+
+        def take() -> None:
+            handle.wait()
+            self._took(self._number, self.answer, float(array[0]))
+
+        threading.Thread(target=take).start()
+
+
 def follow(here: Here) -> list[tuple[int, int, float]]:
-    """Return each follow-up's number, the agreed flag, and a sum over the ranks."""
+    """Return each follow-up's number, the agreed answer, and a sum over the ranks."""
     group = here.join()
     agreements, follow_ups = group.twin(), FollowUps(group)
     found: list[tuple[int, int, float]] = []
     ended = threading.Semaphore(0)
 
-    def reduce(number: int, flag: NDArray[np.uint8]) -> None:
-        array = np.full(3, float(number + here.rank))
-        handle = follow_ups.staged.all_reduce_async(array)
-
-        def take() -> None:
-            handle.wait()
-            found.append((number, int(flag[0]), float(array[0])))
-            ended.release()
-
-        threading.Thread(target=take).start()
+    def took(*result: Any) -> None:
+        found.append(result)
+        ended.release()
 
     handles = []
     for number in range(8):
-        flag = np.array([number % 3 != here.rank], np.uint8)
         label = f"operation {number}" if number != 5 else f"rank {here.rank}"
-        handles.append(follow_ups.agree(agreements, label, flag, partial(reduce, number, flag)))
+        work = Reduction(follow_ups, here, number, took)
+        handles.append(follow_ups.agree(agreements, label, work, is_tracked=True, is_ahead=False))
     for number, handle in enumerate(handles):
         if number != 5:
             handle.wait()
@@ -47,6 +63,6 @@ def follow(here: Here) -> list[tuple[int, int, float]]:
     return sorted(found)
 
 
-def test_the_least_flag_decides_and_a_failed_agreement_has_no_follow_up() -> None:
-    wanted = [(number, int(number % 3 == 2), 2.0 * number + 1) for number in range(8) if number != 5]
+def test_the_least_answer_decides_and_a_failed_agreement_has_no_follow_up() -> None:
+    wanted = [(number, YES if number % 3 == 2 else NO, 2.0 * number + 1) for number in range(8) if number != 5]
     assert run_ranks(follow, 2) == [wanted] * 2
