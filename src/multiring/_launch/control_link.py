@@ -45,12 +45,13 @@ def control_key(secret: bytes) -> bytes:
     return hmac.digest(secret, b"multiring control", hashlib.sha256)
 
 
-def secret_of_start(secret: bytes, start: int) -> str:
-    """Return the secret of the ranks for the job's start number `start`, from 0.
+def secret_of_start(secret: bytes, name: str) -> str:
+    """Return the secret of the ranks for a start of the job; `name` is the name of the start, which no other start has.
 
-    Each start has a secret of its own. Agents compute it from the job's secret, so it never travels.
+    Each start has a secret of its own, also if the user gives several jobs the same secret. Agents compute it from the
+    job's secret, so it never travels.
     """
-    return hmac.digest(secret, f"multiring start {start}".encode(), hashlib.sha256).hex()
+    return hmac.digest(secret, f"multiring start {name}".encode("utf-8", "surrogateescape"), hashlib.sha256).hex()
 
 
 class ControlLink:

@@ -141,7 +141,7 @@ class Agent:
             job=told["job"],
             rendezvous=told["rendezvous"],
             reports=f"@multiring-{secrets.token_hex(8)}",
-            secret=secret_of_start(task.secret, told["number"]),
+            secret=secret_of_start(task.secret, told["job"]),
             threads=told["threads"],
             torch_address=told["torch_address"],
             torch_port=told["torch_port"],

@@ -46,7 +46,7 @@ class HostSession:
         index: the host's number in the job.
         ranks: the number of ranks on the host.
         opener: starts the agent and gives the session its connection. None: the agent comes by itself.
-        shows_itself: the agent shows the output of its ranks. Otherwise the launcher does.
+        shows_itself: the agent has a task of its own, and shows the output of its ranks. Otherwise the launcher does.
     """
 
     def __init__(

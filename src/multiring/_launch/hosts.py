@@ -12,7 +12,7 @@ from multiring._launch.host_sessions import HostSession, HostSessions, is_here, 
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.hosts_loop import HostsTask
 from multiring._launch.job import JobOptions
-from multiring._launch.local import run_with_restarts
+from multiring._launch.local import job_name, run_with_restarts
 from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
 from multiring._launch.standard_streams import open_closed_streams
@@ -121,7 +121,7 @@ def task_of(sent: Mapping[str, Any], settings: Settings, patience_s: float, abse
         rendezvous=settings.rendezvous,
         interface=settings.interface,
         ports=settings.ports,
-        job=settings.job or f"hosts-{secrets.token_hex(8)}",
+        job=job_name(settings.job, f"hosts-{secrets.token_hex(8)}"),
         patience_s=patience_s,
         absent=absent,
     )

@@ -64,7 +64,8 @@ class HostsJob(HostsLoop):
         return {
             "number": self._number,
             "hosts": [(each.host, each.ranks) for each in self._sessions.all],
-            "job": self._task.job,
+            # Leftovers are found by this name: an agent that notices late that it was lost must not end a later start.
+            "job": f"{self._task.job}-{self._number}",
             "rendezvous": self._task.rendezvous or met_at,
             # All ranks get the same number, because the number of threads can change floating-point results.
             "threads": min(each["threads"] for each in ready),

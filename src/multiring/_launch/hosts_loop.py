@@ -124,9 +124,11 @@ class HostsLoop(Job):
         self._is_ending = False
 
     def _send_plan(self, session: HostSession) -> None:
+        # An agent that shows its output has a task of its own. Its connection can be read on the way, so neither the
+        # secret nor the environment may travel over it.
         session.send(
             plan={
-                **self._task.sent,
+                **({} if session.shows_itself else self._task.sent),
                 "name": session.name,
                 "ranks": session.ranks,
                 "interface": self._task.interface,

@@ -1,0 +1,106 @@
+"""The agents of a job on several hosts, all on this host: what travels to them, and which processes they end."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from multiring._launch.control_link import secret_of_start
+
+RUN = (sys.executable, "-m", "multiring", "run")
+SHOW = "import os; print(os.environ['MULTIRING_JOB'], os.environ['MULTIRING_SECRET'], flush=True)"
+
+
+def started(*words: str, **variables: str) -> "subprocess.Popen[str]":
+    """Start multiring run."""
+    environment = os.environ | variables
+    return subprocess.Popen([*RUN, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def told(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Return the exit code and the output of a process."""
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+class Recorder:
+    """Passes one connection on to a port of this host, and keeps all bytes of both directions."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.seen = bytearray()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with self._listener:
+            while True:
+                guest, _ = self._listener.accept()
+                try:
+                    host = socket.create_connection(("127.0.0.1", self._port))
+                    break
+                except OSError:  # node 0 does not listen yet
+                    guest.close()
+        for source, goal in ((guest, host), (host, guest)):
+            threading.Thread(target=self._copy, args=(source, goal), daemon=True).start()
+
+    def _copy(self, source: socket.socket, goal: socket.socket) -> None:
+        with source, suppress(OSError):  # an end that has nothing more to say may reset the connection
+            while data := source.recv(1 << 16):
+                self.seen += data
+                goal.sendall(data)
+            goal.shutdown(socket.SHUT_WR)
+
+
+def test_neither_the_secret_nor_the_environment_travels_between_nodes(tmp_path: Path) -> None:
+    secret = "s3" * 20
+    key = tmp_path / "key"
+    key.write_text(secret)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    between = Recorder(port)
+    common = {"MULTIRING_SECRET_FILE": str(key), "MULTIRING_INTERFACE": "127.0.0.1", "TOKEN": "a-private-token"}
+    nodes = [
+        started(
+            *("--nodes", "2", "--node-rank", str(node), "--meet", f"127.0.0.1:{met_at}", "-n", "1"),
+            *(sys.executable, "-c", SHOW),
+            **common,
+        )
+        for node, met_at in enumerate((port, between.port))
+    ]
+    ends = [told(process) for process in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert b'"plan"' in between.seen
+    assert b'"start"' in between.seen
+    for hidden in (secret, secret.encode().hex(), "a-private-token"):
+        assert hidden.encode() not in between.seen
+    for rank, (_, out, _) in enumerate(ends):
+        name, rank_secret = out.removeprefix(f"[{rank}] ").split()
+        assert rank_secret == secret_of_start(secret.encode(), name)
+        assert rank_secret.encode() not in between.seen
+
+
+def test_a_job_within_a_named_job_ends_only_its_own_processes() -> None:
+    """The launcher and its agent carry the outer job's name, by which leftover processes are found."""
+    code, out, err = told(started("--hosts", "localhost:2", sys.executable, "-c", SHOW, MULTIRING_JOB="outer"))
+    assert code == 0, err
+    names = {line.split()[1] for line in out.splitlines()}
+    assert len(names) == 1
+    assert names.pop().startswith("outer/hosts-")
+
+
+def test_each_start_has_its_own_name_and_secret(tmp_path: Path) -> None:
+    once = (
+        f"{SHOW}; from pathlib import Path; been = Path({str(tmp_path / 'been')!r}); is_first = not been.exists(); "
+        "been.touch(); raise SystemExit(3 if is_first else 0)"
+    )
+    code, out, err = told(started("--hosts", "localhost:1", "--max-restarts", "1", sys.executable, "-c", once))
+    assert code == 0, err
+    (first, first_secret), (second, second_secret) = (line.split()[1:] for line in out.splitlines())
+    assert first_secret != second_secret
+    assert first.removesuffix("-0") == second.removesuffix("-1")
+    assert first != second
