@@ -3,6 +3,7 @@
 tests/slurm has them with a real Slurm, PMI-2, PMIx and munge.
 """
 
+import errno
 import json
 import os
 import socket
@@ -10,15 +11,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from multiring._exchanges import ExchangeError, PlaceExchange, SlurmStep, fetch, publish, ways_of_step
-from multiring._exchanges.munge import MungeExchange, _ports_of
+from multiring._exchanges.munge import MungeExchange, _ports_of, _serve
 from multiring._exchanges.pmi2 import Pmi2Exchange
 from multiring._exchanges.pmix import PmixExchange
 from multiring._exchanges.shared_file import SharedFileExchange
 from multiring._exchanges.slurm import hosts_of
+from multiring._runtime.bootstrap.identity import Identity
+from multiring._runtime.bootstrap.rendezvous_point import meet_by_exchange
+from multiring._runtime.job.joining import join_job
+from multiring._settings import Settings
 from multiring.errors import ArgumentError, LaunchError
 
 STEP = "77.3.0-abcd"
@@ -73,6 +79,25 @@ def test_a_way_of_last_resort_is_used_only_where_no_other_works() -> None:
     assert texts == {"a": "here"}
     publish([Board("a", texts, fails="no"), Board("file", texts, is_last=True)], "there", "advice")
     assert texts == {"a": "here", "file": "there"}
+
+
+def test_rank_0_stops_telling_once_all_have_met_and_before_any_can_leave_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, closed = Board("a", {}), list[int]()
+    told = publish([board], "here", "advice")
+    monkeypatch.setattr("multiring._runtime.job.joining.check_engines", lambda _: closed.append(board.closed))
+    known = Identity(
+        rank=0,
+        size=1,
+        local_rank=None,
+        local_size=None,
+        rendezvous="",
+        secret=b"",
+        job="",
+        source="srun",
+        publication=told,
+    )
+    join_job(Settings(), known).close(0.0, announce=True)
+    assert closed == [1]
 
 
 def test_a_rank_without_a_way_of_rank_0_takes_another() -> None:
@@ -155,6 +180,19 @@ def test_a_run_removes_what_former_runs_have_left_and_nothing_else(tmp_path: Pat
     assert SharedFileExchange("77.3.1-abcd", [tmp_path]).fetch(0.0) == "new"
     way.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".multiring-7.3.0-abcd", ".multiring-77.31.0-abcd"]
+
+
+def test_parts_of_a_job_with_the_same_numbers_leave_each_others_files(tmp_path: Path) -> None:
+    one, other = (SharedFileExchange(f"77.3.1-{hosts}", [tmp_path]) for hosts in ("abcd", "ef01"))
+    one.publish("of one")
+    (tmp_path / ".multiring-77.3.0-ef02").write_text("of a former run, on other hosts")
+    (tmp_path / ".multiring-77.3.0-ef02").chmod(0o600)
+    other.publish("of the other")
+    assert SharedFileExchange("77.3.1-abcd", [tmp_path]).fetch(0.0) == "of one"
+    assert SharedFileExchange("77.3.1-ef01", [tmp_path]).fetch(0.0) == "of the other"
+    one.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
@@ -275,7 +313,7 @@ def test_a_pmi_that_was_used_already_is_not_waited_for(stepd: Stepd) -> None:
         Pmi2Exchange(stepd.number(0), "77.3", "0").fetch(5.0)
 
 
-# -- PMIx and munge, where they are missing
+# -- PMIx and munge: what needs neither
 
 
 def test_pmix_without_a_server_says_so() -> None:
@@ -283,21 +321,117 @@ def test_pmix_without_a_server_says_so() -> None:
         PmixExchange(None).fetch(0.1)
 
 
+def test_a_process_uses_pmix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What rank 0 has put stays in the nodes' servers, so a second use would find the first text.
+    class Library:
+        def __getattr__(self, _: str) -> Callable[..., int]:
+            return lambda *_: 0
+
+    monkeypatch.setattr("multiring._exchanges.pmix._load", Library)
+    monkeypatch.setattr("multiring._exchanges.pmix._used", set())
+    first = PmixExchange("slurm.pmix.77.3")
+    assert first.publish("x") is False
+    first.close()
+    with pytest.raises(ExchangeError, match="this process has used it already"):
+        PmixExchange("slurm.pmix.77.3").publish("y")
+    with pytest.raises(ExchangeError, match="this process has used it already"):
+        PmixExchange("slurm.pmix.77.3").fetch(0.1)
+    assert PmixExchange("slurm.pmix.77.4").publish("z") is False
+
+
+@pytest.fixture
+def plain_munge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let texts travel as they are."""
+    monkeypatch.setattr("multiring._exchanges.munge._program", lambda name: name)
+    for name in ("_encode", "_decode"):
+        monkeypatch.setattr(f"multiring._exchanges.munge.{name}", lambda data: data)
+
+
+@pytest.mark.usefixtures("plain_munge")
+def test_munge_is_served_at_all_addresses_and_after_a_failed_accept() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first = MungeExchange(STEP, ("127.0.0.1",), (port, port))
+    first.publish("x")
+    try:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            assert MungeExchange(STEP, (host,), (port, port)).fetch(5.0) == "x"
+        assert MungeExchange("77.4.0-abcd", ("127.0.0.1",), (port, port)).fetch(0.0) is None
+    finally:
+        first.close()
+
+
+@pytest.mark.usefixtures("plain_munge")
+def test_munges_listener_outlives_a_failed_accept() -> None:
+    failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EINVAL, "Invalid argument")]
+
+    class Listener(socket.socket):
+        def accept(self) -> NoReturn:
+            raise failures.pop(0)
+
+    with Listener() as listener:
+        _serve(listener, STEP, "x")
+    assert failures == []
+
+
+@pytest.mark.usefixtures("plain_munge")
+def test_a_question_that_comes_back_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reflect() -> None:
+            talk, _ = listener.accept()
+            with talk:
+                while part := talk.recv(1 << 16):
+                    talk.sendall(part)
+
+        thread = threading.Thread(target=reflect, daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
+        assert way.fetch(0.0) is None
+        thread.join()
+    assert "it sends the question back" in way.waits_for
+
+
+def test_munge_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring._exchanges.munge._program", lambda name: name)
+
+    def fails(_: bytes) -> bytes:
+        raise ExchangeError("munge: munged does not answer")
+
+    monkeypatch.setattr("multiring._exchanges.munge._encode", fails)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
+        assert way.fetch(0.0) is None
+    assert "munged does not answer" in way.waits_for
+
+
+def test_rank_0_tells_the_others_that_its_settings_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring._runtime.bootstrap.rendezvous_point._LAST_WORDS_S", 0.0)
+    known = Identity(rank=0, size=2, local_rank=None, local_size=None, rendezvous="", secret=b"", job="", source="srun")
+    for wrong in (Settings(secret_file=str(tmp_path / "none")), Settings(interface="no-such-interface")):
+        texts: dict[str, str] = {}
+        with pytest.raises(LaunchError, match=r"rank 0 cannot listen: .*(No such file|no-such-interface)"):
+            meet_by_exchange(wrong, known, [Board("a", texts)])
+        assert "error" in json.loads(texts["a"])
+
+
 def test_munge_without_its_commands_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExchangeError, match="no program munge here"):
-        MungeExchange(STEP, ("localhost",), None, "127.0.0.1").publish("x")
+        MungeExchange(STEP, ("localhost",), None).publish("x")
     with pytest.raises(ExchangeError, match="no program munge here"):
-        MungeExchange(STEP, ("localhost",), None, "").fetch(0.1)
+        MungeExchange(STEP, ("localhost",), None).fetch(0.1)
     with pytest.raises(ExchangeError, match="hosts are not known"):
-        MungeExchange(STEP, (), None, "").fetch(0.1)
+        MungeExchange(STEP, (), None).fetch(0.1)
 
 
 def test_munge_names_the_ports_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setattr("multiring._exchanges.munge.shutil.which", lambda name: f"/usr/bin/{name}")
-    way = MungeExchange(STEP, ("127.0.0.1",), (port, port), "")
+    way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
     assert way.fetch(0.1) is None
     assert way.waits_for == f"rank 0 answers on none of the ports {port} (127.0.0.1:{port}: Connection refused)"
 
@@ -339,7 +473,7 @@ def test_steps_restarts_and_parts_of_a_job_have_names_of_their_own(monkeypatch: 
     one = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_SUBMIT_DIR": "/s"}
     others = [{}, {"SLURM_JOB_ID": "8"}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}]
     others += [{"SLURM_STEP_NODELIST": "a[3-4]"}]
-    steps = [SlurmStep.of({**one, **other}, (5, 9), "") for other in others]
+    steps = [SlurmStep.of({**one, **other}, (5, 9)) for other in others]
     assert len({step.name for step in steps}) == len(others)
     assert steps[0].hosts == ("a1", "a2")
     assert steps[0].folders == (Path("/s"), Path("/home/x"))

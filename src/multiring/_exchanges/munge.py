@@ -7,6 +7,7 @@ just drawn; rank 0 answers with a credential that contains this number and the t
 nothing, and can neither take rank 0's place nor replay an answer.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -36,14 +37,13 @@ class MungeExchange(PlaceExchange):
         step: the step's name.
         hosts: the step's hosts.
         ports: the ports on which rank 0 may listen, both ends included; None uses some of 20000 to 32767.
-        listen_at: the address at which rank 0 listens; "" means all addresses of its host.
     """
 
     name = "munge"
 
-    def __init__(self, step: str, hosts: tuple[str, ...], ports: tuple[int, int] | None, listen_at: str) -> None:
+    def __init__(self, step: str, hosts: tuple[str, ...], ports: tuple[int, int] | None) -> None:
         super().__init__()
-        self._step, self._hosts, self._listen_at = step, hosts, listen_at
+        self._step, self._hosts = step, hosts
         self._ports = list(_ports_of(step, ports or _PORTS))
         self._listener: socket.socket | None = None
         self._turn = 0
@@ -54,7 +54,9 @@ class MungeExchange(PlaceExchange):
         refusals = []
         for port in self._ports:
             try:
-                self._listener = socket.create_server((self._listen_at, port), backlog=1024)
+                # At all addresses: the others know the hosts' names only, which may lead to another network than
+                # MULTIRING_INTERFACE. Who is no rank gets no answer anywhere.
+                self._listener = socket.create_server(("", port), backlog=1024)
             except OSError as error:
                 refusals.append(f"{port}: {error.strerror}")
                 continue
@@ -75,7 +77,7 @@ class MungeExchange(PlaceExchange):
                 try:
                     with socket.create_connection((host, port), _CONNECT_S) as talk:
                         return self._ask(talk)
-                except (OSError, ValueError) as error:
+                except (OSError, ValueError, ExchangeError) as error:
                     refusals.setdefault(f"{getattr(error, 'strerror', None) or error}", f"{host}:{port}")
         self._turn += 1
         said = ", ".join(f"{place}: {text}" for text, place in refusals.items())
@@ -92,17 +94,16 @@ class MungeExchange(PlaceExchange):
             self._listener = None
 
     def _ask(self, talk: socket.socket) -> str:
-        """Raises OSError or ValueError if the other end is not rank 0 of this step."""
+        """Raises OSError, ValueError or ExchangeError if the other end is not rank 0 of this step, or munge fails."""
         number = secrets.token_hex(16)
         talk.settimeout(_TALK_S)
         talk.sendall(_encode(json.dumps({"step": self._step, "number": number}).encode()))
         talk.shutdown(socket.SHUT_WR)
-        try:
-            answer = json.loads(_decode(_received(talk)))
-        except ExchangeError as error:
-            raise ValueError(str(error)) from None
+        answer = json.loads(_decode(_received(talk)))
         if answer["step"] != self._step or answer["number"] != number:
             raise ValueError("another step answers")
+        if "text" not in answer:
+            raise ValueError("it sends the question back")
         return str(answer["text"])
 
 
@@ -120,8 +121,11 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
     while True:
         try:
             talk, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EINVAL):  # `close` has closed it
+                return
+            time.sleep(_PAUSE_S)  # a caller has gone, or this process has no descriptor left at this moment
+            continue
         threading.Thread(target=answer, args=(talk,), daemon=True).start()
 
 

@@ -18,6 +18,7 @@ _NOT_YET = (-24, -46, -25)
 _STRING, _INT = 3, 6  # pmix_data_type_t
 _GLOBAL = 3  # pmix_scope_t: for ranks of this host and of others
 _TURN_S = 1  # the library counts whole seconds
+_used: set[str] = set()  # the name spaces that this process has used
 
 
 class _Process(ctypes.Structure):
@@ -88,9 +89,13 @@ class PmixExchange(PlaceExchange):
             return
         if self._space is None:
             raise ExchangeError("srun offers none (PMIX_NAMESPACE is not set; srun --mpi=pmix does)")
+        if self._space in _used:
+            # The servers of the other ranks' nodes keep rank 0's first text, and would return it again.
+            raise ExchangeError("this process has used it already")
         library = _load()
         self._check(library.PMIx_Init(ctypes.byref(self._own), None, ctypes.c_size_t(0)), "PMIx_Init", library)
         self._library = library
+        _used.add(self._space)
 
     def _check(self, status: int, call: str, library: Any = None) -> None:
         if status != _SUCCESS:

@@ -45,7 +45,7 @@ def publish(ways: Sequence[PlaceExchange], text: str, advice: str) -> Publicatio
             if reached_all:
                 break
     except BaseException:
-        Publication(used).close()
+        Publication(ways).close()  # the way that was interrupted may have made something
         raise
     if not used:
         raise LaunchError(f"rank 0 found no way to tell the other ranks where to meet: {_listed(failures)}. {advice}")

@@ -80,10 +80,14 @@ class SharedFileExchange(PlaceExchange):
 
     def _remove_leftovers(self, path: Path) -> None:
         """Remove this user's files of former runs of the same step."""
-        job, step, *_ = self._step.split(".")
+        job, step, run = self._step.split(".")
+        restarts, _, hosts = run.partition("-")
         for other in path.parent.glob(f"{_BEGINNING}{job}.{step}.*"):
+            restarts_there, _, hosts_there = other.name.removeprefix(f"{_BEGINNING}{job}.{step}.").partition("-")
+            # Another step of a heterogeneous job can have the same numbers, and may be waiting for its file.
+            is_of_other_step = restarts_there == restarts and hosts_there.partition(".")[0] != hosts
             with suppress(FileNotFoundError):
-                if _is_ours(other.lstat()):
+                if not is_of_other_step and _is_ours(other.lstat()):
                     other.unlink()
 
 

@@ -27,17 +27,15 @@ class SlurmStep:
         hosts: the names of the step's hosts. Rank 0 usually is on the first.
         folders: folders that all hosts may see.
         ports: the ports on which rank 0 may listen, both ends included; None allows any.
-        listen_at: the address at which rank 0 listens; "" means all addresses of its host.
     """
 
     name: str
     hosts: tuple[str, ...]
     folders: tuple[Path, ...]
     ports: tuple[int, int] | None = None
-    listen_at: str = ""
 
     @classmethod
-    def of(cls, foreign: Mapping[str, str], ports: tuple[int, int] | None, listen_at: str) -> "SlurmStep":
+    def of(cls, foreign: Mapping[str, str], ports: tuple[int, int] | None) -> "SlurmStep":
         """Return the step of srun's variables.
 
         Raises:
@@ -55,7 +53,6 @@ class SlurmStep:
             hosts=hosts_of(listed),
             folders=tuple(folders),
             ports=ports,
-            listen_at=listen_at,
         )
 
 
@@ -67,7 +64,7 @@ def ways_of_step(step: SlurmStep, foreign: Mapping[str, str]) -> list[PlaceExcha
     return [
         Pmi2Exchange(foreign.get("PMI_FD"), foreign.get("PMI_JOBID", ""), foreign.get("PMI_RANK", "")),
         PmixExchange(foreign.get("PMIX_NAMESPACE")),
-        MungeExchange(step.name, step.hosts, step.ports, step.listen_at),
+        MungeExchange(step.name, step.hosts, step.ports),
         SharedFileExchange(step.name, step.folders),
     ]
 

@@ -39,6 +39,11 @@ class Identity:
         if self.local_rank is not None and self.local_size is not None:
             _check_number(self.source, "local rank", self.local_rank, self.local_size)
 
+    def stop_telling(self) -> None:
+        """Close the publication, if there is one. A further call does nothing."""
+        if self.publication is not None:
+            self.publication.close()
+
 
 @contextlib.contextmanager
 def naming(variable: str) -> Iterator[None]:

@@ -213,7 +213,7 @@ def _from_torchrun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
         is_served=foreign.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         limit_s=settings.init_timeout_s,
     )
-    return meet_by_exchange(settings, known, lambda _: [store])
+    return meet_by_exchange(settings, known, [store])
 
 
 def _names_store(foreign: Mapping[str, str]) -> bool:
@@ -271,9 +271,7 @@ def _from_srun(settings: Settings, foreign: Mapping[str, str]) -> Identity:
     )
     if is_told:
         return known
-    return meet_by_exchange(
-        settings, known, lambda listen_at: ways_of_step(SlurmStep.of(foreign, settings.ports, listen_at), foreign)
-    )
+    return meet_by_exchange(settings, known, ways_of_step(SlurmStep.of(foreign, settings.ports), foreign))
 
 
 def _from_mpi(settings: Settings, foreign: Mapping[str, str]) -> Identity:

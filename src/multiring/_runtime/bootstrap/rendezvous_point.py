@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def secret_of(settings: Settings) -> bytes | None:
     return secret
 
 
-def meet_by_exchange(settings: Settings, numbers: Identity, ways: Callable[[str], list[PlaceExchange]]) -> Identity:
+def meet_by_exchange(settings: Settings, numbers: Identity, ways: Sequence[PlaceExchange]) -> Identity:
     """Return `numbers` with the place, secret and job that rank 0 chooses and tells to the other ranks.
 
     If the settings give a secret, it is used, and not told. The settings give no address.
@@ -133,16 +133,15 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Callable[[str]
     Args:
         settings: this process's settings.
         numbers: the rank's numbers; its job and address do not matter.
-        ways: returns the ways of telling, given the address at which rank 0 may listen ("" means any).
+        ways: the ways of telling, the best one first.
 
     Raises:
         LaunchError: rank 0 cannot listen, or no way works. Then the text names each way and what has failed in it.
     """
-    own_secret = secret_of(settings)
-    listen_at = own_address(settings.interface) if settings.interface is not None and numbers.rank == 0 else ""
     if numbers.rank == 0:
-        return _choose_and_publish(settings, numbers, ways(listen_at), has_secret=own_secret is not None)
-    told = json.loads(fetch(ways(""), settings.init_timeout_s, _BY_HAND, WaitingLines().say))
+        return _choose_and_publish(settings, numbers, ways)
+    own_secret = secret_of(settings)
+    told = json.loads(fetch(ways, settings.init_timeout_s, _BY_HAND, WaitingLines().say))
     _refuse_error(told)
     if bool(told["secret"]) == (own_secret is not None):
         here, there = ("this rank has", "rank 0 has none") if own_secret else ("this rank has none", "rank 0 has one")
@@ -153,9 +152,8 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Callable[[str]
     return replace(numbers, rendezvous=told["rendezvous"], secret=secret, job=told["job"])
 
 
-def _choose_and_publish(
-    settings: Settings, numbers: Identity, ways: list[PlaceExchange], *, has_secret: bool
-) -> Identity:
+def _choose_and_publish(settings: Settings, numbers: Identity, ways: Sequence[PlaceExchange]) -> Identity:
+    has_secret = settings.secret is not None or settings.secret_file is not None
     point = choose_rendezvous_point(settings, numbers.source, is_one_host=False)
     told = {**point.told, "secret": ""} if has_secret else point.told
     try:

@@ -55,8 +55,7 @@ def join_job(settings: Settings, identity: Identity | None) -> World:
     try:
         return _join_as(known, settings)
     finally:
-        if known.publication is not None:  # all ranks have met, or they never will
-            known.publication.close()
+        known.stop_telling()  # all ranks have met, or they never will
 
 
 def _join_as(known: Identity, settings: Settings) -> World:
@@ -97,6 +96,8 @@ def _join(settings: Settings, identity: Identity, news: LauncherNews) -> tuple[W
             files = {"topology": _digest_of(settings.topology), "plan": _digest_of(settings.plan)}
             engines = {"engine": settings.engine, "mpi": mpi and mpi.peer_info}
             peer_infos = rendezvous.exchange({**peer_info, **files, **engines, **_wishes(settings)})
+            # All ranks have met, and cannot be in their next `init` yet: that must not find this one's address.
+            identity.stop_telling()
             _refuse_other_files(peer_infos)
             check_engines(peer_infos)
             _refuse_other_replan(peer_infos)
