@@ -182,7 +182,7 @@ def test_nobody_else_can_read_the_secret(hosts: SshHosts) -> None:
         for line in hosts.as_root(host, script).splitlines():
             looked += 1
             assert not any(word in line for word in words), line
-            owner = re.match(r"(\\d+) (\\d+) /proc", line)
+            owner = re.match(r"(\d+) (\d+) /proc", line)
             # The kernel lets only the owner read an environment.
             assert owner is None or owner[2] == "400", line
     assert looked > 30

@@ -5,10 +5,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from multiring._launch.control_link import secret_of_start
+import pytest
+
+from multiring._launch import control_link
+from multiring._launch.control_link import AGENT_BEGINS, ControlLink, secret_of_start
+from multiring._launch.host_sessions import ssh_words
 
 RUN = (sys.executable, "-m", "multiring", "run")
 SHOW = "import os; print(os.environ['MULTIRING_JOB'], os.environ['MULTIRING_SECRET'], flush=True)"
@@ -104,3 +109,28 @@ def test_each_start_has_its_own_name_and_secret(tmp_path: Path) -> None:
     assert first_secret != second_secret
     assert first.removesuffix("-0") == second.removesuffix("-1")
     assert first != second
+
+
+def test_a_slow_login_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a login is the launcher's to decide. Silence counts from the agent's first word."""
+    monkeypatch.setattr(control_link, "SILENT_S", 0.2)
+    (reading, there), (unread, writing) = os.pipe(), os.pipe()
+    link = ControlLink(reading, writing, begins_with=AGENT_BEGINS)
+    os.write(there, b"Welcome to this host\n")
+    link.read_some()
+    time.sleep(0.3)
+    silent = [link.has_fallen_silent]
+    assert link.wake_at > time.monotonic()
+    os.write(there, AGENT_BEGINS)
+    link.read_some()
+    time.sleep(0.3)
+    silent.append(link.has_fallen_silent)
+    assert silent == [False, True]
+    link.close()
+    for descriptor in (there, unread):
+        os.close(descriptor)
+
+
+def test_ssh_of_a_job_is_no_master_of_other_sessions() -> None:
+    """It ends with the job, and would take the user's other sessions with it."""
+    assert "-oControlMaster=no" in ssh_words("user@host", (), os.environ)

@@ -109,7 +109,8 @@ class ControlLink:
     @property
     def wake_at(self) -> float:
         """The monotonic time at which `ping_if_due` or `has_fallen_silent` must be called."""
-        return min(self._said_at + _PING_S, self._heard_at + SILENT_S)
+        ping_at = self._said_at + _PING_S
+        return ping_at if self._awaited else min(ping_at, self._heard_at + SILENT_S)
 
     # -- receiving
 
@@ -119,8 +120,11 @@ class ControlLink:
 
     @property
     def has_fallen_silent(self) -> bool:
-        """Whether the other end has sent nothing for SILENT_S seconds."""
-        return self.is_open and time.monotonic() >= self._heard_at + SILENT_S
+        """Whether the other end has sent nothing for SILENT_S seconds.
+
+        An end that has not begun is not silent: a slow login has as much time as the caller gives it.
+        """
+        return self.is_open and not self._awaited and time.monotonic() >= self._heard_at + SILENT_S
 
     def excuse_silence(self) -> None:
         """Record that this end does not read at the moment, so that the other end's silence does not count."""

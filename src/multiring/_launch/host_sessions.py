@@ -242,7 +242,10 @@ def ssh_words(name: str, words: Sequence[str], environment: Mapping[str, str]) -
             127,
         )
     # BatchMode: ssh asks for nothing. An unknown host key is then an error, unless ~/.ssh/config accepts it.
-    return ["ssh", "-T", "-x", "-oBatchMode=yes", "-oLogLevel=ERROR", *words, name, agent_command("stdio", environment)]
+    # ControlMaster: this ssh ends with the job, so it must not carry other sessions of the user. It may use an existing
+    # master.
+    options = ("-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no")
+    return ["ssh", "-T", "-x", *options, *words, name, agent_command("stdio", environment)]
 
 
 def agent_command(kind: str, environment: Mapping[str, str]) -> str:

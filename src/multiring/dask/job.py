@@ -100,8 +100,8 @@ class DaskJob:
         ends, look_at, have_started = RankEnds(self._count), 0.0, False
         while not (ends.are_complete or ends.is_decided(time.monotonic())):
             for rank in ends.missing:
-                if self._futures[rank].done():
-                    ends.add(rank, _end_of(self._futures[rank]), time.monotonic())
+                if (end := _end_of(self._futures[rank])) is not None:
+                    ends.add(rank, end, time.monotonic())
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + _LOOK_S
                 threads = self._threads()
@@ -202,15 +202,7 @@ def _within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises:
         LaunchError: there is no answer in time.
     """
-    answer: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answer.put((True, function(*args, **kwargs)))
-        except BaseException as error:  # noqa: BLE001 -- raised below, in the caller's thread
-            answer.put((False, error))
-
-    threading.Thread(target=ask, name="multiring-dask", daemon=True).start()
+    answer = _asked(function, *args, **kwargs)
     try:
         is_good, value = answer.get(timeout=_ANSWER_S)
     except queue.Empty:
@@ -220,10 +212,34 @@ def _within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return value
 
 
+def _asked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> "queue.SimpleQueue[tuple[bool, Any]]":
+    """Call a function in a thread; return a queue that gets True and its result, or False and its error."""
+    answer: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put((True, function(*args, **kwargs)))
+        except BaseException as error:  # noqa: BLE001 -- the error is the answer
+            answer.put((False, error))
+
+    threading.Thread(target=ask, name="multiring-dask", daemon=True).start()
+    return answer
+
+
 def _end_of(future: Any) -> Any:
-    with suppress(Exception):
-        return end_in(future.result())
-    reason: BaseException | str = future.status
-    with suppress(Exception):
-        reason = future.exception() or reason
-    return Ended(f"is lost: {reason}")
+    """Return the end of a rank, or None if there is none.
+
+    A worker may die with the result before it is fetched. Then Dask waits for another result, which never comes, and
+    the future is not done any more. A result that is there may take any time to arrive.
+    """
+    if not future.done():
+        return None
+    answer = _asked(future.result)
+    while True:
+        try:
+            is_good, value = answer.get(timeout=_TURN_S)
+        except queue.Empty:
+            if future.done():
+                continue
+            return None
+        return end_in(value) if is_good else Ended(f"is lost: {value!r}")
