@@ -134,3 +134,24 @@ def test_a_slow_login_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ssh_of_a_job_is_no_master_of_other_sessions() -> None:
     """It ends with the job, and would take the user's other sessions with it."""
     assert "-oControlMaster=no" in ssh_words("user@host", (), os.environ)
+
+
+def test_a_host_that_cannot_start_its_ranks_is_not_waited_for(tmp_path: Path) -> None:
+    """Its ranks are none that the kernel holds: the error comes without the wait for those."""
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    # Ranks that the kernel holds would be waited for until the time-out of this test.
+    main = "import sys; from multiring._launch import job; from multiring._cli import main; job._STUCK_S = 1000.0; "
+    command = [
+        sys.executable,
+        "-c",
+        f"{main}sys.exit(main(sys.argv[1:]))",
+        "run",
+        "--hosts",
+        "localhost:2",
+        str(script),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 127
+    assert f"cannot execute {str(script)!r}: its interpreter does not exist" in done.stderr

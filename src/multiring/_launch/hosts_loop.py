@@ -214,6 +214,9 @@ class HostsLoop(Job):
         session.is_over = True
 
     def _on_error(self, session: HostSession, message: Message) -> None:
+        for member, host in zip(self._members, self._host_of, strict=True):
+            if host is session and member.code is None:  # the agent has ended those of its ranks that it had started
+                member.set_code(-signal.SIGKILL)
         if not self._is_ending:
             text = f"{session.name}: {message['error']}"
             raise LaunchError(text) if message["code"] is None else CommandError(text, message["code"])
