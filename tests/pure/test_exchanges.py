@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,7 +21,10 @@ from multiring._exchanges.pmi2 import Pmi2Exchange
 from multiring._exchanges.pmix import PmixExchange
 from multiring._exchanges.shared_file import SharedFileExchange
 from multiring._exchanges.slurm import hosts_of
+from multiring._runtime.bootstrap.addresses import TcpAddress, listen
 from multiring._runtime.bootstrap.identity import Identity
+from multiring._runtime.bootstrap.rendezvous import meet
+from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._runtime.bootstrap.rendezvous_point import meet_by_exchange
 from multiring._runtime.job.joining import join_job
 from multiring._settings import Settings
@@ -106,6 +109,64 @@ def test_a_rank_without_a_way_of_rank_0_takes_another() -> None:
     ways = [Board("a", texts, fails="not on this host"), Board("b", texts)]
     assert fetch(ways, 5.0, "advice", say) == "here"
     assert [way.closed for way in ways] == [1, 1]
+
+
+def test_a_text_that_a_former_program_has_left_is_passed_over() -> None:
+    stale, good = Board("a", {"a": "old"}), Board("b", {"b": "new"})
+    stale.may_be_stale = True
+
+    def fault_of(text: str) -> str:
+        return "it is old" if text == "old" else ""
+
+    assert fetch([stale, good], 20.0, "advice", say, fault_of) == "new"
+    with pytest.raises(
+        LaunchError, match=r"a: only what a former program of this step has left \(it is old\)\. advice"
+    ):
+        fetch([stale], 0.5, "advice", say, fault_of)
+    stale.texts["a"] = "new"
+    assert fetch([stale], 20.0, "advice", say, fault_of) == "new"
+    # The text of another way is never a leftover; nobody is asked.
+    assert fetch([Board("c", {"c": "old"})], 20.0, "advice", say, fault_of) == "old"
+
+
+def placed(rank: int, **values: Any) -> Identity:
+    known = {"rank": rank, "size": 2, "local_rank": None, "local_size": None, "rendezvous": "", "secret": b""}
+    return Identity(**{**known, "job": "", "source": "srun", **values})
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["nobody", "the present rank 0"])
+def test_ranks_meet_the_present_rank_0_where_the_former_ones_text_is_found_first(*, taken: bool) -> None:
+    listener = listen(TcpAddress("127.0.0.1", 0))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        place, other = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listener, closed))
+        told = {"rendezvous": place, "secret": "11" * 32, "job": "new"}
+        first = placed(0, rendezvous=place, secret=bytes.fromhex("11" * 32), job="new", listener=listener)
+        met: list[object] = []
+        thread = threading.Thread(target=lambda: met.append(meet(first, {"of": 0}, timeout_s=60.0)), daemon=True)
+        thread.start()
+        # A rank 0 with MULTIRING_PORTS takes the port of its forerunner.
+        stale = Board(
+            "a", {"a": json.dumps({"rendezvous": place if taken else other, "secret": "22" * 32, "job": "old"})}
+        )
+        stale.may_be_stale = True
+        fresh = Board("b", {"b": json.dumps(told)})
+        fresh.may_be_stale = True
+        known = meet_by_exchange(Settings(init_timeout_s=60.0), placed(1), [stale, fresh])
+        assert (known.rendezvous, known.job) == (place, "new")
+        assert meet(known, {"of": 1}, timeout_s=60.0) == [{"of": 0}, {"of": 1}]
+        thread.join()
+        assert met == [[{"of": 0}, {"of": 1}]]
+
+
+def test_a_rank_0_that_is_slow_or_out_of_reach_is_no_leftover() -> None:
+    # It listens, but does not greet yet.
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        address = TcpAddress("127.0.0.1", slow.getsockname()[1])
+        assert Client(placed(1), address, "1", 0.3).fault_of_place() == ""
+    refused = Client(placed(1), address, "1", 0.3).fault_of_place()
+    assert refused == f"{address}: Connection refused"
+    assert Client(placed(1), TcpAddress("host.invalid", 9), "1", 0.3).fault_of_place() == ""
 
 
 def test_errors_name_all_ways_and_why_each_failed() -> None:

@@ -93,11 +93,14 @@ def test_without_any_pmi_and_munge_a_shared_folder_is_needed(cluster: SlurmClust
     cluster.wait_for(lambda: left_in(cluster) == [])
 
 
-def test_a_second_program_of_a_step_and_a_second_init_work_too(cluster: SlurmCluster) -> None:
+@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
+@pytest.mark.parametrize("ports", ["", "7400-7440"], ids=["any port", "the same port"])
+def test_a_second_program_of_a_step_and_a_second_init_work_too(cluster: SlurmCluster, mpi: str, ports: str) -> None:
     twice = SUM.replace("group = multiring.init()", "multiring.init(); multiring.shutdown(); group = multiring.init()")
     cluster.program("twice.py", twice)
     both = "python /opt/programs/twice.py && python /opt/programs/sum.py"
-    found = cluster.run("srun", "--mpi=pmi2", "-N2", "-n2", "sh", "-c", both)
+    more = {"MULTIRING_PORTS": ports} if ports else {}
+    found = cluster.run("srun", f"--mpi={mpi}", "-N2", "-n2", "sh", "-c", both, timeout_s=120, **more)  # type: ignore[arg-type]
     assert said(found) == sorted(2 * lines(2, 2))
 
 

@@ -17,6 +17,8 @@ class PlaceExchange(ABC):
 
     name: str
     is_last_resort = False  # whether rank 0 uses the way only if no other way works
+    # Whether `fetch` may return what a former program of the same step has published, and another text later.
+    may_be_stale = False
 
     def __init__(self) -> None:
         self.waits_for = "rank 0 has not told it"  # what `fetch` has found so far, for errors

@@ -52,7 +52,13 @@ def publish(ways: Sequence[PlaceExchange], text: str, advice: str) -> Publicatio
     return Publication(used)
 
 
-def fetch(ways: Sequence[PlaceExchange], limit_s: float, advice: str, say: Callable[[Callable[[], str]], None]) -> str:
+def fetch(
+    ways: Sequence[PlaceExchange],
+    limit_s: float,
+    advice: str,
+    say: Callable[[Callable[[], str]], None],
+    fault_of: Callable[[str], str] = lambda _: "",
+) -> str:
     """Return the text that rank 0 has published.
 
     Args:
@@ -60,6 +66,8 @@ def fetch(ways: Sequence[PlaceExchange], limit_s: float, advice: str, say: Calla
         limit_s: how long to wait for rank 0.
         advice: what the user can do if no way works, for the error.
         say: gets a function that tells what the call waits for, now and then.
+        fault_of: returns why a text cannot be of the present program, or "". It is asked where a way may return what a
+            former program of the same step has left. Such a text is passed over.
 
     Raises:
         LaunchError: rank 0 has published nothing in time, or no way works here. The text names each way, what has
@@ -81,8 +89,13 @@ def fetch(ways: Sequence[PlaceExchange], limit_s: float, advice: str, say: Calla
                     failures[way.name] = str(error)
                     pending.remove(way)
                     continue
-                if text is not None:
+                if text is None:
+                    continue
+                fault = fault_of(text) if way.may_be_stale else ""
+                if not fault:
                     return text
+                way.waits_for = f"only what a former program of this step has left ({fault})"
+                time.sleep(max(min(_TURN_S, latest - time.monotonic()), 0.0))
             say(lambda: f"rank 0 has not told where to meet: {found()}")
     finally:
         for way in ways:

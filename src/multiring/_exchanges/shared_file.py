@@ -30,6 +30,7 @@ class SharedFileExchange(PlaceExchange):
 
     name = "file"
     is_last_resort = True
+    may_be_stale = True  # a killed rank 0 leaves its file
 
     def __init__(self, step: str, folders: Sequence[Path]) -> None:
         super().__init__()

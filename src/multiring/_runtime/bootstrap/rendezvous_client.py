@@ -46,6 +46,10 @@ class _AttemptError(Exception):
     """The attempt to connect ended before rank 0 accepted or refused this rank."""
 
 
+class _WithItselfError(_AttemptError):
+    """The kernel has connected the socket to itself."""
+
+
 class _Connection:
     """A connected socket for frames.
 
@@ -155,6 +159,21 @@ class Client:
             self._first_until = time.monotonic() + self._join(self._talk)
         return self._talk
 
+    def fault_of_place(self) -> str:
+        """Connect once, and return why it is sure that rank 0 of this job does not listen at the address, or "".
+
+        The connection is closed again. A slow or unreachable rank 0 is no proof: the rendezvous itself goes on trying.
+        """
+        try:
+            self._introduce(self._dial()).line.sock.close()
+        except (ConnectionRefusedError, RendezvousError) as error:
+            return f"{self._address}: {getattr(error, 'strerror', None) or error}"
+        except _WithItselfError as error:
+            return f"{self._address}: {error}"
+        except (OSError, _AttemptError):
+            return ""
+        return ""
+
     def disturbed(self) -> bool:
         """Return whether rank 0 sent a message or disconnected between rounds.
 
@@ -221,7 +240,7 @@ class Client:
                 # choose it as the local port and connect the socket to itself. An open socket would then keep rank 0
                 # from listening at the port.
                 sock.close()
-                raise _AttemptError("nobody listens there yet")
+                raise _WithItselfError("nobody listens there yet")
             _probe_when_silent(sock)
             return sock
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

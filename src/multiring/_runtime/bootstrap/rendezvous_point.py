@@ -14,8 +14,10 @@ from multiring._exchanges import PlaceExchange, fetch, publish
 from multiring._runtime.bootstrap.addresses import LocalAddress, TcpAddress, listen, own_address, parse_address
 from multiring._runtime.bootstrap.handshake import SECRET_BYTES
 from multiring._runtime.bootstrap.identity import Identity, naming
+from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._runtime.bootstrap.waiting_lines import WaitingLines
 from multiring._settings import Settings
+from multiring._version import VERSION
 from multiring.errors import ArgumentError, LaunchError, MultiringError
 
 _ADVICE = (
@@ -23,6 +25,7 @@ _ADVICE = (
     "MULTIRING_SECRET or MULTIRING_SECRET_FILE, the same on all ranks"
 )
 _BY_HAND = f"To meet in none of these ways, {_ADVICE}; if they are set on some ranks only, set them on all"
+_GREETING_S = 15.0  # how long a rank waits for rank 0's greeting; rank 0 publishes before it greets
 _LAST_WORDS_S = 3.0  # how long a rank 0 that cannot listen says so to the others
 
 
@@ -141,7 +144,17 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Sequence[Place
     if numbers.rank == 0:
         return _choose_and_publish(settings, numbers, ways)
     own_secret = secret_of(settings)
-    told = json.loads(fetch(ways, settings.init_timeout_s, _BY_HAND, WaitingLines().say))
+
+    def fault_of(text: str) -> str:
+        told = json.loads(text)
+        if "error" in told:
+            return ""
+        place = replace(
+            numbers, rendezvous=told["rendezvous"], secret=own_secret or bytes.fromhex(told["secret"]), job=told["job"]
+        )
+        return Client(place, parse_address(place.rendezvous), VERSION, _GREETING_S).fault_of_place()
+
+    told = json.loads(fetch(ways, settings.init_timeout_s, _BY_HAND, WaitingLines().say, fault_of))
     _refuse_error(told)
     if bool(told["secret"]) == (own_secret is not None):
         here, there = ("this rank has", "rank 0 has none") if own_secret else ("this rank has none", "rank 0 has one")
