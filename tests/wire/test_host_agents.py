@@ -155,3 +155,20 @@ def test_a_host_that_cannot_start_its_ranks_is_not_waited_for(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 127
     assert f"cannot execute {str(script)!r}: its interpreter does not exist" in done.stderr
+
+
+def ssh_to_here(folder: Path) -> dict[str, str]:
+    """Make a program ssh that runs its command on this host, and return the variables to find it."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "ssh"
+    program.write_text('#!/bin/sh\nfor command; do :; done\ncd "$HOME"\nexec /bin/sh -c "$command"\n')
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_one_host_under_two_names_is_refused(tmp_path: Path) -> None:
+    """Two agents of one host would pin their ranks to the same cores."""
+    ssh = ssh_to_here(tmp_path / "bin")
+    code, out, err = told(started("--hosts", "localhost:2,elsewhere:1", sys.executable, "-c", SHOW, **ssh))
+    assert (code, out) == (2, "")
+    assert err == ("multiring: localhost and elsewhere are one host: want one name for it, as in --hosts localhost:3\n")

@@ -29,7 +29,7 @@ from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.host_job import HostJob, HostTask, StdinPipe
 from multiring._launch.job import JobOptions
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
-from multiring._runtime.bootstrap.addresses import own_address
+from multiring._runtime.bootstrap.addresses import host_id, own_address
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._settings import inherited_environment
 from multiring._version import VERSION
@@ -123,6 +123,7 @@ class Agent:
         cores = cores_of_cpus(usable_cpus())
         self._link.send(
             ready={
+                "host_id": host_id(),
                 "address": address,
                 "port": port,
                 "torch_port": torch_port,

@@ -78,6 +78,11 @@ class HostSession:
         return self.link is not None and self.link.is_open
 
     @property
+    def is_opened_here(self) -> bool:
+        """Whether this process starts the agent. Otherwise the agent comes by itself."""
+        return self._opener is not None
+
+    @property
     def has_ended_early(self) -> bool:
         """Whether the program that starts the agent has ended, and no agent has come."""
         return self.link is None and self._process is not None and self._process.poll() is not None

@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,6 +197,8 @@ class HostsLoop(Job):
 
     def _on_ready(self, session: HostSession, message: Message) -> None:
         session.ready = message["ready"]
+        if session.is_opened_here:
+            _check_apart(session, self._sessions.all)
 
     def _on_pids(self, _session: HostSession, message: Message) -> None:
         for rank, pid in message["pids"].items():
@@ -274,3 +276,19 @@ def _check_versions(name: str, hello: Message, python: str) -> None:
     wanted = f"multiring {VERSION} on Python {python}"
     if found != wanted:
         raise LaunchError(f"{name} has {found}, and this host has {wanted}: install one version everywhere")
+
+
+def _check_apart(session: HostSession, others: Sequence[HostSession]) -> None:
+    """Raise LaunchError if the host of `session` is in the job under another name, too.
+
+    Two agents of one host would give their ranks the same cores and local ranks. Each node of --nodes is started by the
+    user, who may want several on one host.
+    """
+    for other in others:
+        is_same = other.is_opened_here and (other.ready or {}).get("host_id") == (session.ready or {})["host_id"]
+        if other is not session and is_same:
+            first, second = sorted((session, other), key=lambda each: each.index)
+            raise LaunchError(
+                f"{first.name} and {second.name} are one host: want one name for it, as in "
+                f"--hosts {first.name}:{first.ranks + second.ranks}"
+            )
