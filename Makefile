@@ -23,7 +23,8 @@ demo: build  ## Train on handwritten digits with two processes
 # The tests start hundreds of processes, so Python must write bytecode files even if the shell's environment forbids it.
 test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## Run the tests
-	pytest -n $(WORKERS) --dist worksteal --ignore=tests/slurm --ignore=tests/ssh $(PYTEST_ARGS)
+	pytest -n $(WORKERS) --dist worksteal $(BY_OTHER_TARGETS:%=--ignore=tests/%) $(PYTEST_ARGS)
+BY_OTHER_TARGETS = clusters hosts slurm ssh
 
 # The number of concurrent tests. It may exceed the number of cores, because most tests wait for ranks.
 WORKERS ?= 3
@@ -43,6 +44,13 @@ ssh-test: build  ## Run the tests on hosts with a real sshd (as root; installs D
 	.ci/ssh-packages
 	pytest -n 2 --dist loadfile $(SSH_ARGS)
 SSH_ARGS ?= tests/ssh
+
+# Pods and torchrun on virtual hosts: each test waits for hosts that die, begin again or never come.
+.PHONY: hosts-test
+hosts-test: export PYTHONDONTWRITEBYTECODE =
+hosts-test: build  ## Run the tests of pods and of torchrun on virtual hosts (as root)
+	pytest -n $(WORKERS) --dist worksteal $(HOSTS_ARGS)
+HOSTS_ARGS ?= tests/hosts
 
 # With torch's CUDA build, which the first run fetches into the user's cache (526 MB).
 .PHONY: test-cuda

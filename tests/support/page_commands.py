@@ -9,7 +9,7 @@ BENCH = "takes minutes; tests/wire/test_bench.py and test_bench_step.py use smal
 PROBE = "measures until the result is certain, which takes minutes on busy cores; tests/wire/test_probe.py"
 MPI = "needs an mpiexec; tests/wire/test_launchers.py"
 SITE = "needs Slurm; tests/slurm/test_guide.py runs it"
-TORCHRUN = "needs hosts; tests/frameworks/torch/test_torchrun_hosts.py runs it"
+TORCHRUN = "needs hosts; tests/hosts/test_torchrun_hosts.py runs it"
 PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs less of it"
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
@@ -173,11 +173,11 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "multiring manifest kubernetes --name digits --image registry.example/digits:1 --pods 2 --ranks-per-pod 2 "
             "--volume results:/results -- python train.py > digits.yaml"
         ),
-    ): Read("tests/wire/test_pods.py runs it as it stands, as root"),
+    ): Read("tests/hosts/test_pods.py runs it as it stands, as root"),
     (
         "guide_kubernetes.md",
         "multiring run --nodes 2 --node-rank 1 --meet digits-0.digits:29500 -n 2 --grace 30 -- python train.py",
-    ): Read("needs pod 0; tests/wire/test_pods.py runs the pods"),
+    ): Read("needs pod 0; tests/hosts/test_pods.py runs the pods"),
     **{
         ("guide_kubernetes.md", command): Read(CLUSTER)
         for command in (
