@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from multiring._launch import control_link
+from multiring._launch.agent_process import AgentProcess
 from multiring._launch.control_link import AGENT_BEGINS, ControlLink, secret_of_start
-from multiring._launch.host_sessions import ssh_words
+from multiring._launch.host_sessions import HostSession, HostSessions, open_step, ssh_words
 
 RUN = (sys.executable, "-m", "multiring", "run")
 SHOW = "import os; print(os.environ['MULTIRING_JOB'], os.environ['MULTIRING_SECRET'], flush=True)"
@@ -172,3 +174,77 @@ def test_one_host_under_two_names_is_refused(tmp_path: Path) -> None:
     code, out, err = told(started("--hosts", "localhost:2,elsewhere:1", sys.executable, "-c", SHOW, **ssh))
     assert (code, out) == (2, "")
     assert err == ("multiring: localhost and elsewhere are one host: want one name for it, as in --hosts localhost:3\n")
+
+
+DEAF = ("/bin/sh", "-c", "trap '' TERM; echo going >&2; while :; do sleep 0.1; done")
+
+
+def break_link(session: HostSession) -> None:
+    """Close the connection of a session."""
+    assert session.link is not None
+    session.link.close("it has sent nothing")
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_many_lost_hosts_do_not_block_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Healthy hosts must hear from it meanwhile, or they end their ranks."""
+    sessions = HostSessions([HostSession(f"host{each}", each, 1, lambda new: new.open_by(DEAF)) for each in range(8)])
+    sessions.open()
+    processes = [each.process for each in sessions.all if each.process is not None]
+    assert len(processes) == 8
+    wait_for(lambda: all(each.told == "going" for each in processes))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "wait", lambda *_: pytest.fail("the launcher waits for a process"))
+        for session in sessions.all:
+            break_link(session)
+        assert not any(session.is_lost for session in sessions.all)
+        assert sessions.wake_at is not None
+        wait_for(lambda: all(session.is_lost for session in sessions.all))
+        assert sessions.all[0].reason() == "going"
+        for session in sessions.all:
+            sessions.lose(session)
+        assert not any(session.is_open for session in sessions.all)
+        assert not any(process.has_ended for process in processes)  # they have a second
+        while sessions.wake_at is not None:
+            sessions.end_processes()
+            time.sleep(0.01)
+    assert all(process.ending == "/bin/sh ended with exit code -9" for process in processes)
+    sessions.close(0)
+
+
+def test_a_step_goes_on_without_the_agent_of_its_first_host() -> None:
+    """It has started the agents of the other hosts, too."""
+    steps = []
+
+    def step() -> AgentProcess:
+        steps.append(open_step(DEAF, os.environ, b""))
+        return steps[-1]
+
+    sessions = HostSessions([HostSession(f"node {each}", each, 1) for each in range(2)], step)
+    sessions.open()
+    ends = [socket.socketpair() for _ in range(2)]
+    for node, (ours, _) in enumerate(ends):
+        sessions.seat(node, ControlLink(ours.fileno(), ours.detach()))
+    sessions.open()
+    assert len(steps) == 1
+    first, second = sessions.all
+    break_link(first)
+    wait_for(lambda: first.is_lost)
+    sessions.lose(first)
+    assert second.is_open
+    assert sessions.wake_at == second.wake_at  # no process is asked to end
+    assert not steps[0].has_ended
+    sessions.open()  # a restart needs all agents, which a new step starts
+    assert len(steps) == 2
+    assert not second.is_open
+    sessions.close(0)
+    assert [each.ending for each in steps] == ["/bin/sh ended with exit code -9"] * 2
+    for _, theirs in ends:
+        theirs.close()

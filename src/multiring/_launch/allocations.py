@@ -12,7 +12,7 @@ from pathlib import Path
 
 from multiring._launch.commands import check_can_run, refuse_places
 from multiring._launch.control_tcp import ControlListener
-from multiring._launch.host_sessions import AGENT, HostSession, HostSessions
+from multiring._launch.host_sessions import AGENT, HostSession, HostSessions, open_step
 from multiring._launch.hosts import run_job, task_of, what_to_send
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.job import JobOptions
@@ -139,14 +139,9 @@ def run_in_slurm(
     words += ["--job-name=multiring", sys.executable, "-m", AGENT, "connect"]
     own = {name: text for name, text in environment.items() if name not in (*_OF_TASKS, *_OF_TASKS_TOO)}
 
-    def by_srun(session: HostSession) -> None:
-        session.open_step(words, own, json.dumps(told).encode() + b"\n")
-
     sessions = HostSessions(
-        [
-            HostSession(f"node {index}", index, count, by_srun if index == 0 else None)
-            for index, count in enumerate(counts)
-        ]
+        [HostSession(f"node {index}", index, count) for index, count in enumerate(counts)],
+        lambda: open_step(words, own, json.dumps(told).encode() + b"\n"),
     )
     # The environment goes the way of srun, because the connections over TCP can be read on the way.
     chosen = {name: text for name, text in options.variables.items() if name in TORCH_PLACE.values()}

@@ -5,25 +5,20 @@ import os
 import selectors
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
+from multiring._launch.agent_process import LAST_WORDS_S, AgentProcess, end_all
 from multiring._launch.commands import CommandError
 from multiring._launch.control_link import AGENT_BEGINS, ControlLink
-from multiring._launch.leftovers import signal_group
 from multiring._launch.rank_starts import dying_with
 
 AGENT = "multiring._launch.host_agent"
 _HERE = ("localhost", "127.0.0.1", "::1")
-_READ_BYTES = 1 << 16
-_SHOWN_LINES = 20
-_LAST_WORDS_S = 1.0  # how long a process may take to end and to say why, after its connection has closed
 _BYE_S = 5.0
 # Words of ssh's or the shell's errors -> what to do.
 _REMEDIES = {
@@ -66,11 +61,8 @@ class HostSession:
         self.hello: dict[str, Any] | None = None
         self.ready: dict[str, Any] | None = None
         self.is_over = True  # the agent runs no ranks
-        self.lines: deque[str] = deque(maxlen=_SHOWN_LINES)  # what the agent or ssh has printed
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._partial = b""
-        self._program: str | None = None  # the program that connects to the agent
+        self.process: AgentProcess | None = None  # what starts the agent, and perhaps other agents, too
+        self._told_by: float | None = None  # when a lost agent's last words are no longer waited for
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +77,21 @@ class HostSession:
     @property
     def has_ended_early(self) -> bool:
         """Whether the program that starts the agent has ended, and no agent has come."""
-        return self.link is None and self._process is not None and self._process.poll() is not None
+        return self.link is None and self.process is not None and self.process.has_ended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, and the last words of the agent or of ssh have had time to arrive."""
+        if self.link is None or self.link.is_open:
+            return False
+        if self._told_by is None:
+            self._told_by = time.monotonic() + LAST_WORDS_S
+        return self.process is None or self.process.has_ended or time.monotonic() >= self._told_by
+
+    @property
+    def wake_at(self) -> float | None:
+        """The monotonic time at which the connection needs attention, or None."""
+        return self._told_by if self.link is None or not self.link.is_open else self.link.wake_at
 
     def send(self, **message: object) -> None:
         """Send a message if the connection is open."""
@@ -94,7 +100,7 @@ class HostSession:
 
     def take_link(self, link: ControlLink) -> None:
         """Use a new connection to the agent."""
-        self.link, self.hello, self.ready = link, None, None
+        self.link, self.hello, self.ready, self._told_by = link, None, None, None
 
     def open(self) -> None:
         """Open the session if it is not open, and if the agent does not come by itself."""
@@ -114,7 +120,8 @@ class HostSession:
                 bufsize=0,
             )
         descriptor = ours.detach()
-        self._opened(process, ControlLink(descriptor, descriptor))
+        self.process = AgentProcess(process, "the agent")
+        self.take_link(ControlLink(descriptor, descriptor))
 
     def open_by(self, words: Sequence[str]) -> None:
         """Start a command that connects its standard streams to the agent, such as ssh."""
@@ -133,95 +140,48 @@ class HostSession:
         reading, writing = (os.dup(pipe.fileno()) for pipe in pipes)
         for pipe in pipes:
             pipe.close()
-        self._program = words[0]
-        self._opened(process, ControlLink(reading, writing, begins_with=AGENT_BEGINS))
-
-    def open_step(self, words: Sequence[str], environment: Mapping[str, str], text: bytes) -> None:
-        """Start a program that starts agents on all hosts, such as srun; they come by themselves.
-
-        Args:
-            words: the command. Its output is taken for errors.
-            environment: the command's environment.
-            text: the agents' standard input.
-        """
-        process = subprocess.Popen(  # noqa: S603 -- the scheduler's program
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 -- this process has one thread
-            bufsize=0,
-        )
-        self._program = words[0]
-        self._process, self._errors = process, cast("IO[bytes]", process.stderr)
-        os.set_blocking(self._errors.fileno(), False)
-        with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as pipe:
-            pipe.write(text)  # it fits into the pipe
-
-    def _opened(self, process: "subprocess.Popen[bytes]", link: ControlLink) -> None:
-        self._process = process
-        self._errors = cast("IO[bytes]", process.stderr)
-        os.set_blocking(self._errors.fileno(), False)
-        self.lines.clear()
-        self.take_link(link)
-
-    def watch(self, poll: selectors.BaseSelector, *, reads: bool) -> None:
-        """Register the descriptors with `poll`, each with a callable as its data."""
-        if self.link is not None:
-            self.link.watch(poll, reads=reads)
-        if self._errors is not None:
-            poll.register(self._errors, selectors.EVENT_READ, self._read_errors)
-
-    def _read_errors(self) -> None:
-        if self._errors is None:
-            return
-        try:
-            data = os.read(self._errors.fileno(), _READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            self._errors.close()
-            self._errors = None
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if not data and self._partial:
-            lines.append(self._partial)
-        self.lines += [line.decode("utf-8", "replace").rstrip() for line in lines if line.strip()]
+        self.process = AgentProcess(process, words[0])
+        self.take_link(ControlLink(reading, writing, begins_with=AGENT_BEGINS))
 
     def reason(self) -> str:
-        """Return why the connection has ended. It may wait a second for the last words of the agent or of ssh."""
-        code = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(_LAST_WORDS_S)
-            self._read_errors()
-        told = "; ".join(self.lines)
-        program = "the agent" if self._program is None else self._program
+        """Return why the connection has ended, or why there is none."""
+        told, ending = ("", "") if self.process is None else (self.process.told, self.process.ending)
         failure = "" if self.link is None else self.link.failure
-        said = told or (failure if code is None else f"{program} ended with exit code {code}")
         remedy = next((text for words, text in _REMEDIES.items() if words in told), "")
         fix = remedy.format(host=self.name, python=sys.executable)
-        return f"{said}{'; ' if fix else ''}{fix}"
+        return f"{told or ending or failure}{'; ' if fix else ''}{fix}"
 
-    def close(self, until: float) -> None:
-        """Close the connection, and wait for the end of the agent until the monotonic time `until` at most."""
+    def leave(self) -> AgentProcess | None:
+        """Forget the connection, after closing it, and return the process that has connected to the agent."""
         if self.link is not None:
-            self.link.flush(until)
             self.link.close()
-        if self._process is not None:
-            try:
-                self._process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                signal_group(self._process.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_LAST_WORDS_S)
-                signal_group(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-            self._process = None
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
+        process = self.process
+        self.link = self.hello = self.process = self._told_by = None
+        self.is_over = True
+        return process
+
+
+def open_step(words: Sequence[str], environment: Mapping[str, str], text: bytes) -> AgentProcess:
+    """Start a program that starts agents on all hosts, such as srun; they come by themselves.
+
+    Args:
+        words: the command. Its output is taken for errors.
+        environment: the command's environment.
+        text: the agents' standard input.
+    """
+    process = subprocess.Popen(  # noqa: S603 -- the scheduler's program
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 -- this process has one thread
+        bufsize=0,
+    )
+    with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as pipe:
+        pipe.write(text)  # it fits into the pipe
+    return AgentProcess(process, words[0])
 
 
 def is_here(name: str) -> bool:
@@ -265,19 +225,35 @@ class HostSessions:
 
     Args:
         sessions: the sessions.
+        step: starts one program that starts the agents of all hosts, if there is one.
     """
 
-    def __init__(self, sessions: Sequence[HostSession]) -> None:
+    def __init__(self, sessions: Sequence[HostSession], step: Callable[[], AgentProcess] | None = None) -> None:
         self.all = list(sessions)
+        self._start_step = step
+        self._step: AgentProcess | None = None
+        self._ending: list[AgentProcess] = []  # processes that were asked to end
 
     def open(self) -> None:
-        """Open the sessions that are not open.
+        """Open the sessions that are not open. A step begins again if one is missing, as it starts all agents.
 
         Raises:
             CommandError: there is no ssh.
         """
         for session in self.all:
             session.open()
+        if self._start_step is None or all(session.is_open for session in self.all):
+            return
+        self.broadcast(bye=0)
+        for session in self.all:
+            if session.link is not None:
+                session.link.write_some()
+            session.leave()
+        if self._step is not None:
+            self._end(self._step)
+        self._step = self._start_step()
+        for session in self.all:
+            session.process = self._step
 
     def broadcast(self, **message: object) -> None:
         """Send a message to all hosts whose session is open."""
@@ -289,26 +265,63 @@ class HostSessions:
 
         A second one with the same number is told to leave.
         """
-        if node < len(self.all) and not self.all[node].is_open:
+        if node < len(self.all) and self.all[node].link is None:
             self.all[node].take_link(link)
             return
         taken = f"node {node} is here already" if node < len(self.all) else f"want a node below {len(self.all)}"
         link.send(say=f"the launcher refuses this host: {taken}")
         link.send(bye=2)
-        link.flush(time.monotonic() + _LAST_WORDS_S)
+        link.write_some()  # it fits into the empty buffer of a new connection
         link.close()
 
     def watch(self, poll: selectors.BaseSelector, *, reads: bool) -> None:
         """Register the descriptors with `poll`, each with a callable as its data."""
         for session in self.all:
-            session.watch(poll, reads=reads)
+            if session.link is not None:
+                session.link.watch(poll, reads=reads)
+        for process in {session.process for session in self.all if session.process is not None}:
+            process.watch(poll)
+
+    @property
+    def wake_at(self) -> float | None:
+        """The monotonic time at which a session or an ending process needs attention, or None."""
+        times = [each.wake_at for each in self.all] + [each.wake_at for each in self._ending]
+        return min((at for at in times if at is not None), default=None)
+
+    def lose(self, session: HostSession) -> None:
+        """Close a session whose agent was lost, and let its process end, unless it serves other agents, too."""
+        process = session.leave()
+        if process is None:
+            return
+        if process is self._step:
+            session.process = process
+        else:
+            self._end(process)
+
+    def end_processes(self) -> None:
+        """Do what is due for the processes of lost sessions."""
+        self._ending = [process for process in self._ending if not process.end_if_due()]
+
+    def _end(self, process: AgentProcess) -> None:
+        process.ask_to_end()
+        self._ending.append(process)
 
     def close(self, code: int) -> None:
-        """End all agents with exit code `code`."""
-        for session in self.all:
-            session.send(bye=code)
-            if session.link is not None:
-                session.link.write_some()
+        """End all agents with exit code `code`. This takes no longer than 7 s."""
+        self.broadcast(bye=code)
         until = time.monotonic() + _BYE_S
-        for session in self.all:
-            session.close(until)
+        self._flush(until)
+        processes = {process: None for session in self.all if (process := session.leave()) is not None}
+        end_all([*processes, *self._ending], until)
+        self._step, self._ending = None, []
+
+    def _flush(self, until: float) -> None:
+        while (left_s := until - time.monotonic()) > 0:
+            with selectors.PollSelector() as poll:
+                for session in self.all:
+                    if session.link is not None:
+                        session.link.watch(poll, reads=False)
+                if not poll.get_map():
+                    return
+                for key, _ in poll.select(left_s):
+                    key.data()

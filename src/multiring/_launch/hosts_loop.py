@@ -154,12 +154,9 @@ class HostsLoop(Job):
             self._stdin.watch(poll, self._host_of[self._stdin.rank])
 
     def _wake_at(self) -> float | None:
-        links = [each.link for each in self._sessions.all if each.link is not None and each.link.is_open]
-        return min((link.wake_at for link in links), default=None)
+        return self._sessions.wake_at
 
     def _do_more(self) -> None:
-        for node, new in [] if self._listener is None else self._listener.take():
-            self._sessions.seat(node, new)
         for session in self._sessions.all:
             link = session.link
             if link is None:
@@ -169,8 +166,12 @@ class HostsLoop(Job):
             link.ping_if_due()
             if link.has_fallen_silent:
                 link.close(f"it has sent nothing for {SILENT_S:g} s")
-            if not link.is_open:
+            if session.is_lost:
                 self._on_lost_host(session)
+        self._sessions.end_processes()
+        # A lost agent's place is free only now, after its loss was heard.
+        for node, new in [] if self._listener is None else self._listener.take():
+            self._sessions.seat(node, new)
 
     def _hear(self, session: HostSession, message: Message | StreamData) -> None:
         if isinstance(message, StreamData):
@@ -258,8 +259,7 @@ class HostsLoop(Job):
         """
         reason = session.reason()
         was_over = session.is_over
-        session.close(time.monotonic())
-        session.link, session.hello, session.is_over = None, None, True
+        self._sessions.lose(session)
         if self._is_waiting and not self._is_ending:
             raise LaunchError(f"{session.name}: no agent runs there: {reason}")
         for member, host in zip(self._members, self._host_of, strict=True):
