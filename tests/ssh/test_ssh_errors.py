@@ -128,6 +128,8 @@ def test_ports_that_are_taken(hosts: SshHosts) -> None:
 def test_a_host_that_does_not_answer_and_ssh_config(own_hosts: SshHosts) -> None:
     hosts = own_hosts
     config = "Host far\n HostName host1\n Port 22\nHost *\n ConnectTimeout 3\n"
+    # What a user may want of an own session: port 22 of this host is sshd's.
+    config += " RemoteCommand top\n LocalForward 22 localhost:80\n ExitOnForwardFailure yes\n"
     hosts.write(".ssh/config", config, [0])
     hosts.write("say.py", SAY)
     done = hosts.launch("--hosts", "host0:1,far:1", "say.py")

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from multiring._launch.host_sessions import AGENT, HostSession, HostSessions, op
 from multiring._launch.hosts import run_job, task_of, what_to_send
 from multiring._launch.hosts_job import HostsJob
 from multiring._launch.job import JobOptions
+from multiring._launch.own_modules import module_command
 from multiring._launch.rank_starts import free_port
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._runtime.bootstrap.addresses import TcpAddress, own_address
@@ -136,7 +136,7 @@ def run_in_slurm(
     nodes = str(len(counts))
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
     words += ["--mpi=none", "--input=all", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL"]
-    words += ["--job-name=multiring", sys.executable, "-m", AGENT, "connect"]
+    words += ["--job-name=multiring", *module_command(AGENT, "connect")]
     own = {name: text for name, text in environment.items() if name not in (*_OF_TASKS, *_OF_TASKS_TOO)}
 
     sessions = HostSessions(

@@ -5,12 +5,12 @@ MULTIRING_* variables. It sets the HOROVOD_* variables for programs that read th
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from multiring._launch.own_modules import module_command
 from multiring._settings import HOROVOD_PLACE, inherited_environment
 
 # This folder makes `import horovod` mean multiring. Only ranks that use it have the folder on their PYTHONPATH, at the
@@ -146,4 +146,4 @@ def horovod_exec_command(hosts: str, command: Sequence[str]) -> list[str]:
 
     mpiexec gives all ranks the same environment, but HOROVOD_RANK differs by rank. `hosts` is like `a:4,b:4`.
     """
-    return [sys.executable, "-m", "multiring._launch.horovod_exec", hosts, *command]
+    return module_command("multiring._launch.horovod_exec", hosts, *command)

@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 from multiring._launch.agent_process import LAST_WORDS_S, AgentProcess, end_all
 from multiring._launch.commands import CommandError
 from multiring._launch.control_link import AGENT_BEGINS, ControlLink
+from multiring._launch.own_modules import module_command
 from multiring._launch.rank_starts import dying_with
 
 AGENT = "multiring._launch.host_agent"
@@ -112,7 +113,7 @@ class HostSession:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-                [sys.executable, "-m", AGENT, "socket"],
+                module_command(AGENT, "socket"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -209,15 +210,18 @@ def ssh_words(name: str, words: Sequence[str], environment: Mapping[str, str]) -
     # BatchMode: ssh asks for nothing. An unknown host key is then an error, unless ~/.ssh/config accepts it.
     # ControlMaster: this ssh ends with the job, so it must not carry other sessions of the user. It may use an existing
     # master.
+    # RemoteCommand and forwardings of ~/.ssh/config are for the user's own sessions: ssh would refuse the agent's
+    # command, or find the forwarded port taken.
     options = ("-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no")
-    return ["ssh", "-T", "-x", *options, *words, name, agent_command("stdio", environment)]
+    not_ours = ("-oRemoteCommand=none", "-oClearAllForwardings=yes")
+    return ["ssh", "-T", "-x", *options, *not_ours, *words, name, agent_command("stdio", environment)]
 
 
 def agent_command(kind: str, environment: Mapping[str, str]) -> str:
     """Return the shell command that starts an agent of `kind`, with this process's Python and PYTHONPATH."""
     path = environment.get("PYTHONPATH")
     variables = [f"PYTHONPATH={path}"] if path else []
-    return "exec " + shlex.join(["env", *variables, sys.executable, "-m", AGENT, kind])
+    return "exec " + shlex.join(["env", *variables, *module_command(AGENT, kind)])
 
 
 class HostSessions:

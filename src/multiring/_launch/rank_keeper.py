@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
 from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.first_failure import Ended
 from multiring._launch.horovod import HorovodPosition, horovod_environment
+from multiring._launch.own_modules import module_command
 from multiring._launch.pickled_call import CallFiles, Outcome, outcome_of, unnamed_file
 from multiring._settings import environment_of, inherited_environment
 
@@ -65,10 +65,7 @@ class RankKeeper:
         alive, ours = os.pipe()
         try:
             process = subprocess.Popen(  # noqa: S603 -- a module of multiring
-                [
-                    sys.executable,
-                    *("-m", "multiring._launch.kept_rank", str(os.getpid()), str(alive), str(variables), str(files)),
-                ],
+                module_command("multiring._launch.kept_rank", str(os.getpid()), str(alive), str(variables), str(files)),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the terminal's Ctrl-C is for the worker, which then stops the rank
                 pass_fds=(alive, variables, *files.descriptors),

@@ -9,6 +9,7 @@ from typing import Any
 from multiring._launch.cluster_ranks import ClusterRendezvous, WorkerFacts, rank_variables
 from multiring._launch.cluster_worker import ReservedPlace, facts_here
 from multiring._launch.horovod import PACKAGES, HorovodPosition, horovod_environment
+from multiring._launch.own_modules import module_command
 from multiring._launch.pickled_call import Outcome, Returned, call_pickled, failure_of, pickled_outcome
 from multiring._runtime import is_initialized, shutdown
 from multiring._settings import become_rank, environment_of, inherited_environment
@@ -44,7 +45,7 @@ class ActorRank:
     ) -> None:
         """Become a rank. `multiring.init()` joins the job from now on."""
         self._watchdog = subprocess.Popen(  # noqa: S603 -- a module of multiring
-            [sys.executable, "-m", "multiring._launch.rank_watchdog", place.job, str(position.rank)],
+            module_command("multiring._launch.rank_watchdog", place.job, str(position.rank)),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
