@@ -139,13 +139,20 @@ def run_job(sessions: HostSessions, make: Callable[[JobOptions, int], HostsJob],
         number += 1
         return make(current, number)
 
+    def say_elsewhere(text: str) -> None:
+        for session in sessions.all:
+            if session.shows_itself:
+                session.send(say=text)
+
+    def say(text: str) -> None:
+        os.write(2, f"multiring: {text}\n".encode())
+        say_elsewhere(text)
+
     code = 1
     try:
-        code = run_with_restarts(made, options)
+        code = run_with_restarts(made, options, say)
     except MultiringError as error:
-        for session in sessions.all:
-            if session.shows_itself:  # its terminal should say why the job does not begin
-                session.send(say=str(error))
+        say_elsewhere(str(error))
         raise
     finally:
         sessions.close(code)

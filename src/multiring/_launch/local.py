@@ -28,7 +28,7 @@ from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, sha
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._launch.watchdog import Watchdog
 from multiring._settings import JobNews, Settings, inherited_environment
-from multiring.errors import ArgumentError
+from multiring.errors import ArgumentError, MultiringError
 
 _MOST_EARLY_FAILURES = 2
 LONG_S = 60.0  # a job that ran this long counts as having made progress, even without a report
@@ -77,11 +77,17 @@ class RestartableJob(Protocol):
         """Run the job to its end and return its exit code."""
 
 
-def run_with_restarts(make: Callable[[JobOptions], RestartableJob], options: JobOptions) -> int:
+def run_with_restarts(
+    make: Callable[[JobOptions], RestartableJob], options: JobOptions, say: Callable[[str], None] | None = None
+) -> int:
     """Run the job that `make` returns, and start it again as `options` allow; return the exit code of the last run.
 
-    `make` is called once for each start, with the options for this start.
+    The exit code of a failure stays if the job cannot be started again after it.
+
+    `make` is called once for each start, with the options for this start. `say` shows a message, by default on standard
+    error.
     """
+    say = say or _say
     job = make(options)
     code = job.run()
     early = 0  # the number of failures in a row before the first step
@@ -90,11 +96,15 @@ def run_with_restarts(make: Callable[[JobOptions], RestartableJob], options: Job
             return code
         early = 0 if job.made_progress else early + 1
         if early == _MOST_EARLY_FAILURES:
-            _say("the job failed twice before its first step, so another start would fail too: not started again")
+            say("the job failed twice before its first step, so another start would fail too: not started again")
             return code
-        _say(f"start {restart + 1} of at most {options.max_restarts + 1}: all ranks, with a new secret")
-        job = make(replace(options, logs=_logs_of_restart(options, restart)))
-        code = job.run()
+        say(f"start {restart + 1} of at most {options.max_restarts + 1}: all ranks, with a new secret")
+        try:
+            job = make(replace(options, logs=_logs_of_restart(options, restart)))
+            code = job.run()
+        except MultiringError as error:
+            say(f"the job could not be started again: {error}")
+            return code
     return code
 
 
