@@ -1,6 +1,8 @@
 """Run one job on several hosts without a scheduler: `multiring run` is started on each host, and node 0 coordinates."""
 
 import os
+import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +118,14 @@ def _secret_of(settings: Settings) -> bytes:
     elif settings.secret_file is not None:
         try:
             secret = Path(settings.secret_file).read_bytes().strip()
+            mode = stat.S_IMODE(Path(settings.secret_file).stat().st_mode)
         except OSError as error:
             raise ArgumentError(f"MULTIRING_SECRET_FILE={settings.secret_file!r}: {error.strerror}") from None
+        if mode & stat.S_IROTH:
+            sys.stderr.write(
+                f"multiring: every user of this host can read the secret in MULTIRING_SECRET_FILE="
+                f"{settings.secret_file!r} (mode {mode:04o}), and with it join the job: `chmod 600` the file\n"
+            )
     else:
         raise ArgumentError(
             "--nodes needs a secret that all nodes share: set MULTIRING_SECRET_FILE to a file that only you can read, "
