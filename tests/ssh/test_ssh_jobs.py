@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -161,6 +162,20 @@ def test_standard_input_reaches_one_rank_of_another_host(hosts: SshHosts) -> Non
     assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 3000000"]
 
 
+def test_files_of_the_user_do_not_shadow_the_standard_library(hosts: SshHosts) -> None:
+    """Agents start in the home folder, and one of this host in the job's folder."""
+    hosts.write("secrets.py", "raise SystemExit('the wrong module')")
+    hosts.write("job/secrets.py", "raise SystemExit('the wrong module')")
+    begin = "import sys; sys.path.pop(0); from multiring._cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["run", "--hosts", "host0:1,host1:1", sys.executable, "-c", "print('well')"]
+    try:
+        done = hosts.run(0, [sys.executable, "-c", begin, *words], HOME / "job")
+    finally:
+        for host in hosts.lab.hosts:
+            hosts.as_root(host, f"rm {HOME}/secrets.py {HOME}/job/secrets.py")
+    assert done.stdout.count("well") == 2, done.stderr
+
+
 def test_nobody_else_can_read_the_secret(hosts: SshHosts) -> None:
     secret = "b7e151628aed2a6abf7158809cf4f3c7"  # noqa: S105 -- of this test
     hosts.write("here.py", "import os\nopen('key', 'w').write(os.environ['MULTIRING_SECRET'])\n" + WORK)
@@ -205,8 +220,10 @@ def test_horovodrun_takes_a_port_and_a_key(hosts: SshHosts) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
 
 
-def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts) -> None:
-    process = at_work(own_hosts, "--hosts", "host0:1,host1:1,host2:1", ranks=3)
+@pytest.mark.parametrize("time_out", [(), ("--env", "MULTIRING_WIRE_TIMEOUT_S=4")], ids=["", "short time-out"])
+def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts, time_out: tuple[str, ...]) -> None:
+    """Also if the other ranks fail long before the launcher counts the host as dead."""
+    process = at_work(own_hosts, *time_out, "--hosts", "host0:1,host1:1,host2:1", ranks=3)
     began = time.monotonic()
     own_hosts.lab.apply(parse_fault(["kill", "host2"], own_hosts.lab.plan))
     _, err = process.communicate(timeout=60)

@@ -12,10 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from multiring._launch import control_link
+from multiring._launch import control_link, control_tcp
 from multiring._launch.agent_process import AgentProcess
-from multiring._launch.control_link import AGENT_BEGINS, ControlLink, secret_of_start
+from multiring._launch.control_link import (
+    AGENT_BEGINS,
+    QUIET_S,
+    STDOUT,
+    ControlLink,
+    StreamData,
+    secret_of_start,
+)
+from multiring._launch.control_tcp import ControlListener, connect
 from multiring._launch.host_sessions import HostSession, HostSessions, open_step, ssh_words
+from multiring._launch.hosts import task_of
+from multiring._launch.hosts_job import HostsJob
+from multiring._launch.hosts_loop import SignalCounts, ToldLines
+from multiring._launch.job import JobOptions
+from multiring._launch.job_process import JobProcess
+from multiring._launch.nodes import _secret_of
+from multiring._launch.own_modules import module_command
+from multiring._runtime.bootstrap.addresses import TcpAddress
+from multiring._settings import Settings
+from multiring.errors import LaunchError
 
 RUN = (sys.executable, "-m", "multiring", "run")
 SHOW = "import os; print(os.environ['MULTIRING_JOB'], os.environ['MULTIRING_SECRET'], flush=True)"
@@ -67,6 +85,7 @@ def test_neither_the_secret_nor_the_environment_travels_between_nodes(tmp_path: 
     secret = "s3" * 20
     key = tmp_path / "key"
     key.write_text(secret)
+    key.chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     between = Recorder(port)
@@ -81,6 +100,9 @@ def test_neither_the_secret_nor_the_environment_travels_between_nodes(tmp_path: 
     ]
     ends = [told(process) for process in nodes]
     assert [code for code, _, _ in ends] == [0, 0], ends
+    for _, _, err in ends:
+        assert err.count(f"every user of this host can read the secret in MULTIRING_SECRET_FILE={str(key)!r}") == 1
+        assert "(mode 0644)" in err
     assert b'"plan"' in between.seen
     assert b'"start"' in between.seen
     for hidden in (secret, secret.encode().hex(), "a-private-token"):
@@ -212,9 +234,12 @@ def test_many_lost_hosts_do_not_block_the_launcher(monkeypatch: pytest.MonkeyPat
             sessions.lose(session)
         assert not any(session.is_open for session in sessions.all)
         assert not any(process.has_ended for process in processes)  # they have a second
-        while sessions.wake_at is not None:
+
+        def are_ended() -> bool:
             sessions.end_processes()
-            time.sleep(0.01)
+            return sessions.wake_at is None
+
+        wait_for(are_ended)
     assert all(process.ending == "/bin/sh ended with exit code -9" for process in processes)
     sessions.close(0)
 
@@ -233,18 +258,182 @@ def test_a_step_goes_on_without_the_agent_of_its_first_host() -> None:
     for node, (ours, _) in enumerate(ends):
         sessions.seat(node, ControlLink(ours.fileno(), ours.detach()))
     sessions.open()
-    assert len(steps) == 1
+    assert [len(steps)] == [1]
     first, second = sessions.all
     break_link(first)
     wait_for(lambda: first.is_lost)
     sessions.lose(first)
-    assert second.is_open
+    assert [second.is_open] == [True]
     assert sessions.wake_at == second.wake_at  # no process is asked to end
     assert not steps[0].has_ended
     sessions.open()  # a restart needs all agents, which a new step starts
-    assert len(steps) == 2
+    assert [len(steps)] == [2]
     assert not second.is_open
     sessions.close(0)
     assert [each.ending for each in steps] == ["/bin/sh ended with exit code -9"] * 2
     for _, theirs in ends:
         theirs.close()
+
+
+def test_a_secret_that_the_user_alone_can_read_is_taken_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("s" * 32)
+    key.chmod(0o600)
+    monkeypatch.setenv("MULTIRING_SECRET_FILE", str(key))
+    assert _secret_of(Settings.from_environment(os.environ, horovod=False)) == b"s" * 32
+    assert capfd.readouterr().err == ""
+
+
+def test_a_slow_reader_of_the_output_is_no_lost_launcher(tmp_path: Path) -> None:
+    """The launcher waits for its reader after the ranks' end. The agents must hear from it meanwhile."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from multiring._launch import control_link\ncontrol_link.SILENT_S, control_link._PING_S = 8.0, 0.5\n"
+    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    common = {"MULTIRING_SECRET": "s" * 32, "MULTIRING_INTERFACE": "127.0.0.1", "PYTHONPATH": path}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        met_at = f"127.0.0.1:{probe.getsockname()[1]}"
+    programs = ("print('x' * 300_000)", f"open({str(tmp_path / 'done')!r}, 'w')")
+    nodes = [
+        started(
+            *("--nodes", "2", "--node-rank", str(node), "--meet", met_at, "-n", "1", sys.executable, "-c", program),
+            **common,
+        )
+        for node, program in enumerate(programs)
+    ]
+    wait_for((tmp_path / "done").exists)
+    time.sleep(20)
+    assert [node.poll() for node in nodes] == [None, None]
+    (code, out, err), (other_code, _, other_err) = (told(process) for process in nodes)
+    assert len(out) > 300_000
+    assert (code, other_code) == (0, 0), err + other_err
+    assert "lost" not in err + other_err
+
+
+def hosts_job(number: int, ranks: int = 2) -> tuple[HostsJob, list[HostSession], list[socket.socket]]:
+    """Return start `number` of a job with a rank on each of some hosts, and the agents' ends of the connections."""
+    sessions = [HostSession(f"host{each}", each, 1) for each in range(ranks)]
+    theirs = []
+    for session in sessions:
+        ours, other = socket.socketpair()
+        theirs.append(other)
+        session.take_link(ControlLink(ours.fileno(), ours.detach()))
+    settings = Settings.from_environment({}, horovod=False)
+    task = task_of({}, settings, 1.0, "")
+    job = HostsJob(HostSessions(sessions), task, JobOptions(), number)
+    job._members = [JobProcess(f"rank {each}", None, ToldLines(), ToldLines()) for each in range(ranks)]
+    job._host_of = list(sessions)
+    return job, sessions, theirs
+
+
+def test_what_belongs_to_an_earlier_start_is_ignored() -> None:
+    job, sessions, theirs = hosts_job(1)
+    sessions[0].is_over = False
+    job._members.clear()  # the ranks of this start have not been started
+    job._hear(sessions[0], StreamData(0, 1, STDOUT, b"late"))
+    job._hear(sessions[0], {"ended": 1, "code": 3, "lines": [], "memory": "", "start": 0})
+    job._hear(sessions[0], {"over": True, "start": 0})
+    assert [sessions[0].is_over] == [False]
+    job._hear(sessions[0], {"over": True, "start": 1})
+    assert sessions[0].is_over
+    for each in theirs:
+        each.close()
+    job._sessions.close(0)
+
+
+def test_a_silent_host_of_a_lost_rank_may_be_the_cause() -> None:
+    job, sessions, theirs = hosts_job(0)
+    first, second = job._members
+    first.set_code(1)
+    job._failed.append(first)
+    assert not job._may_hear_the_cause()  # the rank has lost nobody
+    job._lost[0] = {1}
+    link = sessions[1].link
+    assert link is not None
+    verdicts = [job._may_hear_the_cause()]
+    link._heard_at = time.monotonic() - QUIET_S
+    verdicts.append(job._may_hear_the_cause())
+    job._settle_until = began = time.monotonic()
+    job._do_more()
+    assert job._settle_until > began  # no other rank is named meanwhile
+    link.close("it was lost")
+    verdicts.append(job._may_hear_the_cause())
+    second.set_code(-9)
+    verdicts.append(job._may_hear_the_cause())
+    assert verdicts == [False, True, True, False]
+    for each in theirs:
+        each.close()
+    job._sessions.close(0)
+
+
+def test_only_a_signal_that_a_host_reports_again_is_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = SignalCounts()
+    hosts = [None, 0, 1, 1, None, 0, 0]
+    assert [counts.is_new(2, host) for host in hosts] == [True, False, False, True, False, False, True]
+    assert counts.is_new(15, 1)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 6)
+    assert counts.is_new(2, 1)
+
+
+def test_a_closed_connection_is_not_full() -> None:
+    """A full one keeps the output of the ranks from being read."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        link = ControlLink(ours.fileno(), ours.detach())
+        link.send_stream(0, 0, STDOUT, b"x" * (1 << 21))
+        assert [link.is_full] == [True]
+        link.close()
+        assert not link.is_full
+
+
+def test_a_slow_stranger_does_not_hold_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that listens at the launcher's address and sends a byte now and then."""
+    monkeypatch.setattr(control_tcp, "_HANDSHAKE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    guest, _ = listener.accept()
+                    with guest, suppress(OSError):
+                        guest.sendall(bytes((0, 0, 0, 200)))  # a frame's length
+                        for _ in range(200):
+                            guest.sendall(b" ")
+                            time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(LaunchError, match=r"for 2 s: .*in time"):
+            connect(f"127.0.0.1:{listener.getsockname()[1]}", b"s", 1, 2.0)
+
+
+def test_only_the_last_refusals_are_kept() -> None:
+    listener = ControlListener(TcpAddress("127.0.0.1", 0), b"s")
+    for number in range(100):
+        listener.refusals.append(f"{number}")
+    assert len(listener.refusals) == 8
+    listener.close()
+
+
+def test_the_exit_code_stays_if_the_job_cannot_start_again(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\nrm "$0"\nexit 3\n')
+    script.chmod(0o755)
+    code, _, err = told(started("--hosts", "localhost:1", "--max-restarts", "2", str(script)))
+    assert code == 3, err
+    assert "the job could not be started again: " in err
+
+
+def test_files_of_the_current_folder_do_not_shadow_the_standard_library(tmp_path: Path) -> None:
+    (tmp_path / "secrets.py").write_text("raise SystemExit('the wrong module')")
+    command = module_command("multiring._launch.host_agent", "none")
+    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("multiring: only multiring run starts this module")
+
+
+def test_the_users_own_forwardings_and_commands_are_not_for_agents() -> None:
+    words = ssh_words("host", (), os.environ)
+    assert {"-oRemoteCommand=none", "-oClearAllForwardings=yes"} < set(words[: words.index("host")])

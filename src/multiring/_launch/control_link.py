@@ -24,17 +24,22 @@ _QUEUE_BYTES = 1 << 20  # above this size, no more output is read from the ranks
 _MOST_FRAME_BYTES = 1 << 26
 _MOST_BEFORE_BYTES = 1 << 17
 _PING_S = 4.0
+QUIET_S = 5.0  # an end that sends nothing for this long may be dead: it has missed its time
 AGENT_BEGINS = b"\nmultiring host agent\n"  # the first bytes that an agent writes to a pipe
 SILENT_S = 20.0  # an end that sends nothing for this long counts as dead
-_STREAM = struct.Struct(">cIB")
+_STREAM = struct.Struct(">cIIB")
 _STREAM_KIND = b"s"
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamData:
-    """Bytes of a standard stream of `rank`: `stream` is STDIN, STDOUT or STDERR. No bytes mean the end of STDIN."""
+    """Bytes of a standard stream of `rank` in start number `start` of the ranks.
 
+    `stream` is STDIN, STDOUT or STDERR. No bytes mean the end of STDIN.
+    """
+
+    start: int
     rank: int
     stream: int
     data: bytes
@@ -87,9 +92,9 @@ class ControlLink:
         """Queue a message. A message on a closed link is lost."""
         self._send(encode(message))
 
-    def send_stream(self, rank: int, stream: int, data: bytes) -> None:
-        """Queue bytes of a rank's standard stream."""
-        self._send(_STREAM.pack(_STREAM_KIND, rank, stream) + data)
+    def send_stream(self, start: int, rank: int, stream: int, data: bytes) -> None:
+        """Queue bytes of a standard stream of a rank in start number `start`."""
+        self._send(_STREAM.pack(_STREAM_KIND, start, rank, stream) + data)
 
     def _send(self, payload: bytes) -> None:
         if self.is_open:
@@ -124,7 +129,11 @@ class ControlLink:
 
         An end that has not begun is not silent: a slow login has as much time as the caller gives it.
         """
-        return self.is_open and not self._awaited and time.monotonic() >= self._heard_at + SILENT_S
+        return self.is_quiet(SILENT_S)
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether the other end is expected to speak and has sent nothing for `seconds`."""
+        return self.is_open and not self._awaited and time.monotonic() >= self._heard_at + seconds
 
     def excuse_silence(self) -> None:
         """Record that this end does not read at the moment, so that the other end's silence does not count."""
@@ -176,8 +185,8 @@ class ControlLink:
         if payload[:1] == _STREAM_KIND:
             if len(payload) < _STREAM.size:
                 raise FrameError("a stream's frame is too short")
-            _, rank, stream = _STREAM.unpack_from(payload)
-            self._received.append(StreamData(rank, stream, payload[_STREAM.size :]))
+            _, start, rank, stream = _STREAM.unpack_from(payload)
+            self._received.append(StreamData(start, rank, stream, payload[_STREAM.size :]))
         elif message := decode(payload):
             self._received.append(message)
 
@@ -206,6 +215,7 @@ class ControlLink:
         if self.is_open:
             self.is_open = False
             self.failure = failure
+            self._queue.clear()  # nobody will take it: it must not keep the ranks' output from being read
             for descriptor in {self._reading, self._writing}:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)

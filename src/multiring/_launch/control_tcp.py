@@ -6,6 +6,7 @@ Both ends prove that they know the job's secret before they exchange anything el
 import selectors
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from multiring._launch.control_link import ControlLink, control_key
@@ -31,9 +32,11 @@ from multiring.errors import ArgumentError, LaunchError
 
 _HANDSHAKE_S = 10.0
 _AGAIN_S = 0.2
+_PAUSE_S = 0.1
 _ATTEMPT_S = 5.0
 _READ_BYTES = 4096
 _MOST_PENDING = 256
+_SHOWN_REFUSALS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +65,7 @@ class ControlListener:
         self._key = control_key(secret)
         self._guests: list[_Guest] = []
         self._met: list[tuple[int, ControlLink]] = []
-        self.refusals: list[str] = []
+        self.refusals: deque[str] = deque(maxlen=_SHOWN_REFUSALS)  # the last ones
         try:
             self._listener = listen(address)
         except OSError as error:
@@ -183,9 +186,8 @@ def connect(address: str, secret: bytes, node: int, patience_s: float) -> Contro
             failure = error.strerror or str(error)
             time.sleep(min(_AGAIN_S, max(0.0, until - time.monotonic())))
             continue
-        sock.settimeout(_HANDSHAKE_S)
         try:
-            return _proven(sock, control_key(secret), node)
+            return _proven(sock, control_key(secret), node, min(until, time.monotonic() + _HANDSHAKE_S))
         except (OSError, FrameError) as error:
             # A launcher that ends may have accepted the connection in its last moment; the next one may come.
             failure = str(error)
@@ -200,15 +202,15 @@ def connect(address: str, secret: bytes, node: int, patience_s: float) -> Contro
     )
 
 
-def _proven(sock: socket.socket, key: bytes, node: int) -> ControlLink:
+def _proven(sock: socket.socket, key: bytes, node: int, until: float) -> ControlLink:
     reader = FrameReader(UNPROVEN_FRAME_BYTES)
-    hello = _receive(sock, reader)
+    hello = _receive(sock, reader, until)
     server_nonce = hello.get("nonce")
     if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str) or not is_nonce(server_nonce):
         raise FrameError(f"another program listens there, or another version of multiring: {shown(hello)}")
     nonce = new_nonce()
     _send(sock, {"nonce": nonce, "rank": node, "proof": proof(key, "client", server_nonce, nonce, node)})
-    answer = _receive(sock, reader)
+    answer = _receive(sock, reader, until)
     if "refused" in answer:
         raise LaunchError(
             f"the launcher refuses this host: {shown(answer['refused'])}; every host must have the same secret"
@@ -220,10 +222,20 @@ def _proven(sock: socket.socket, key: bytes, node: int) -> ControlLink:
     return ControlLink(descriptor, descriptor, seal)
 
 
-def _receive(sock: socket.socket, reader: FrameReader) -> Message:
-    """Return the next message, and read no byte behind it: sealed frames may follow."""
+def _receive(sock: socket.socket, reader: FrameReader, until: float) -> Message:
+    """Return the next message, and read no byte behind it: sealed frames may follow.
+
+    Raises:
+        TimeoutError: the message is not complete at the monotonic time `until`.
+    """
     while (payload := reader.next_frame()) is None:
-        data = sock.recv(1)
+        if until <= time.monotonic():
+            raise TimeoutError("it did not prove in time that it knows the secret")
+        sock.settimeout(_PAUSE_S)  # as a slow end sends a byte now and then, the whole time is looked at above
+        try:
+            data = sock.recv(1)
+        except TimeoutError:
+            continue
         if not data:
             raise FrameError("the launcher closed the connection")
         reader.feed(data)

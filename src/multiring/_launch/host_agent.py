@@ -77,9 +77,9 @@ class Agent:
                 try:
                     self._serve(message)
                 except CommandError as error:
-                    self._link.send(error=str(error), code=error.exit_code)
+                    self._report(message, error=str(error), code=error.exit_code)
                 except (MultiringError, OSError) as error:
-                    self._link.send(error=str(error), code=None)
+                    self._report(message, error=str(error), code=None)
             if not self._link.is_open:
                 if self._task is not None and not self._task.relays:
                     sys.stderr.write(f"multiring: the launcher was lost: {self._link.failure}\n")
@@ -99,10 +99,11 @@ class Agent:
     def _serve(self, message: Message) -> None:
         if "plan" in message:
             self._prepare(message["plan"])
-        elif "start" in message:
-            self._start(message["start"])
+        elif "begin" in message:
+            self._start(message["begin"], message["start"])
+            self._report(message, over=True)
         elif "end" in message:
-            self._link.send(over=True)
+            self._report(message, over=True)
         elif "say" in message:
             sys.stderr.write(f"multiring: {message['say']}\n")
 
@@ -131,8 +132,12 @@ class Agent:
             }
         )
 
-    def _start(self, told: Message) -> None:
-        """Run one start of the ranks to its end."""
+    def _report(self, asked: Message, **message: object) -> None:
+        """Answer a message of the launcher, with the number of the start that it was about."""
+        self._link.send(**message, start=asked.get("start"))
+
+    def _start(self, told: Message, number: int) -> None:
+        """Run start `number` of the ranks to its end."""
         task = self._task
         if task is None:
             raise LaunchError("internal error: the launcher starts ranks without a plan")
@@ -146,19 +151,18 @@ class Agent:
             threads=told["threads"],
             torch_address=told["torch_address"],
             torch_port=told["torch_port"],
+            start=number,
         )
         reads_stdin = told["stdin_rank"] in place.ranks
-        stdin = StdinPipe(self._link) if reads_stdin else None
-        options = _with(task.options, told, reads_stdin=reads_stdin)
+        stdin = StdinPipe(self._link, number) if reads_stdin else None
+        options = _with(task.options, told, number, reads_stdin=reads_stdin)
         starts = rank_starts(task.command, place, options, task.environment, None if stdin is None else stdin.reading)
         cores = cores_of_cpus(usable_cpus())
         said = shares_told(len(place.ranks), len(cores), place.threads, task.environment)
         HostJob(self._link, place, starts, task, said, stdin).run()
-        self._link.send(over=True)
 
 
-def _with(options: JobOptions, told: Message, *, reads_stdin: bool) -> JobOptions:
-    number = told["number"]
+def _with(options: JobOptions, told: Message, number: int, *, reads_stdin: bool) -> JobOptions:
     logs = options.logs
     return JobOptions(
         log_dir=options.log_dir,

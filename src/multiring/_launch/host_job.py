@@ -27,8 +27,8 @@ _LOST_CODE = 128 + signal.SIGTERM
 class _LinkSink:
     """Sends one standard stream of a rank to the launcher."""
 
-    def __init__(self, link: ControlLink, rank: int, stream: int) -> None:
-        self._link, self._rank, self._stream = link, rank, stream
+    def __init__(self, link: ControlLink, start: int, rank: int, stream: int) -> None:
+        self._link, self._start, self._rank, self._stream = link, start, rank, stream
 
     @property
     def is_full(self) -> bool:
@@ -37,14 +37,14 @@ class _LinkSink:
     def add(self, data: bytes, tagger: Tagger | None = None) -> None:
         del tagger
         if data:
-            self._link.send_stream(self._rank, self._stream, data)
+            self._link.send_stream(self._start, self._rank, self._stream, data)
 
 
 class StdinPipe:
-    """The standard input of a rank, which comes from the launcher."""
+    """The standard input of a rank in start number `start`, which comes from the launcher."""
 
-    def __init__(self, link: ControlLink) -> None:
-        self._link = link
+    def __init__(self, link: ControlLink, start: int) -> None:
+        self._link, self._start = link, start
         self._queue = bytearray()
         self._has_ended = False
         self.reading, self._writing = os.pipe()
@@ -77,7 +77,7 @@ class StdinPipe:
             self._queue.clear()
             return
         del self._queue[:count]
-        self._link.send(read=count)
+        self._link.send(read=count, start=self._start)
         self._close_at_end()
 
     def _close_at_end(self) -> None:
@@ -143,12 +143,12 @@ class HostJob(LocalJob):
         if not self._relays:
             return super()._outputs(start, logs)
         rank = self._place.ranks[len(self._members)]
-        out, err = (_LinkSink(self._link, rank, stream) for stream in (STDOUT, STDERR))
+        out, err = (_LinkSink(self._link, self._place.start, rank, stream) for stream in (STDOUT, STDERR))
         return ShownOutput(Untagged(), out, None), ShownOutput(Untagged(), err, None)
 
     def _start_all(self) -> None:
         super()._start_all()
-        self._link.send(pids={str(self._rank_of(member)): member.pid for member in self._members})
+        self._report(pids={str(self._rank_of(member)): member.pid for member in self._members})
 
     def _goes_on(self) -> bool:
         return super()._goes_on() or not self._is_ended
@@ -183,6 +183,10 @@ class HostJob(LocalJob):
     def _wake_at(self) -> float | None:
         return self._link.wake_at if self._link.is_open else None
 
+    def _wait_for_reader(self) -> None:
+        self._poll(self._wake_at())  # the launcher must hear from this process meanwhile
+        self._do_more()
+
     def _do_more(self) -> None:
         super()._do_more()
         self._tell()
@@ -202,21 +206,25 @@ class HostJob(LocalJob):
         """Report news, losses and ends to the launcher."""
         for words in self._reports.news - self._told_news:
             self._told_news.add(words)
-            self._link.send(news=words.decode())
+            self._report(news=words.decode())
         for member in self._members:
             rank = self._rank_of(member)
             for lost in self._reports.ranks_lost_by(member.pid):
                 if (rank, lost) not in self._told_lost:
                     self._told_lost.add((rank, lost))
-                    self._link.send(lost=[rank, lost])
+                    self._report(lost=[rank, lost])
             if member.code is not None and rank not in self._told:
                 self._told.add(rank)
                 lines = [line.decode("utf-8", "replace") for line in member.err.last_lines]
-                self._link.send(ended=rank, code=member.code, lines=lines, memory=self._told_of_memory(member))
+                self._report(ended=rank, code=member.code, lines=lines, memory=self._told_of_memory(member))
+
+    def _report(self, **message: object) -> None:
+        """Send a message about this start. The launcher drops it once it has begun another start."""
+        self._link.send(**message, start=self._place.start)
 
     def _obey(self, message: Message | StreamData) -> None:
         if isinstance(message, StreamData):
-            if self._stdin is not None and message.stream == STDIN:
+            if self._stdin is not None and (message.start, message.stream) == (self._place.start, STDIN):
                 self._stdin.take(message.data)
         elif "signal" in message:
             wanted = set(message["ranks"])

@@ -51,7 +51,7 @@ class HostsJob(HostsLoop):
         told = self._start_message()
         for session in self._sessions.all:
             session.is_over = False
-            session.send(start={**told, "index": session.index})
+            session.send(begin={**told, "index": session.index}, start=self._number)
             self._members += [self._member(session) for _ in range(session.ranks)]
         self._began_s = time.monotonic()
 
@@ -62,7 +62,6 @@ class HostsJob(HostsLoop):
         address, port = ready[0]["address"], ready[0]["port"]
         met_at = f"@multiring-{secrets.token_hex(8)}" if is_alone else str(TcpAddress(address, port))
         return {
-            "number": self._number,
             "hosts": [(each.host, each.ranks) for each in self._sessions.all],
             # Leftovers are found by this name: an agent that notices late that it was lost must not end a later start.
             "job": f"{self._task.job}-{self._number}",
@@ -126,8 +125,8 @@ class HostsJob(HostsLoop):
         return True
 
     def _refused(self) -> str:
-        refusals = [] if self._listener is None else self._listener.refusals
-        return f"; refused meanwhile: {'; '.join(refusals[-8:])}" if refusals else ""
+        refusals = () if self._listener is None else self._listener.refusals
+        return f"; refused meanwhile: {'; '.join(refusals)}" if refusals else ""
 
     # -- ends and signals of ranks
 
@@ -166,7 +165,7 @@ class HostsJob(HostsLoop):
         super()._end_everyone()
 
     def _end_leftovers(self, grace_s: float) -> None:
-        self._sessions.broadcast(end=grace_s)
+        self._sessions.broadcast(end=grace_s, start=self._number)
         until = time.monotonic() + grace_s + _END_S
         while left := [each for each in self._sessions.all if not each.is_over and each.is_open]:
             if time.monotonic() >= until:

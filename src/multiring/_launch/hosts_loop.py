@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiring._launch.commands import CommandError
-from multiring._launch.control_link import SILENT_S, STDIN, STDOUT, StreamData
+from multiring._launch.control_link import QUIET_S, SILENT_S, STDIN, STDOUT, StreamData
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.job import Job, JobOptions
@@ -20,6 +20,7 @@ from multiring._version import VERSION
 from multiring.errors import LaunchError
 
 _SAME_SIGNAL_S = 5.0  # a scheduler sends a signal to all hosts; one that comes again within this time is the same
+_AGAIN_S = 0.2
 _STDIN_BYTES = 1 << 14
 _MOST_UNREAD_BYTES = 1 << 18
 
@@ -38,24 +39,33 @@ class ToldLines:
         """Do nothing: there is no data."""
 
 
-class _SignalsSeen:
-    """Finds signals that a scheduler sends to all hosts: several hosts report one signal."""
+class SignalCounts:
+    """Finds signals that a scheduler sends to all hosts: several hosts report one signal.
+
+    A signal that comes from one host again is another one, such as a second Ctrl-C.
+    """
 
     def __init__(self) -> None:
-        self._at: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
+        self._counts: dict[int, dict[int | None, int]] = {}  # signal -> host -> how often it has reported the signal
 
-    def is_repeated(self, number: int) -> bool:
-        """Record a signal, and return whether it came within the last seconds already."""
+    def is_new(self, number: int, host: int | None) -> bool:
+        """Record a signal from a host (None: from this process), and return whether no other host has reported it."""
         now = time.monotonic()
-        before, self._at[number] = self._at.get(number), now
-        return before is not None and now < before + _SAME_SIGNAL_S
+        if now >= self._last_s.get(number, now) + _SAME_SIGNAL_S:
+            self._counts[number] = {}
+        self._last_s[number] = now
+        counts = self._counts.setdefault(number, {})
+        most = max(counts.values(), default=0)
+        counts[host] = counts.get(host, 0) + 1
+        return counts[host] > most
 
 
 class _StdinReader:
     """Sends this process's standard input to a rank on another host, as fast as the rank reads it."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, start: int) -> None:
+        self.rank, self._start = rank, start
         self.unread_bytes = 0  # what was sent and the rank has not read
         self._is_open = True
 
@@ -72,7 +82,7 @@ class _StdinReader:
         self._is_open = bool(data)
         self.unread_bytes += len(data)
         if session.link is not None:
-            session.link.send_stream(self.rank, STDIN, data)
+            session.link.send_stream(self._start, self.rank, STDIN, data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +127,8 @@ class HostsLoop(Job):
         self._ended: list[JobProcess] = []  # ranks whose end was reported since the last look
         self._news: set[str] = set()
         self._said: set[str] = set()
-        self._signals_seen = _SignalsSeen()
-        self._stdin = None if options.stdin_rank is None else _StdinReader(options.stdin_rank)
+        self._signal_counts = SignalCounts()
+        self._stdin = None if options.stdin_rank is None else _StdinReader(options.stdin_rank, number)
         self._began_s = time.monotonic()
         self._is_waiting = False  # the ranks have not been started
         self._is_ending = False
@@ -134,7 +144,8 @@ class HostsLoop(Job):
                 "interface": self._task.interface,
                 "ports": self._task.ports,
                 "is_met": len(self._sessions.all) > 1,
-            }
+            },
+            start=self._number,
         )
 
     def _greet(self, session: HostSession, message: Message) -> None:
@@ -156,6 +167,10 @@ class HostsLoop(Job):
     def _wake_at(self) -> float | None:
         return self._sessions.wake_at
 
+    def _wait_for_reader(self) -> None:
+        self._poll(self._wake_at())  # the agents must hear from this process meanwhile
+        self._do_more()
+
     def _do_more(self) -> None:
         for session in self._sessions.all:
             link = session.link
@@ -172,8 +187,27 @@ class HostsLoop(Job):
         # A lost agent's place is free only now, after its loss was heard.
         for node, new in [] if self._listener is None else self._listener.take():
             self._sessions.seat(node, new)
+        now = time.monotonic()
+        if self._settle_until is not None and now >= self._settle_until and self._may_hear_the_cause():
+            self._settle_until = now + _AGAIN_S
+
+    def _may_hear_the_cause(self) -> bool:
+        """Return whether the loss of a host may still explain the failures."""
+        # A rank may report a loss long before the launcher counts the lost rank's host as dead.
+        lost = [self._lost_by(member) for member in self._failed]
+        named = set(self._members) if None in lost else set().union(*(each for each in lost if each is not None))
+        links = [
+            host.link
+            for member, host in zip(self._members, self._host_of, strict=True)
+            if member in named and member.code is None
+        ]
+        return any(link is not None and (not link.is_open or link.is_quiet(QUIET_S)) for link in links)
 
     def _hear(self, session: HostSession, message: Message | StreamData) -> None:
+        # What an agent says of an earlier start comes late if that start's end was not waited for.
+        start = message.start if isinstance(message, StreamData) else message.get("start")
+        if start not in (None, self._number):
+            return
         if isinstance(message, StreamData):
             member = self._members[message.rank]
             output = member.out if message.stream == STDOUT else member.err
@@ -242,14 +276,13 @@ class HostsLoop(Job):
             self._said.add(text)
             self._say(f"{session.name}: {text}")
 
-    def _on_signal_elsewhere(self, _session: HostSession, message: Message) -> None:
-        number = message["signal"]
-        if not self._signals_seen.is_repeated(number):
-            super()._on_signal(number)
+    def _on_signal_elsewhere(self, session: HostSession, message: Message) -> None:
+        if self._signal_counts.is_new(message["signal"], session.index):
+            super()._on_signal(message["signal"])
 
     def _on_signal(self, number: int) -> None:
-        self._signals_seen.is_repeated(number)
-        super()._on_signal(number)
+        if self._signal_counts.is_new(number, None):
+            super()._on_signal(number)
 
     def _on_lost_host(self, session: HostSession) -> None:
         """Treat the ranks of a host whose agent is gone as failed.

@@ -166,6 +166,10 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
 
+    def _wait_for_reader(self) -> None:
+        """Wait until some of the rest of the output may be written, after the job's end."""
+        self._poll(None)
+
     def _conclude(self) -> None:
         """Print messages about the job as a whole, after every process has ended."""
 
@@ -399,7 +403,7 @@ class Job:
                 stream.drain()
                 stream.close()
         while not (self._out.is_empty and self._err.is_empty) and not self._signals.take():
-            self._poll(None)
+            self._wait_for_reader()
 
 
 def _start_error(start: Start, error: OSError, counts: tuple[int, int]) -> LaunchError:

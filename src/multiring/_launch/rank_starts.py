@@ -25,6 +25,7 @@ class HostPlace:
 
     - hosts: the job's hosts with their numbers of ranks. Ranks fill the hosts in order.
     - index: the number of this host in `hosts`.
+    - start: the number of this start of the ranks, from 0.
     - job, rendezvous, secret, reports: values of the ranks' settings.
     - threads: the number of threads of each rank.
     - torch_address, torch_port: where torch's store of rank 0 listens, if the user does not choose.
@@ -39,6 +40,7 @@ class HostPlace:
     threads: int
     torch_address: str
     torch_port: int
+    start: int = 0
 
     @property
     def size(self) -> int:
