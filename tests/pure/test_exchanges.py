@@ -400,6 +400,57 @@ def test_a_process_uses_pmix_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PmixExchange("slurm.pmix.77.4").publish("z") is False
 
 
+class SilentLibrary:
+    """PMIx of which one call does not return before `awaken`."""
+
+    def __init__(self, silent: str) -> None:
+        self._silent, self.calls, self.awaken = silent, list[str](), threading.Event()
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            self.calls.append(name)
+            if name == self._silent:
+                self.awaken.wait(60)
+            return -46 if name == "PMIx_Get" else 0  # PMIX_ERR_NOT_FOUND
+
+        return call
+
+
+@pytest.mark.parametrize("silent", ["PMIx_Get", "PMIx_Init", "PMIx_Put", "PMIx_Commit", "PMIx_Finalize"])
+def test_pmix_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    library = SilentLibrary(silent)
+    monkeypatch.setattr("multiring._exchanges.pmix._load", lambda: library)
+    monkeypatch.setattr("multiring._exchanges.pmix._used", set())
+    monkeypatch.setattr("multiring._exchanges.pmix._ANSWER_S", 0.2)
+    monkeypatch.setattr("multiring._exchanges.pmix._END_S", 0.2)
+    way = PmixExchange("slurm.pmix.77.3")
+    if silent == "PMIx_Get":
+        assert way.fetch(0.1) is None
+        assert way.fetch(0.1) is None
+        assert way.waits_for == "PMIx_Get has not returned"
+    elif silent == "PMIx_Finalize":
+        assert way.publish("x") is False
+    else:
+        with pytest.raises(ExchangeError, match=f"{silent} does not return for 0.2 s"):
+            way.publish("x")
+    way.close()
+    assert library.calls.count(silent) == 1
+    # The library must not end while one of its calls lasts.
+    assert ("PMIx_Finalize" in library.calls) == (silent == "PMIx_Finalize")
+    library.awaken.set()
+
+
+def test_pmix_whose_question_ends_in_time_is_finalized(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SilentLibrary("PMIx_Get")
+    monkeypatch.setattr("multiring._exchanges.pmix._load", lambda: library)
+    monkeypatch.setattr("multiring._exchanges.pmix._used", set())
+    way = PmixExchange("slurm.pmix.77.3")
+    assert way.fetch(0.1) is None
+    library.awaken.set()
+    way.close()
+    assert library.calls[-1] == "PMIx_Finalize"
+
+
 @pytest.fixture
 def plain_munge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let texts travel as they are."""

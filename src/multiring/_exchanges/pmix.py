@@ -5,10 +5,12 @@ Source: PMIx standard 4.1 (pmix.org): the structures and constants below are the
 
 import ctypes
 import ctypes.util
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from multiring._exchanges.background_call import BackgroundCall
 from multiring._exchanges.contract import ExchangeError, PlaceExchange
 
 _KEY = b"multiring"
@@ -18,6 +20,8 @@ _NOT_YET = (-24, -46, -25)
 _STRING, _INT = 3, 6  # pmix_data_type_t
 _GLOBAL = 3  # pmix_scope_t: for ranks of this host and of others
 _TURN_S = 1  # the library counts whole seconds
+_END_S = 3.0  # how long `close` waits for the last question, which should need a second
+_ANSWER_S = 20.0  # time-out for a call that needs no other rank
 _used: set[str] = set()  # the name spaces that this process has used
 
 
@@ -49,41 +53,37 @@ class PmixExchange(PlaceExchange):
         self._space = space
         self._library: Any = None
         self._own = _Process()
+        self._asking: BackgroundCall[str | None] | None = None
+        self._is_stuck = False  # whether a call has not returned
+        self.waits_for = "PMIx_Get has not returned"
 
     def publish(self, text: str) -> bool:
         """Put the text; the library does not tell whether the others have it."""
         self._open()
         encoded = ctypes.create_string_buffer(text.encode())
         value = _Value(type=_STRING, data=ctypes.addressof(encoded))
-        self._check(self._library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value)), "PMIx_Put")
-        self._check(self._library.PMIx_Commit(), "PMIx_Commit")
+        library = self._library
+        self._check("PMIx_Put", lambda: library.PMIx_Put(ctypes.c_uint8(_GLOBAL), _KEY, ctypes.byref(value)))
+        self._check("PMIx_Commit", library.PMIx_Commit)
         return False
 
     def fetch(self, wait_s: float) -> str | None:
         """Return the text; the library waits in whole seconds."""
-        del wait_s
         self._open()
-        first = _Process(nspace=self._own.nspace, rank=0)
-        limit = _Information(key=b"pmix.timeout", value=_Value(type=_INT, data=_TURN_S))
-        value = ctypes.POINTER(_Value)()
-        found = self._library.PMIx_Get(
-            ctypes.byref(first), _KEY, ctypes.byref(limit), ctypes.c_size_t(1), ctypes.byref(value)
-        )
-        if found in _NOT_YET:
-            self.waits_for = "rank 0 has put nothing"
+        if self._asking is None:
+            self._asking = BackgroundCall(self._ask)
+        if not self._asking.is_over(wait_s):
             return None
-        self._check(found, "PMIx_Get")
-        # The value is left to the library: to free it would need the library's own macros.
-        if value.contents.type != _STRING or not value.contents.data:
-            raise ExchangeError("rank 0 has put no text")
-        return ctypes.string_at(value.contents.data).decode()
+        text, self._asking = self._asking.result(), None
+        return text
 
     def close(self) -> None:
         """End this rank's use of PMIx; a program's own use goes on."""
-        if self._library is not None:
+        library, self._library = self._library, None
+        # The library must not end while one of its calls lasts.
+        if library is not None and not self._is_stuck and (self._asking is None or self._asking.is_over(_END_S)):
             with suppress(ExchangeError):
-                self._check(self._library.PMIx_Finalize(None, ctypes.c_size_t(0)), "PMIx_Finalize")
-            self._library = None
+                self._check("PMIx_Finalize", lambda: library.PMIx_Finalize(None, ctypes.c_size_t(0)), library)
 
     def _open(self) -> None:
         if self._library is not None:
@@ -94,14 +94,40 @@ class PmixExchange(PlaceExchange):
             # The servers of the other ranks' nodes keep rank 0's first text, and would return it again.
             raise ExchangeError("this process has used it already")
         library = _load()
-        self._check(library.PMIx_Init(ctypes.byref(self._own), None, ctypes.c_size_t(0)), "PMIx_Init", library)
+        own = self._own
+        self._check("PMIx_Init", lambda: library.PMIx_Init(ctypes.byref(own), None, ctypes.c_size_t(0)), library)
         self._library = library
         _used.add(self._space)
 
-    def _check(self, status: int, call: str, library: Any = None) -> None:
-        if status != _SUCCESS:
-            text = (library or self._library).PMIx_Error_string(status)
-            raise ExchangeError(f"{call}: {(text or b'').decode(errors='replace')} ({status})")
+    def _ask(self) -> str | None:
+        first = _Process(nspace=self._own.nspace, rank=0)
+        limit = _Information(key=b"pmix.timeout", value=_Value(type=_INT, data=_TURN_S))
+        value, library = ctypes.POINTER(_Value)(), self._library
+        found = library.PMIx_Get(
+            ctypes.byref(first), _KEY, ctypes.byref(limit), ctypes.c_size_t(1), ctypes.byref(value)
+        )
+        if found in _NOT_YET:
+            self.waits_for = "rank 0 has put nothing"
+            return None
+        _refuse_failure("PMIx_Get", found, library)
+        # The value is left to the library: to free it would need the library's own macros.
+        if value.contents.type != _STRING or not value.contents.data:
+            raise ExchangeError("rank 0 has put no text")
+        return ctypes.string_at(value.contents.data).decode()
+
+    def _check(self, name: str, call: Callable[[], int], library: Any = None) -> None:
+        """Call the library. If it does not return in time, it is not used again."""
+        running = BackgroundCall(call)
+        self._is_stuck = True  # until the call is over: an interrupt may end the wait
+        if not running.is_over(_ANSWER_S):
+            raise ExchangeError(f"{name} does not return for {_ANSWER_S:g} s")
+        self._is_stuck = False
+        _refuse_failure(name, running.result(), library or self._library)
+
+
+def _refuse_failure(name: str, status: int, library: Any) -> None:
+    if status != _SUCCESS:
+        raise ExchangeError(f"{name}: {(library.PMIx_Error_string(status) or b'').decode(errors='replace')} ({status})")
 
 
 @cache
