@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -82,6 +83,44 @@ def test_a_way_of_last_resort_is_used_only_where_no_other_works() -> None:
     assert texts == {"a": "here"}
     publish([Board("a", texts, fails="no"), Board("file", texts, is_last=True)], "there", "advice")
     assert texts == {"a": "here", "file": "there"}
+
+
+def test_a_way_of_last_resort_is_also_used_once_the_ranks_have_not_met_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("multiring._exchanges.publishing._LAST_RESORT_S", 0.3)
+    file = SharedFileExchange(STEP, [tmp_path])
+    publication = publish([Board("a", {}), file], "here", "advice")
+    # The other host lacks the first way.
+    ways = [Board("a", {}, fails="not on this host"), SharedFileExchange(STEP, [tmp_path])]
+    assert fetch(ways, 60.0, "advice", say) == "here"
+    publication.close()
+    assert list(tmp_path.iterdir()) == []
+    publish([Board("a", {}), file], "here", "advice").close()
+    publish([Board("a", {}, reaches_all=True), file], "here", "advice")
+    publish([Board("a", {}), Board("b", {}, reaches_all=True), file], "here", "advice")
+    time.sleep(1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_way_of_last_resort_that_hangs_is_closed_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LAST_RESORT_S", "_END_S"):
+        monkeypatch.setattr(f"multiring._exchanges.publishing.{name}", 0.1)
+    began, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Board):
+        def publish(self, text: str) -> bool:
+            began.set()
+            goes_on.wait(60)
+            return super().publish(text)
+
+    hanging = Hanging("file", {}, is_last=True)
+    publication = publish([Board("a", {}), hanging], "here", "advice")
+    assert began.wait(60)
+    publication.close()
+    assert hanging.closed == 0
+    goes_on.set()
+    wait_for(lambda: hanging.closed == 1)
 
 
 def test_rank_0_stops_telling_once_all_have_met_and_before_any_can_leave_init(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +391,26 @@ def test_a_rank_0_whose_fence_does_not_end_goes_on(stepd: Stepd, monkeypatch: py
     assert "finalize" not in stepd.words
 
 
+def test_a_rank_that_met_otherwise_ends_pmi_once_the_fence_has_ended(
+    stepd: Stepd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiring._exchanges.pmi2._FENCE_S", 0.1)
+    first, second = Pmi2Exchange(stepd.number(0), "77.3", "0"), Pmi2Exchange(stepd.number(1), "77.3", "1")
+    assert first.publish("x") is False
+    first.close()
+    first.close()
+    assert second.fetch(20.0) == "x"
+    second.close()
+    wait_for(lambda: stepd.words.count("finalize") == 2)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    latest = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
 def test_pmi_fd_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ExchangeError, match="PMI_FD is not set"):
         Pmi2Exchange(None).publish("x")
@@ -468,9 +527,50 @@ def test_munge_is_served_at_all_addresses_and_after_a_failed_accept() -> None:
     try:
         for host in ("127.0.0.1", "127.0.0.2"):
             assert MungeExchange(STEP, (host,), (port, port)).fetch(5.0) == "x"
-        assert MungeExchange("77.4.0-abcd", ("127.0.0.1",), (port, port)).fetch(0.0) is None
+        other = MungeExchange("77.4.0-abcd", ("127.0.0.1",), (port, port))
+        assert other.fetch(20.0) is None
+        assert f"127.0.0.1:{port}" in other.waits_for
     finally:
         first.close()
+
+
+@pytest.mark.usefixtures("plain_munge")
+def test_a_listener_that_never_ends_its_answer_does_not_hold_a_rank_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def resolving(host: str, *more: Any, **named: Any) -> Any:
+        resolved.append(host)
+        return resolve(host, *more, **named)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        other = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as trickling:
+        port = trickling.getsockname()[1]
+
+        def trickle() -> None:
+            while True:
+                talk, _ = trickling.accept()
+                with talk, suppress(OSError):
+                    while True:
+                        talk.sendall(b" ")
+                        time.sleep(0.05)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        held_up = MungeExchange(STEP, ("localhost",), (port, port))
+        began = time.monotonic()
+        assert held_up.fetch(0.1) is None  # the other ways get their turn
+        assert time.monotonic() - began < 8  # a talk may take 10 s
+        monkeypatch.setattr("multiring._exchanges.munge._ROUND_S", 0.5)
+        monkeypatch.setattr("multiring._exchanges.munge.socket.getaddrinfo", resolving)
+        first = MungeExchange(STEP, ("localhost",), (other, other))
+        first.publish("x")
+        way = MungeExchange(STEP, ("localhost",), (port, port))
+        way._ports = [port, other]
+        assert next(text for _ in range(100) if (text := way.fetch(0.5)) is not None) == "x"
+        first.close()
+    # Once a round, and not for each port.
+    assert resolved.count("localhost") == way._turn
 
 
 @pytest.mark.usefixtures("plain_munge")
@@ -500,7 +600,7 @@ def test_a_question_that_comes_back_is_no_answer() -> None:
         thread.start()
         port = listener.getsockname()[1]
         way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
-        assert way.fetch(0.0) is None
+        assert way.fetch(20.0) is None
         thread.join()
     assert "it sends the question back" in way.waits_for
 
@@ -515,7 +615,7 @@ def test_munge_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
-        assert way.fetch(0.0) is None
+        assert way.fetch(20.0) is None
     assert "munged does not answer" in way.waits_for
 
 
@@ -544,7 +644,7 @@ def test_munge_names_the_ports_where_nobody_answers(monkeypatch: pytest.MonkeyPa
         port = taken.getsockname()[1]
     monkeypatch.setattr("multiring._exchanges.munge.shutil.which", lambda name: f"/usr/bin/{name}")
     way = MungeExchange(STEP, ("127.0.0.1",), (port, port))
-    assert way.fetch(0.1) is None
+    assert way.fetch(20.0) is None
     assert way.waits_for == f"rank 0 answers on none of the ports {port} (127.0.0.1:{port}: Connection refused)"
 
 

@@ -16,7 +16,8 @@ class PlaceExchange(ABC):
     """
 
     name: str
-    is_last_resort = False  # whether rank 0 uses the way only if no other way works
+    # Whether rank 0 uses the way only if no other way works, or the other ranks have not come in time.
+    is_last_resort = False
     # Whether `fetch` may return what a former program of the same step has published, and another text later.
     may_be_stale = False
 

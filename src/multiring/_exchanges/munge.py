@@ -20,12 +20,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from multiring._exchanges.background_call import BackgroundCall
 from multiring._exchanges.contract import ExchangeError, PlaceExchange
 
 _PORTS = (20000, 32767)  # below the ports that kernels give out
 _TRIED_PORTS = 8
 _MOST_CALLERS = 64  # at a time
 _TALK_S, _CONNECT_S, _COMMAND_S = 10.0, 1.0, 20.0
+_ROUND_S = 12.0  # for all places of one round; the next round goes on where this one has stopped
 _MOST_BYTES = 1 << 20
 _PAUSE_S = 0.2
 
@@ -47,6 +49,8 @@ class MungeExchange(PlaceExchange):
         self._ports = list(_ports_of(step, ports or _PORTS))
         self._listener: socket.socket | None = None
         self._turn = 0
+        self._next = 0  # the place with which the next round begins
+        self._asking: BackgroundCall[str | None] | None = None
 
     def publish(self, text: str) -> bool:
         """Serve the text from a thread until `close`."""
@@ -70,20 +74,15 @@ class MungeExchange(PlaceExchange):
             raise ExchangeError("the step's hosts are not known (SLURM_STEP_NODELIST is not set)")
         _program("munge")
         latest = time.monotonic() + wait_s
-        refusals: dict[str, str] = {}
-        # The first host at every call, and one of the others: rank 0 is elsewhere only if the user has placed it there.
-        for host in dict.fromkeys((self._hosts[0], self._hosts[self._turn % len(self._hosts)])):
-            for port in self._ports:
-                try:
-                    with socket.create_connection((host, port), _CONNECT_S) as talk:
-                        return self._ask(talk)
-                except (OSError, ValueError, ExchangeError) as error:
-                    refusals.setdefault(f"{getattr(error, 'strerror', None) or error}", f"{host}:{port}")
-        self._turn += 1
-        said = ", ".join(f"{place}: {text}" for text, place in refusals.items())
-        self.waits_for = f"rank 0 answers on none of the ports {', '.join(map(str, self._ports))} ({said})"
-        time.sleep(min(_PAUSE_S, max(latest - time.monotonic(), 0.0)))
-        return None
+        # In a thread: names, commands and other listeners may keep a round waiting.
+        if self._asking is None:
+            self._asking = BackgroundCall(self._ask_all)
+        if not self._asking.is_over(wait_s):
+            return None
+        text, self._asking = self._asking.result(), None
+        if text is None:
+            time.sleep(min(_PAUSE_S, max(latest - time.monotonic(), 0.0)))
+        return text
 
     def close(self) -> None:
         """Stop to serve."""
@@ -93,13 +92,42 @@ class MungeExchange(PlaceExchange):
             self._listener.close()
             self._listener = None
 
-    def _ask(self, talk: socket.socket) -> str:
+    def _ask_all(self) -> str | None:
+        latest = time.monotonic() + _ROUND_S
+        refusals: dict[str, str] = {}
+        places = []
+        # The first host in every round, and one of the others: rank 0 is elsewhere only if the user has placed it so.
+        for host in dict.fromkeys((self._hosts[0], self._hosts[self._turn % len(self._hosts)])):
+            try:
+                addresses = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, 0))
+            except OSError as error:
+                refusals.setdefault(str(error.strerror or error), host)
+                continue
+            places += [(host, address, port) for address in addresses for port in self._ports]
+        self._turn += 1
+        # A listener that uses up the time must not keep this rank from the places after it for ever.
+        first, self._next = self._next % max(len(places), 1), 0
+        for number, (host, address, port) in enumerate((*places[first:], *places[:first])):
+            if time.monotonic() > latest:
+                self._next = first + number
+                break
+            try:
+                with socket.create_connection((address, port), _CONNECT_S) as talk:
+                    return self._ask(talk, min(time.monotonic() + _TALK_S, latest))
+            except (OSError, ValueError, ExchangeError) as error:
+                refusals.setdefault(f"{getattr(error, 'strerror', None) or error}", f"{host}:{port}")
+        said = ", ".join(f"{place}: {text}" for text, place in refusals.items())
+        self.waits_for = f"rank 0 answers on none of the ports {', '.join(map(str, self._ports))} ({said})"
+        return None
+
+    def _ask(self, talk: socket.socket, latest: float) -> str:
         """Raises OSError, ValueError or ExchangeError if the other end is not rank 0 of this step, or munge fails."""
         number = secrets.token_hex(16)
-        talk.settimeout(_TALK_S)
-        talk.sendall(_encode(json.dumps({"step": self._step, "number": number}).encode()))
+        question = _encode(json.dumps({"step": self._step, "number": number}).encode())
+        talk.settimeout(_left(latest))
+        talk.sendall(question)
         talk.shutdown(socket.SHUT_WR)
-        answer = json.loads(_decode(_received(talk)))
+        answer = json.loads(_decode(_received(talk, latest)))
         if answer["step"] != self._step or answer["number"] != number:
             raise ValueError("another step answers")
         if "text" not in answer:
@@ -113,8 +141,8 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
     def answer(talk: socket.socket) -> None:
         # Whoever is not a rank of this step gets no answer.
         with room, talk, suppress(OSError, ValueError, KeyError, TypeError, ExchangeError):
+            asked = json.loads(_decode(_received(talk, time.monotonic() + _TALK_S)))
             talk.settimeout(_TALK_S)
-            asked = json.loads(_decode(_received(talk)))
             if asked["step"] == step:
                 talk.sendall(_encode(json.dumps({"step": step, "number": asked["number"], "text": text}).encode()))
 
@@ -129,19 +157,28 @@ def _serve(listener: socket.socket, step: str, text: str) -> None:
         threading.Thread(target=answer, args=(talk,), daemon=True).start()
 
 
-def _received(talk: socket.socket) -> bytes:
-    """Return all that the other end sends.
+def _received(talk: socket.socket, latest: float) -> bytes:
+    """Return all that the other end sends before the time `latest`, by time.monotonic().
 
     Raises:
-        ValueError: it is too much, or comes too slowly.
+        OSError: the connection is lost, or the other end has not finished in time.
+        ValueError: it is too much.
     """
-    latest = time.monotonic() + _TALK_S
     data = b""
+    talk.settimeout(_left(latest))
     while part := talk.recv(1 << 16):
         data += part
-        if len(data) > _MOST_BYTES or time.monotonic() > latest:
+        if len(data) > _MOST_BYTES:
             raise ValueError("too long")
+        talk.settimeout(_left(latest))
     return data
+
+
+def _left(latest: float) -> float:
+    left_s = latest - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
 
 
 def _encode(data: bytes) -> bytes:

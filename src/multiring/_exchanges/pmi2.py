@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 
+from multiring._exchanges.background_call import BackgroundCall
 from multiring._exchanges.contract import ExchangeError, PlaceExchange
 
 _KEY = "multiring"
@@ -22,6 +23,7 @@ _LENGTH = 6
 _MOST_BYTES = 1 << 20
 _ANSWER_S = 20.0  # time-out for an answer that needs no other rank
 _FENCE_S = 10.0  # how long rank 0 waits for the others before it also uses other ways
+_LATE_S = 60.0  # how long `close` lets a thread wait for a fence
 _MORE, _LAST = "+", "."
 _UCRED = struct.Struct("3i")
 
@@ -43,6 +45,7 @@ class Pmi2Exchange(PlaceExchange):
         self._socket: socket.socket | None = None
         self._read = b""
         self._is_fencing = False
+        self._ending: BackgroundCall[None] | None = None
 
     def publish(self, text: str) -> bool:
         """Put the text; return whether all ranks have come to the fence."""
@@ -71,11 +74,19 @@ class Pmi2Exchange(PlaceExchange):
         raise ExchangeError("the text does not end")
 
     def close(self) -> None:
-        """Tell Slurm that this rank has ended its use of PMI, unless a fence still waits for other ranks."""
+        """Tell Slurm that this rank has ended its use of PMI; if a fence waits for other ranks, once it has ended."""
+        if self._socket is None or self._ending is not None:
+            return
+        if self._is_fencing:  # the ranks have met in another way; the last one may just be coming to the fence
+            self._ending = BackgroundCall(lambda: self._end(_LATE_S))
+        else:
+            self._end(0.0)
+
+    def _end(self, wait_s: float) -> None:
+        with suppress(ExchangeError):
+            if not self._is_fencing or self._fenced(wait_s):
+                self._ask("finalize")
         if self._socket is not None:
-            if not self._is_fencing:
-                with suppress(ExchangeError):
-                    self._ask("finalize")
             # A duplicate of PMI_FD, which stays open, and may be the program's.
             with suppress(OSError):
                 self._socket.setblocking(True)
