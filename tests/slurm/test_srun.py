@@ -93,6 +93,19 @@ def test_without_any_pmi_and_munge_a_shared_folder_is_needed(cluster: SlurmClust
     cluster.wait_for(lambda: left_in(cluster) == [])
 
 
+def test_rank_0_also_writes_the_file_for_a_host_that_lacks_its_way(cluster: SlurmCluster, without_munge: str) -> None:
+    program = f"[ $SLURM_PROCID = 1 ] && PATH={without_munge}; exec python /opt/programs/sum.py"
+    limit_s = "100" if cluster.is_shared else "8"
+    job = cluster.user("srun", "--mpi=none", "-N2", "-n2", "sh", "-c", program, MULTIRING_INIT_TIMEOUT_S=limit_s)
+    output, errors = job.communicate(timeout=240)
+    if cluster.is_shared:
+        assert said(output) == lines(2, 2), errors
+    else:
+        assert job.returncode != 0
+        assert "munge: no program munge here" in errors
+    cluster.wait_for(lambda: left_in(cluster) == [])
+
+
 @pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
 @pytest.mark.parametrize("ports", ["", "7400-7440"], ids=["any port", "the same port"])
 def test_a_second_program_of_a_step_and_a_second_init_work_too(cluster: SlurmCluster, mpi: str, ports: str) -> None:
@@ -133,6 +146,14 @@ def test_arrays_parts_and_steps_of_a_job_are_kept_apart(cluster: SlurmCluster) -
     assert [line[1:] for line in read(cluster, "part0")] == [line[1:] for line in lines(2, 1)]
     assert [line[1:] for line in read(cluster, "part1")] == [line[1:] for line in lines(3, 2)]
     assert [line[1:] for line in read(cluster, "parts")] == [line[1:] for line in lines(5, 3)]
+
+
+def test_parts_of_a_job_have_no_host_in_common(cluster: SlurmCluster) -> None:
+    # Parts with equal hosts would have equal names and addresses.
+    cluster.program("one_host.sh", "#!/bin/sh\n#SBATCH -n1 -w host0\n#SBATCH hetjob\n#SBATCH -n1 -w host0\ntrue\n")
+    job = cluster.user("sbatch", "-W", "/opt/programs/one_host.sh")
+    assert "Invalid node name specified" in job.communicate(timeout=120)[1]
+    assert job.returncode != 0
 
 
 def read(cluster: SlurmCluster, name: str) -> list[str]:
