@@ -595,8 +595,8 @@ def test_a_rank_that_the_system_killed_for_memory_is_told_so(tmp_path: Path) -> 
     (group / "memory.max").write_text(f"{64 << 20}\n")
     program = (
         "import pathlib, sys\n"
-        "from multiring._launch import JobOptions, job, run_local\n"
-        f"job.group_here = lambda: pathlib.Path({str(group)!r})\n"
+        "from multiring._launch import JobOptions, memory_limit, run_local\n"
+        f"memory_limit.group_here = lambda: pathlib.Path({str(group)!r})\n"
         "die = 'import os, pathlib, signal; pathlib.Path(%r).write_text(\"oom_kill 1\"); os.kill(os.getpid(), 9)'\n"
         f"sys.exit(run_local([sys.executable, '-c', die % {str(group / 'memory.events')!r}], 1, JobOptions()))\n"
     )

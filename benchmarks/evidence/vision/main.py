@@ -33,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.evidence.support.claims import commit, machine
 from PIL import Image, ImageEnhance
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # lets this script import from the repository root
+from benchmarks.evidence.support.claims import commit, machine
 
 from multiring.errors import DataError
 from multiring.vision import VisionProject, decode_picture, read_picture
