@@ -73,6 +73,10 @@ def test_no_such_script_there(hosts: SshHosts) -> None:
 
 
 COPY = "mkdir -p multiring; cp -r {source}/. multiring"
+# The editable installation of a checkout comes before PYTHONPATH.
+WITHOUT_CHECKOUT = (
+    "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'ScikitBuild' not in type(each).__name__]"
+)
 OTHER_VERSION = "sed -i 's/VERSION = .*/VERSION = \"0.0.7\"/' multiring/_version.py"
 
 
@@ -89,7 +93,8 @@ def test_another_multiring_there(hosts: SshHosts, prepare: str, words: str) -> N
     source = ROOT / "src" / "multiring"
     library = HOME / "library"
     hosts.as_root(hosts.lab.hosts[0], f"mkdir -p {library}; ln -sfn {source} {library}/multiring")
-    there = f"rm -rf {library}; mkdir {library}; cd {library}; {prepare.format(source=source)}; chmod -R a+rX {library}"
+    there = f"rm -rf {library}; mkdir {library}; cd {library}; {prepare.format(source=source)}"
+    there += f'; echo "{WITHOUT_CHECKOUT}" >sitecustomize.py; chmod -R a+rX {library}'
     hosts.as_root(hosts.lab.hosts[1], there)
     told = refused(hosts, "--hosts", "host0:1,host1:1", PYTHONPATH=str(library))
     assert words in told
