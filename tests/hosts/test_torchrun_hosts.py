@@ -84,8 +84,11 @@ class Agents:
         """Kill all processes of a host at once."""
         self._lab.apply(parse_fault(["kill", f"host{number}"], self._lab.plan))
 
-    def reap(self) -> None:
-        """Wait for the agents, after the lab has killed them and their ranks."""
+    def end(self) -> None:
+        """Kill the hosts and wait for the agents: a host with a child that nobody has waited for does not end."""
+        for host in self._lab.hosts:
+            if host.is_alive:
+                host.kill()
         for process in self.processes:
             process.communicate()
 
@@ -100,7 +103,7 @@ def agents(hosts: int, tmp_path: Path) -> Iterator[Agents]:
     with Lab(LabPlan(hosts=hosts)) as lab:
         made = Agents(lab, tmp_path)
         yield made
-    made.reap()
+        made.end()
 
 
 def said(ends: list[tuple[int, str]]) -> list[str]:
