@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -100,6 +100,7 @@ def test_vectors_of_unlike_magnitude() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-999, 999), st.integers(-999, 999)), min_size=1, max_size=8))
+@example([(0, 166), (42, 172), (0, 1)])  # NumPy 1.26 adds these squares in an order that depends on their alignment
 def test_it_does_not_matter_which_is_first(pairs: list[tuple[int, int]]) -> None:
     a, b = np.array(pairs, np.float64).T / 7
     assert np.array_equal(adasum([a, b]), adasum([b, a]))
