@@ -24,16 +24,17 @@ ROOT = Path(__file__).parents[2]
 RUN = (sys.executable, "-m", "multiring", "run")
 _UP_S = 30.0
 _LONGEST_S = 100.0
+# All of /etc is mounted: a mount on /etc/passwd alone is lost when a package that is being installed adds a user.
 _FURNISH = """
 mount -t tmpfs -o mode=755 tmpfs /home
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/sshd /run/etc /home/learner/.ssh
-for name in passwd group shadow; do cp /etc/$name /run/etc/$name; done
+mkdir -p /run/sshd /home/learner/.ssh
+cp -a /etc /run/etc
 echo 'learner:x:61234:61234::/home/learner:/bin/bash' >> /run/etc/passwd
 echo 'learner:x:61234:' >> /run/etc/group
 echo 'learner:*:20000:0:99999:7:::' >> /run/etc/shadow
-for name in passwd group shadow; do mount --bind /run/etc/$name /etc/$name; done
+mount --bind /run/etc /etc
 ssh-keygen -q -t ed25519 -N '' -f /run/sshd/host_key
 cat > /run/sshd/config <<END
 HostKey /run/sshd/host_key
