@@ -296,3 +296,81 @@ def test_an_interrupted_scan_goes_on(project: VisionProject, monkeypatch: pytest
     assert set(result.added).isdisjoint(kept)
     assert len(project.images()) == 10
     assert project.scan().added == ()
+
+
+@pytest.mark.parametrize("names", [("a.png", "b/c.png"), ("a.png", "b/c.png", "b/ü ñ.bmp")])
+def test_files_that_exchange_their_names_keep_their_labels(project: VisionProject, names: tuple[str, ...]) -> None:
+    digests = {name: image(project, name).digest for name in names}
+    for number, name in enumerate(names):
+        project.set_labels(name, (Box(class_name="cat", left=number, top=0, width=1, height=1),), "ann")
+    for name in names:
+        (project.folder / name).rename(project.folder / f"{name}.kept")
+    turned = dict(zip(names, (*names[1:], names[0]), strict=True))
+    for former, path in turned.items():
+        (project.folder / f"{former}.kept").rename(project.folder / path)
+    result = project.scan()
+    assert set(result.moved) == set(turned.items())
+    assert result.changed == result.added == result.missing == ()
+    for number, former in enumerate(names):
+        path = turned[former]
+        assert image(project, path).digest == digests[former]
+        found = project.labelling(path)
+        assert found is not None
+        assert found.labels == (Box(class_name="cat", left=number, top=0, width=1, height=1),)
+
+
+def test_a_file_that_took_the_place_of_another_is_told_as_changed(project: VisionProject) -> None:
+    project.set_labels("a.png", (BOX,), "ann")
+    project.set_labels("b/c.png", (DOG,), "ann")
+    (project.folder / "b/c.png").replace(project.folder / "a.png")
+    result = project.scan()
+    assert (result.changed, result.missing, result.moved) == (("a.png",), ("b/c.png",), ())
+    # A chain: what was overwritten stays where it is, and what moved on moves.
+    (project.folder / "b/ü ñ.bmp").rename(project.folder / "b/d.bmp")
+    draw(project.folder / "b/ü ñ.bmp", 77)
+    result = project.scan()
+    assert (result.moved, result.added) == ((("b/ü ñ.bmp", "b/d.bmp"),), ("b/ü ñ.bmp",))
+
+
+def test_summaries_tell_the_state_of_each_picture(project: VisionProject) -> None:
+    first = project.set_labels("a.png", (BOX, DOG), "ann")
+    second = project.set_labels("b/c.png", (), "ben")
+    project.set_frame("b/c.png", "film", 3)
+    found = {each.path: each for each in project.summaries()}
+    assert [(each.labels, each.author, each.change) for each in found.values()] == [
+        (2, "ann", first),
+        (0, "ben", second),
+        (None, "", 0),
+    ]
+    assert (found["b/c.png"].video, found["b/c.png"].frame) == ("film", 3)
+    assert found["a.png"].digest == image(project, "a.png").digest == project.image("a.png").digest
+    assert [each.path for each in project.summaries(first)] == ["b/c.png"]
+    third = project.set_labels("a.png", None, "ann")
+    assert [(each.path, each.labels, each.change) for each in project.summaries(second)] == [("a.png", None, third)]
+
+
+def test_labels_of_another_file_are_refused(project: VisionProject) -> None:
+    seen = image(project, "a.png").digest
+    project.set_labels("a.png", (BOX,), "ann", digest=seen)
+    draw(project.folder / "a.png", 50)
+    project.scan()
+    with pytest.raises(StateError, match="another file now"):
+        project.set_labels("a.png", (), "ann", digest=seen)
+    labels = {"a.png": (), "b/c.png": ()}
+    with pytest.raises(StateError, match=r"'b/c.png' was changed meanwhile \(change 0, not 7\)"):
+        project.set_many_labels(labels, "ann", after={"b/c.png": 7})
+    assert project.labelling("b/c.png") is None
+
+
+def test_undo_of_a_change_by_its_number(project: VisionProject) -> None:
+    one = project.set_labels("a.png", (BOX,), "ann")
+    other = project.set_labels("b/c.png", (DOG,), "ann")  # in another window
+    assert project.undo("ann", one) == ("a.png",)
+    for number in (one, 99):
+        with pytest.raises(StateError, match=f"'ann' has made no change {number} that can be undone"):
+            project.undo("ann", number)
+    with pytest.raises(StateError, match="'ben' has made no change"):
+        project.undo("ben", other)
+    project.set_labels("b/c.png", (), "ann")
+    with pytest.raises(StateError, match=r"changed .b/c\.png. later"):
+        project.undo("ann", other)

@@ -13,11 +13,13 @@ from multiring.vision.labels import outside, require_label
 from multiring.vision.pictures import DEFAULT_LIMITS
 from multiring.vision.project import history
 from multiring.vision.project.history import Labels
-from multiring.vision.project.records import ImageRecord, Labelling, ScanResult
+from multiring.vision.project.moves import moved_files
+from multiring.vision.project.records import ImageRecord, Labelling, PictureSummary, ScanResult
 from multiring.vision.project.scanning import COLUMNS, RUNS, Found, Measured, files_below, measured
 from multiring.vision.project.schema import create_database, open_database, transaction
 
 _FILE = "labels.sqlite"
+_IMAGES = f"SELECT path, digest, problem, is_missing, group_name, video, frame, {', '.join(COLUMNS)} FROM images"  # noqa: S608 -- own names
 _BATCH = 256  # pictures that a scan writes at a time
 
 
@@ -89,8 +91,9 @@ class VisionProject:
     def scan(self, limits: Limits = DEFAULT_LIMITS, *, threads: int = 4) -> ScanResult:
         """Read the folder's new and changed pictures, and note the missing ones.
 
-        A picture whose file moved keeps its labels, if one missing and one new file have the same bytes. A file is read
-        again if its size or its time of modification changed.
+        A picture whose file moved keeps its labels, if one file has the bytes that one missing picture had. That holds
+        for files that exchanged their names, too. A file is read again if its size or its time of modification changed.
+        A file with new content in the place of a picture keeps that picture's labels, and is reported as changed.
 
         Args:
             limits: the largest file and picture; what exceeds them counts as unreadable.
@@ -106,38 +109,39 @@ class VisionProject:
         back = {row[0] for row in rows if row[3]}
         fresh = [each for each in here if known.get(each.path) != each or each.path in back]
         gone = set(known) - {each.path for each in here}
-        added, changed = [], []
+        added: list[str] = []
+        changed: list[str] = []
         batch: list[Measured] = []
         maybe_moved: list[Measured] = []
-        gone_digests = {digests[path] for path in gone} - {""}
+        # The places from which a picture may have moved: nothing is there, or another file may be.
+        left = gone | {each.path for each in fresh if each.path in known}
+        former_digests = {digests[path] for path in left} - {""}
         for each in measured(self.folder, fresh, limits, threads):
-            if each.found.path in known:
-                if each.digest != digests[each.found.path]:
-                    changed.append(each.found.path)
-            elif each.digest in gone_digests:
+            is_known = each.found.path in known
+            is_same = is_known and each.digest == digests[each.found.path]
+            if not is_same and (is_known or each.digest in former_digests):
                 maybe_moved.append(each)
                 continue
-            else:
+            if not is_known:
                 added.append(each.found.path)
             batch.append(each)
             if len(batch) == _BATCH:  # an interrupted scan goes on from here
                 self._write(batch)
                 batch.clear()
-        moved = []
+        moved = moved_files({each.found.path: each.digest for each in maybe_moved}, digests, gone)
+        gone -= {former for former, _ in moved}
+        arrived = {path for _, path in moved}
+        stay = set(known) - {former for former, _ in moved}
         for each in maybe_moved:
-            before = [path for path in gone if digests[path] == each.digest]
-            if len(before) == 1 and sum(other.digest == each.digest for other in maybe_moved) == 1:
-                gone.remove(before[0])
-                moved.append((before[0], each.found.path))
-            else:
-                added.append(each.found.path)
+            if each.found.path not in arrived:
+                (changed if each.found.path in stay else added).append(each.found.path)
         self._write([*batch, *maybe_moved], moved, gone)
         bad = self._database.execute(
             "SELECT path FROM images WHERE problem IS NOT NULL AND NOT is_missing ORDER BY path"
         )
         return ScanResult(
             added=tuple(sorted(added)),
-            changed=tuple(changed),
+            changed=tuple(sorted(changed)),
             moved=tuple(moved),
             missing=tuple(sorted(gone)),
             unreadable=tuple(row[0] for row in bad),
@@ -159,19 +163,36 @@ class VisionProject:
             for each in batch
         ]
         with transaction(self._database):
+            # Two steps, because files may have exchanged their names. No path of a file has this character.
             self._database.executemany(
-                "UPDATE images SET path = ? WHERE path = ?", [(path, former) for former, path in moved]
+                "UPDATE images SET path = char(0) || path WHERE path = ?", [(former,) for former, _ in moved]
+            )
+            self._database.executemany(
+                "UPDATE images SET path = ? WHERE path = char(0) || ?", [(path, former) for former, path in moved]
             )
             self._database.executemany(statement, rows)
             self._database.executemany("UPDATE images SET is_missing = 1 WHERE path = ?", [(path,) for path in gone])
 
     def images(self) -> tuple[ImageRecord, ...]:
         """Return all pictures that a scan has found, in the order of their paths, missing and unreadable ones too."""
-        rows = self._database.execute(
-            f"SELECT path, digest, problem, is_missing, group_name, video, frame, {', '.join(COLUMNS)} FROM images "  # noqa: S608 -- own names
-            "ORDER BY path"
-        )
-        return tuple(_record(row) for row in rows)
+        return tuple(_record(row) for row in self._database.execute(f"{_IMAGES} ORDER BY path"))
+
+    def image(self, path: str) -> ImageRecord:
+        """Return one picture.
+
+        Raises:
+            ArgumentError: the project has no such picture.
+        """
+        row = self._database.execute(f"{_IMAGES} WHERE id = ?", (self._image(path),)).fetchone()
+        return _record(row)
+
+    def summaries(self, since: int = -1) -> tuple[PictureSummary, ...]:
+        """Return what a list shows of each picture, in the order of their paths.
+
+        Args:
+            since: the number of a change. Only pictures whose labels changed after it are returned; -1: all.
+        """
+        return tuple(history.summaries(self._database, since))
 
     def set_group(self, path: str, group: str | None) -> None:
         """State the group of a picture, which no split divides; None takes it back.
@@ -243,7 +264,14 @@ class VisionProject:
         return history.labellings(self._database, self._class_names(), path)
 
     def set_labels(
-        self, path: str, labels: Labels, author: str, *, after: int | None = None, outside_too: bool = False
+        self,
+        path: str,
+        labels: Labels,
+        author: str,
+        *,
+        after: int | None = None,
+        digest: str | None = None,
+        outside_too: bool = False,
     ) -> int:
         """Replace the labels of a picture, and return the number of the change.
 
@@ -253,19 +281,35 @@ class VisionProject:
             author: who says so.
             after: the number of the change that the author has seen last, 0 for none. If the picture has another one,
                 nothing is changed.
+            digest: the digest of the file that the author has seen. If the picture has another one, nothing is changed.
             outside_too: accept labels that leave the picture, which `check` reports.
 
         Raises:
             ArgumentError: the project has no such picture or class, or there is no author.
             DataError: a label is malformed or leaves the picture.
-            StateError: somebody else changed the labels since `after`.
+            StateError: somebody else changed the labels since `after`, or a scan found another file.
         """
-        return self.set_many_labels({path: labels}, author, after=after, outside_too=outside_too)
+        return self.set_many_labels(
+            {path: labels},
+            author,
+            after=None if after is None else {path: after},
+            digests=None if digest is None else {path: digest},
+            outside_too=outside_too,
+        )
 
     def set_many_labels(
-        self, labels: Mapping[str, Labels], author: str, *, after: int | None = None, outside_too: bool = False
+        self,
+        labels: Mapping[str, Labels],
+        author: str,
+        *,
+        after: Mapping[str, int] | None = None,
+        digests: Mapping[str, str] | None = None,
+        outside_too: bool = False,
     ) -> int:
-        """Replace the labels of several pictures as one change, which one undo takes back. See `set_labels`."""
+        """Replace the labels of several pictures as one change, which one undo takes back. See `set_labels`.
+
+        `after` and `digests` have the values of pictures by path. If one is outdated, nothing is changed at all.
+        """
         if not author.strip():
             raise ArgumentError("author: want a name")
         stated = [each for some in labels.values() for each in some or ()]
@@ -276,20 +320,25 @@ class VisionProject:
             change = history.begin_change(self._database, author)
             for path, some in labels.items():
                 image = self._image(path)
+                self._require_unchanged(path, image, (after or {}).get(path), (digests or {}).get(path))
                 if not outside_too:
                     self._require_inside(path, image, some)
-                self._require_unchanged(path, image, after)
                 history.add_labelling(self._database, change, image, some, classes)
         return change
 
-    def undo(self, author: str) -> tuple[str, ...]:
-        """Take back the author's last change that is not taken back yet, and return the paths of its pictures.
+    def undo(self, author: str, change: int | None = None) -> tuple[str, ...]:
+        """Take back a change of the author that is not taken back yet, and return the paths of its pictures.
+
+        Args:
+            author: who made the change.
+            change: the number of the change; None is the author's last one. A program that an author has opened
+                twice must give the number, else it takes back what the other one did.
 
         Raises:
             StateError: there is no such change, or somebody changed one of its pictures later.
         """
         with transaction(self._database):
-            return history.undo_last(self._database, author)
+            return history.undo_change(self._database, author, change)
 
     def history(self, path: str) -> tuple[Labelling, ...]:
         """Return all labellings that a picture had, oldest first."""
@@ -313,15 +362,19 @@ class VisionProject:
             if how := outside(each, width, height):
                 raise DataError(f"picture {path!r}: {each.class_name!r} is outside the picture: {how}")
 
-    def _require_unchanged(self, path: str, image: int, after: int | None) -> None:
-        if after is None:
-            return
-        last = (
-            self._database.execute("SELECT MAX(change_id) FROM labellings WHERE image_id = ?", (image,)).fetchone()[0]
-            or 0
-        )
-        if last != after:
+    def _require_unchanged(self, path: str, image: int, after: int | None, digest: str | None) -> None:
+        last, found = self._database.execute(
+            "SELECT IFNULL((SELECT MAX(change_id) FROM labellings WHERE image_id = images.id), 0), digest FROM images "
+            "WHERE id = ?",
+            (image,),
+        ).fetchone()
+        if after is not None and last != after:
             raise StateError(f"picture {path!r} was changed meanwhile (change {last}, not {after}): read it again")
+        if digest is not None and found != digest:
+            raise StateError(
+                f"picture {path!r} is another file now (digest {found[:12] or 'unreadable'}, not {digest[:12]}): read "
+                "it again"
+            )
 
 
 def _record(row: tuple[object, ...]) -> ImageRecord:

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from multiring.errors import StateError
 from multiring.vision.labels import Label, from_json, to_json
-from multiring.vision.project.records import Labelling
+from multiring.vision.project.records import Labelling, PictureSummary
 
 Labels = tuple[Label, ...] | None
 _LATEST = """
@@ -59,6 +59,31 @@ def labellings(database: sqlite3.Connection, names: Mapping[int, str], path: str
     return {row[0]: _labelling(row[1:], names) for row in rows}
 
 
+def summaries(database: sqlite3.Connection, since: int) -> Iterator[PictureSummary]:
+    """Yield the pictures whose labels changed after the change `since`, in the order of their paths; -1: all."""
+    rows = database.execute(
+        "SELECT path, digest, problem, is_missing, width, height, video, frame, json_array_length(labels), author, "
+        "last FROM (SELECT *, IFNULL((SELECT MAX(change_id) FROM labellings WHERE image_id = images.id), 0) AS last "
+        "FROM images) AS pictures LEFT JOIN labellings ON image_id = pictures.id AND change_id = last "
+        "LEFT JOIN changes ON changes.id = last WHERE last > ? ORDER BY path",
+        (since,),
+    )
+    for path, digest, problem, is_missing, width, height, video, frame, labels, author, change in rows:
+        yield PictureSummary(
+            path=path,
+            digest=digest,
+            problem=problem or "",
+            is_missing=bool(is_missing),
+            width=width or 0,
+            height=height or 0,
+            video=video,
+            frame=frame,
+            labels=labels,
+            author=author or "",
+            change=change,
+        )
+
+
 def history(database: sqlite3.Connection, names: Mapping[int, str], path: str) -> Iterator[Labelling]:
     """Yield all labellings of a picture, oldest first."""
     rows = database.execute(
@@ -78,21 +103,27 @@ def _labelling(row: Sequence[object], names: Mapping[int, str]) -> Labelling:
     return Labelling(labels=labels, author=str(author), time=str(time), change=int(str(change)))
 
 
-def undo_last(database: sqlite3.Connection, author: str) -> tuple[str, ...]:
-    """Take back the author's last change that is not taken back yet, and return the paths of its pictures.
+def undo_change(database: sqlite3.Connection, author: str, number: int | None) -> tuple[str, ...]:
+    """Take back a change of the author that is not taken back yet, and return the paths of its pictures.
 
     Call it inside a transaction. The pictures get the labels that they had before the change.
+
+    Args:
+        database: the project's database.
+        author: who made the change and takes it back.
+        number: the change; None is the author's last one.
 
     Raises:
         StateError: there is no such change, or somebody changed one of its pictures later.
     """
     row = database.execute(
-        "SELECT MAX(id) FROM changes WHERE author = ? AND undoes IS NULL AND id NOT IN "
+        "SELECT MAX(id) FROM changes WHERE author = ? AND IFNULL(id = ?, 1) AND undoes IS NULL AND id NOT IN "
         "(SELECT undoes FROM changes WHERE undoes IS NOT NULL)",
-        (author,),
+        (author, number),
     ).fetchone()
     if row[0] is None:
-        raise StateError(f"{author!r} has made no change that can be undone")
+        which = "no change" if number is None else f"no change {number}"
+        raise StateError(f"{author!r} has made {which} that can be undone")
     change: int = row[0]
     touched = database.execute(
         "SELECT image_id, path FROM labellings JOIN images ON images.id = image_id WHERE change_id = ? ORDER BY path",

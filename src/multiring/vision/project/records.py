@@ -90,3 +90,34 @@ class ScanResult:
     missing: tuple[str, ...]
     unreadable: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureSummary:
+    """What a list of pictures shows of one, which is read without its labels.
+
+    Attributes:
+        path: the file, relative to the project's folder, with "/".
+        digest: SHA-256 of the file as hexadecimal digits; "" if it cannot be read.
+        problem: why the picture cannot be used, or "".
+        is_missing: the file was there and is gone.
+        width: pixels, after EXIF's rotation; 0 if there is a problem.
+        height: pixels, after EXIF's rotation; 0 if there is a problem.
+        video: the name of the video that the picture is a frame of.
+        frame: the frame's number in the video.
+        labels: the number of labels. 0 means "seen, nothing in it", and None means "not labelled".
+        author: who made the last change of the labels; "" if nobody ever labelled the picture.
+        change: the number of that change; 0 if there is none.
+    """
+
+    path: str
+    digest: str
+    problem: str
+    is_missing: bool
+    width: int
+    height: int
+    video: str | None
+    frame: int | None
+    labels: int | None
+    author: str
+    change: int
