@@ -24,8 +24,8 @@ from multiring.errors import ArgumentError
 # The number of elements of a block. Two float64 blocks of this size stay in a cache. OpenBLAS splits dot products of
 # more than 10,000 elements over several threads, which took ten times as long when ranks shared cores.
 _BLOCK = 8192
-# The number of float64 elements in a cache line. The dot products of NumPy 1.26's OpenBLAS depend on the alignment of the
-# operands, so a.a and b.b would differ for equal vectors, and from run to run.
+# The number of float64 elements in a cache line. The dot products of NumPy 1.26's OpenBLAS depend on the alignment of
+# the operands, so a.a and b.b would differ for equal vectors, and from run to run.
 _IN_A_LINE = 8
 # The type in which vectors of each type are stored between two combinations. 16-bit results are rounded only once, at
 # the end.
