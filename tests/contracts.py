@@ -52,6 +52,7 @@ PARTS = {
         "augment | forecast | permutation | shares",
     ),
     "vision": (
+        "exporting",
         "checks | formats",
         "project",
         "duplicates | pictures",
@@ -62,12 +63,14 @@ PARTS = {
 BUILDS_ON_OTHERS = "keras"  # a Keras model runs on one of the other frameworks
 # Packages above the adapters that are built on torch. Another such package needs a place in LAYERS, above the packages
 # that it imports, and its name here.
-BUILD_ON_TORCH = ("training", "_verify")
+BUILD_ON_TORCH = ("training", "vision", "_verify")
 ESTIMATORS = "spark"  # its estimator trains models of torch
 # The packages that start ranks on a cluster. Each is the only importer of its cluster's framework.
 CLUSTERS = {"dask": ("dask", "distributed"), "ray": ("ray",), "spark": ("pyspark",)}
 # torchrun's store is torch's: the one module below the adapters that may import it, once the store is used.
 OF_TORCHRUN = "multiring._exchanges.torch_store"
+# Commands import these modules once they need them; no command imports torch itself.
+OF_COMMANDS = "multiring._cli.* -> multiring.vision.**"
 # Workers of `bench` and `verify` are programs of their own; no module imports them.
 WORKERS = ("multiring._bench.workers.*", "multiring._verify.workers.*")
 
@@ -128,7 +131,7 @@ def contracts() -> str:
                 "ignore_imports",
                 [
                     *_by_workers(framework, f"multiring.{framework}", f"multiring.{framework}.*"),
-                    *([f"{OF_TORCHRUN} -> torch"] if framework == "torch" else []),
+                    *([f"{OF_TORCHRUN} -> torch", OF_COMMANDS] if framework == "torch" else []),
                 ],
             ),
             "unmatched_ignore_imports_alerting = none",

@@ -1,0 +1,1 @@
+"""Export trained models as ONNX files that answer as the trained models do."""
