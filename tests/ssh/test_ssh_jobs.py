@@ -220,6 +220,22 @@ def test_horovodrun_takes_a_port_and_a_key(hosts: SshHosts) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
 
 
+def test_horovodrun_reads_a_hostfile(hosts: SshHosts) -> None:
+    hosts.write("hosts", "host1 slots=1  # the first\nhost2:2\n", [0])
+    hosts.write("where.py", "import os, horovod.torch as hvd\nhvd.init()\nprint(os.uname().nodename, flush=True)\n")
+    words = ["horovodrun", "-np", "3", "-hostfile", "hosts", "python", "where.py"]
+    done = hosts.run(0, [RUN[0], "-m", "multiring", *words])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] host1", "[1] host2", "[2] host2"]
+
+
+def test_a_hosts_variable_is_the_ranks_if_the_user_sets_it(hosts: SshHosts) -> None:
+    hosts.write("tell.py", "import os\nprint(os.environ['TMPDIR'], os.environ['HOME'], flush=True)\n")
+    words = ["--hosts", "host0:1,host1:1", "--env", "TMPDIR=/dev/shm", "tell.py"]
+    done = hosts.launch(*words, on=0, TMPDIR="/tmp")  # noqa: S108 -- of the launcher's host
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] /dev/shm {HOME}" for rank in (0, 1)], done.stderr
+
+
 @pytest.mark.parametrize("time_out", [(), ("--env", "MULTIRING_WIRE_TIMEOUT_S=4")], ids=["", "short time-out"])
 def test_a_killed_host_is_named_in_bounded_time(own_hosts: SshHosts, time_out: tuple[str, ...]) -> None:
     """Also if the other ranks fail long before the launcher counts the host as dead."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import multiring
-from multiring._launch import pickled_call
+from multiring._launch import CommandError, pickled_call
 from multiring._launch.pickled_call import CallFolder, Failure, Returned, failure_of
 from multiring.errors import ArgumentError, LaunchError, PeerLostError, UnsupportedError
 from multiring.horovod import run
@@ -80,10 +80,12 @@ def test_what_cannot_be_sent() -> None:
         ({"num_proc": 0}, ArgumentError, "num_proc=0: want at least 1"),
         ({"num_proc": 2, "max_num_proc": 4}, UnsupportedError, "the number of ranks does not change"),
         ({"hosts": "a:1", "hostfile": "f"}, ArgumentError, "both list hosts; pass only one of them"),
-        ({"hosts": "elsewhere:2", "num_proc": 2}, UnsupportedError, "multiring run --horovod --hosts elsewhere:2"),
-        ({"hostfile": "f"}, UnsupportedError, "hosts from 'f'.*multiring run --horovod --hosts"),
-        ({"hosts": "localhost:2", "num_proc": 3}, ArgumentError, "has places for 2, num_proc=3"),
-        ({"host_discovery_script": "f"}, UnsupportedError, "hosts from 'f'"),
+        ({"hosts": "nowhere.invalid:2", "num_proc": 2}, LaunchError, "nowhere.invalid: no agent runs there: "),
+        ({"hosts": "a:b:c", "num_proc": 2}, ArgumentError, "is not HOST:RANKS"),
+        ({"hostfile": "/none"}, ArgumentError, "cannot read the hosts in /none"),
+        ({"hosts": "localhost:2", "num_proc": 3}, ArgumentError, "3 ranks, but localhost:2 has places for 2"),
+        ({"host_discovery_script": "f"}, UnsupportedError, "pass hosts or hostfile"),
+        ({"executable": "/none"}, CommandError, "command not found: '/none'"),
         ({"use_mpi": True}, UnsupportedError, "use_mpi"),
     ],
 )

@@ -7,7 +7,6 @@ alternative. docs/horovod.md has the table.
 
 import argparse
 import importlib.util
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,8 +14,8 @@ from types import MappingProxyType
 
 from multiring._cli.horovodrun_options import SPELT, SWITCHES, VALUES, option_of, read_configuration
 from multiring._cli.run import program_of, start
-from multiring._launch import HostsLauncher, JobOptions, horovod_without_effect, parse_hostfile
-from multiring._launch.mpiexec import first_places, parse_hosts
+from multiring._launch import HostsLauncher, JobOptions, horovod_without_effect, hosts_beyond_this, parse_hostfile
+from multiring._launch.horovod import interface_variables, ssh_words
 from multiring._settings import environment_of
 from multiring._version import VERSION
 from multiring.errors import ArgumentError, UnsupportedError
@@ -24,7 +23,6 @@ from multiring.horovod.builds import ADAPTERS, extension_available
 from multiring.horovod.versions import HOROVOD_VERSION
 from multiring.trace import file_path
 
-_HERE = ("localhost", "127.0.0.1", "::1")
 _FRAMEWORKS = MappingProxyType({"tensorflow": "TensorFlow", "torch": "PyTorch", "mxnet": "MXNet"})
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _FIXED = "the number of ranks is fixed; leave the option out, or start again with another -np"
@@ -142,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         timeline=None if arguments.timeline_filename is None else file_path(arguments.timeline_filename),
         variables=variables,
         mpiexec_words=_words_of(arguments.mpi_args or ""),
-        ssh_words=_ssh_words(arguments),
+        ssh_words=ssh_words(arguments.ssh_port, arguments.ssh_identity_file),
     )
     launcher = HostsLauncher.MPIEXEC if arguments.mpi or arguments.mpi_args else HostsLauncher.SSH
     return start(program_of(arguments.program), arguments.num_proc, _hosts(arguments), options, launcher)
@@ -159,19 +157,12 @@ def variables_of(arguments: argparse.Namespace) -> dict[str, str]:
             told[variable] = text_of(value)
     if arguments.start_timeout is not None:
         told |= environment_of(init_timeout_s=arguments.start_timeout)
-    if arguments.nics is not None:
-        several = "," in arguments.nics
-        told |= environment_of(**({"rails": arguments.nics} if several else {"interface": arguments.nics}))
-    ssh = _ssh_words(arguments)
+    told |= interface_variables(arguments.nics)
+    ssh = ssh_words(arguments.ssh_port, arguments.ssh_identity_file)
     if ssh and (arguments.mpi or arguments.mpi_args):  # the variables are for Hydra, Open MPI 5 and Open MPI 4
         named = ("HYDRA_LAUNCHER_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args")
         told |= dict.fromkeys(named, shlex.join(ssh))
     return told
-
-
-def _ssh_words(arguments: argparse.Namespace) -> tuple[str, ...]:
-    port = () if arguments.ssh_port is None else ("-p", str(arguments.ssh_port))
-    return port + (() if arguments.ssh_identity_file is None else ("-i", arguments.ssh_identity_file))
 
 
 def _words_of(text: str) -> tuple[str, ...]:
@@ -185,9 +176,8 @@ def _hosts(arguments: argparse.Namespace) -> str | None:
     """Return the hosts, or None if this process starts the ranks itself."""
     hosts = arguments.hosts if arguments.hostfile is None else parse_hostfile(arguments.hostfile)
     spelt: str = f"localhost:{arguments.num_proc}" if hosts is None else hosts
-    places = first_places(parse_hosts(spelt), arguments.num_proc)
-    is_here = all(name in (*_HERE, os.uname().nodename) for name, _ in places)
-    return None if is_here and not arguments.mpi else spelt
+    beyond = hosts_beyond_this(spelt, arguments.num_proc)
+    return spelt if arguments.mpi else beyond
 
 
 def _refuse_elastic(arguments: argparse.Namespace) -> None:

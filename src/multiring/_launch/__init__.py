@@ -14,7 +14,7 @@ from multiring._launch.allocations import (
 from multiring._launch.commands import CommandError
 from multiring._launch.function import FunctionOptions, run, run_function
 from multiring._launch.horovod import horovod_without_effect
-from multiring._launch.hosts import HostsLauncher, run_over_hosts
+from multiring._launch.hosts import HostsLauncher, hosts_beyond_this, run_over_hosts
 from multiring._launch.job import JobOptions
 from multiring._launch.local import run_local
 from multiring._launch.mpiexec import parse_hostfile

@@ -30,13 +30,16 @@ SILENT_S = 20.0  # an end that sends nothing for this long counts as dead
 _STREAM = struct.Struct(">cIIB")
 _STREAM_KIND = b"s"
 STDIN, STDOUT, STDERR = 0, 1, 2
+CALL, OUTCOME = 3, 4  # a call for the ranks of the host, and a rank's outcome of it
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StreamData:
-    """Bytes of a standard stream of `rank` in start number `start` of the ranks.
+    """Bytes of a stream of `rank` in start number `start` of the ranks.
 
-    `stream` is STDIN, STDOUT or STDERR. No bytes mean the end of STDIN.
+    `stream` is STDIN, STDOUT or STDERR; or CALL or OUTCOME, if the ranks call a function. No bytes mean the end of
+    STDIN.
     """
 
     start: int
@@ -93,8 +96,13 @@ class ControlLink:
         self._send(encode(message))
 
     def send_stream(self, start: int, rank: int, stream: int, data: bytes) -> None:
-        """Queue bytes of a standard stream of a rank in start number `start`."""
+        """Queue bytes of a stream of a rank in start number `start`."""
         self._send(_STREAM.pack(_STREAM_KIND, start, rank, stream) + data)
+
+    def send_pieces(self, start: int, rank: int, stream: int, data: bytes) -> None:
+        """Queue bytes of any number, in frames of a size that the other end accepts."""
+        for at in range(0, len(data), PIECE_BYTES):
+            self.send_stream(start, rank, stream, data[at : at + PIECE_BYTES])
 
     def _send(self, payload: bytes) -> None:
         if self.is_open:

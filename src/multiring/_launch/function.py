@@ -35,11 +35,13 @@ class FunctionOptions:
 
     - job: options of the job.
     - python: the ranks' Python.
+    - hosts: hosts like `a:4,b:4` whose first places the ranks take, by ssh. None: this host.
     - failed: the first words of the error for a failed job.
     """
 
     job: JobOptions = field(default_factory=JobOptions)
     python: str = sys.executable
+    hosts: str | None = None
     failed: str = "the function did not return on every rank"
 
 
@@ -102,12 +104,17 @@ def run_function(
         told = {
             "ranks": ranks,
             "python": options.python,
+            "hosts": options.hosts,
+            "ssh_words": options.job.ssh_words,
+            "variables": sorted(options.job.variables),  # the launcher inherits their values
             "log_dir": "" if options.job.log_dir is None else str(options.job.log_dir),
             "horovod": options.job.horovod,
             "grace_s": options.job.grace_s,
         }
         (Path(folder) / _TOLD).write_text(json.dumps(told), encoding="utf-8")
         code = _launched(Path(folder) / _TOLD, options.job.variables)
+        if (refusal := call.refusal) is not None:
+            raise refusal
         return _results(code, call.outcomes(ranks), options.failed)
 
 

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from multiring._launch.pickled_call import CallFiles, CallFolder, Returned, failure_of
+from multiring._launch.pickled_call import FILES, CallFiles, CallFolder, Returned, failure_of
 from multiring._settings import Settings
 from multiring.errors import StateError
-
-_FILES = "files:"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
         raise StateError("MULTIRING_RANK is not set: only multiring.run starts this module; call multiring.run")
     call: CallFiles | CallFolder
     where = arguments[0]
-    call = CallFiles.inherited(where.removeprefix(_FILES)) if where.startswith(_FILES) else CallFolder(Path(where))
+    call = CallFiles.inherited(where.removeprefix(FILES)) if where.startswith(FILES) else CallFolder(Path(where))
     try:
         call.leave(rank, Returned(call.call()))
     except BaseException as error:

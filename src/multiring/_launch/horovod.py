@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from multiring._launch.own_modules import module_command
-from multiring._settings import HOROVOD_PLACE, inherited_environment
+from multiring._settings import HOROVOD_PLACE, environment_of, inherited_environment
 
 # This folder makes `import horovod` mean multiring. Only ranks that use it have the folder on their PYTHONPATH, at the
 # front.
@@ -118,6 +118,18 @@ def path_with_horovod(environment: Mapping[str, str]) -> str:
     former = environment.get("PYTHONPATH")
     others = former.split(os.pathsep) if former else []
     return os.pathsep.join([str(PACKAGES), *(part for part in others if part != str(PACKAGES))])
+
+
+def interface_variables(interfaces: str | None) -> dict[str, str]:
+    """Return the variables for Horovod's option of network interfaces, such as "eth0" or "eth0,eth1"."""
+    if interfaces is None:
+        return {}
+    return environment_of(**({"rails": interfaces} if "," in interfaces else {"interface": interfaces}))
+
+
+def ssh_words(port: int | None, identity_file: str | None) -> tuple[str, ...]:
+    """Return ssh's words for Horovod's options of a port and a key."""
+    return (() if port is None else ("-p", str(port))) + (() if identity_file is None else ("-i", identity_file))
 
 
 def without_position(environment: Mapping[str, str]) -> dict[str, str]:

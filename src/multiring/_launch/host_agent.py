@@ -19,15 +19,17 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from multiring._launch.commands import CommandError, check_command
-from multiring._launch.control_link import AGENT_BEGINS, ControlLink, StreamData, secret_of_start
+from multiring._launch.control_link import AGENT_BEGINS, CALL, ControlLink, StreamData, secret_of_start
 from multiring._launch.control_tcp import connect
 from multiring._launch.cores import cores_of_cpus, threads_per_rank, usable_cpus
 from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.host_job import HostJob, HostTask, StdinPipe
 from multiring._launch.job import JobOptions
+from multiring._launch.pickled_call import FILES, CallFiles, unnamed_file
 from multiring._launch.rank_starts import HostPlace, free_port, rank_starts, shares_told
 from multiring._runtime.bootstrap.addresses import host_id, own_address
 from multiring._runtime.bootstrap.handshake import Message
@@ -61,6 +63,7 @@ class Agent:
         self._link = link
         self._secret = secret
         self._task = task
+        self._call: int | None = None  # the descriptor of a file with the call, if the ranks call a function
         version = ".".join(map(str, sys.version_info[:3]))
         link.send(hello={"version": VERSION, "python": version, "pid": os.getpid(), **(about or {})})
 
@@ -70,7 +73,11 @@ class Agent:
             self._listen()
             while (message := self._link.next_message()) is not None:
                 if isinstance(message, StreamData):
-                    continue  # the rest of the input of a rank that has ended
+                    # Other data are the rest of the input of a rank that has ended.
+                    if message.stream == CALL and self._call is not None:
+                        with open(self._call, "ab", closefd=False) as file:
+                            file.write(message.data)
+                    continue
                 if "bye" in message:
                     self._link.flush(time.monotonic() + LAST_WORDS_S)
                     return int(message["bye"])
@@ -111,6 +118,7 @@ class Agent:
         """Check what the ranks need, and answer with what the launcher must know of this host."""
         if self._task is None:
             self._task = _task_of(plan, self._secret)
+            self._call = unnamed_file(b"") if plan["calls"] else None
         check_command(self._task.command[0], self._task.environment)
         address = _address_of(plan["name"], plan["interface"]) if plan["is_met"] else "127.0.0.1"
         ports = tuple(plan["ports"] or PORTS)
@@ -159,7 +167,16 @@ class Agent:
         starts = rank_starts(task.command, place, options, task.environment, None if stdin is None else stdin.reading)
         cores = cores_of_cpus(usable_cpus())
         said = shares_told(len(place.ranks), len(cores), place.threads, task.environment)
-        HostJob(self._link, place, starts, task, said, stdin).run()
+        with contextlib.ExitStack() as stack:
+            calls = () if self._call is None else tuple(CallFiles.sharing(self._call) for _ in starts)
+            for each in calls:
+                stack.callback(each.close)
+            if calls:
+                starts = [
+                    replace(start, command=(*start.command, f"{FILES}{each}"), descriptors=each.descriptors)
+                    for start, each in zip(starts, calls, strict=True)
+                ]
+            HostJob(self._link, place, starts, replace(task, calls=calls), said, stdin).run()
 
 
 def _with(options: JobOptions, told: Message, number: int, *, reads_stdin: bool) -> JobOptions:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from multiring._launch.control_link import STDERR, STDIN, STDOUT, ControlLink, StreamData
+from multiring._launch.control_link import OUTCOME, STDERR, STDIN, STDOUT, ControlLink, StreamData
 from multiring._launch.job import JobOptions
 from multiring._launch.job_process import JobProcess, Start
 from multiring._launch.local import LocalJob
 from multiring._launch.output import ShownOutput, Tagger, Untagged
+from multiring._launch.pickled_call import CallFiles
 from multiring._launch.rank_starts import HostPlace
 from multiring._runtime.bootstrap.handshake import Message
 
@@ -91,6 +92,7 @@ class HostTask:
     """What the ranks of one host run.
 
     - relays: the launcher shows the ranks' output. Otherwise the agent shows it.
+    - calls: the files of each rank's call, if the ranks call a function.
     """
 
     command: tuple[str, ...]
@@ -98,6 +100,7 @@ class HostTask:
     options: JobOptions
     secret: bytes = field(repr=False)
     relays: bool
+    calls: tuple[CallFiles, ...] = ()
 
 
 class HostJob(LocalJob):
@@ -126,6 +129,7 @@ class HostJob(LocalJob):
         self._place = place
         self._relays = task.relays
         self._stdin = stdin
+        self._calls = task.calls
         self._is_ended = False  # the launcher has ended the job, or is lost
         self._told: set[int] = set()  # the ranks whose end was reported
         self._told_lost: set[tuple[int, int]] = set()
@@ -215,6 +219,9 @@ class HostJob(LocalJob):
                     self._report(lost=[rank, lost])
             if member.code is not None and rank not in self._told:
                 self._told.add(rank)
+                if self._calls:
+                    written = self._calls[self._members.index(member)].written()
+                    self._link.send_pieces(self._place.start, rank, OUTCOME, written)
                 lines = [line.decode("utf-8", "replace") for line in member.err.last_lines]
                 self._report(ended=rank, code=member.code, lines=lines, memory=self._told_of_memory(member))
 

@@ -4,6 +4,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -15,6 +16,7 @@ from multiring._launch.job import JobOptions
 from multiring._launch.local import job_name, run_with_restarts
 from multiring._launch.mpiexec import first_places, parse_hosts
 from multiring._launch.over_mpiexec import run_by_mpiexec
+from multiring._launch.pickled_call import CallFolder
 from multiring._launch.standard_streams import open_closed_streams
 from multiring._settings import HOROVOD_PLACE, TORCH_PLACE, Settings, environment_of, inherited_environment
 from multiring.errors import ArgumentError, MultiringError
@@ -44,6 +46,7 @@ def run_over_hosts(
     ranks: int | None = None,
     options: JobOptions | None = None,
     launcher: HostsLauncher = HostsLauncher.SSH,
+    call: CallFolder | None = None,
 ) -> int:
     """Run `command` as ranks on hosts like `a:4,b:4` and return the job's exit code.
 
@@ -59,6 +62,8 @@ def run_over_hosts(
         ranks: the number of ranks, default: all places of `hosts`. A smaller number fills the first places.
         options: options of the job.
         launcher: what starts the ranks.
+        call: a call to send to the ranks, whose outcomes are written into its folder. `command` then begins
+            `multiring._launch.function_rank`. Only with ssh.
 
     Raises:
         ArgumentError: `command` is empty, `hosts` is malformed or has fewer places than `ranks`, `stdin_rank` is not a
@@ -84,12 +89,13 @@ def run_over_hosts(
     secret = settings.secret.encode() if settings.secret is not None else secrets.token_bytes(32)
     sent = {
         **what_to_send(command, options),
-        "environment": _environment_to_send(environment),
+        # What the user has set for the ranks is theirs, even if the variable belongs to a host.
+        "environment": _environment_to_send(environment) | dict(options.variables),
         "variables": dict(options.variables),
         "secret": secret.hex(),
     }
     patience_s = min(_ANSWER_S, settings.init_timeout_s)
-    task = task_of(sent, settings, patience_s, "try `ssh HOST true`")
+    task = replace(task_of(sent, settings, patience_s, "try `ssh HOST true`"), call=call)
 
     def by_ssh(session: HostSession) -> None:
         session.open_by(ssh_words(session.name, options.ssh_words, environment))
@@ -101,6 +107,16 @@ def run_over_hosts(
         ]
     )
     return run_job(sessions, lambda current, number: HostsJob(sessions, task, current, number), options)
+
+
+def hosts_beyond_this(hosts: str, ranks: int) -> str | None:
+    """Return `hosts`, or None if its first `ranks` places are all on this host.
+
+    Raises:
+        ArgumentError: `hosts` is malformed, or has fewer than `ranks` places.
+    """
+    places = first_places(parse_hosts(hosts), ranks)
+    return None if all(is_here(name) for name, _ in places) else hosts
 
 
 def what_to_send(command: Sequence[str], options: JobOptions) -> dict[str, Any]:

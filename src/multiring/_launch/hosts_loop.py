@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiring._launch.commands import CommandError
-from multiring._launch.control_link import QUIET_S, SILENT_S, STDIN, STDOUT, StreamData
+from multiring._launch.control_link import CALL, OUTCOME, QUIET_S, SILENT_S, STDIN, STDOUT, StreamData
 from multiring._launch.control_tcp import ControlListener
 from multiring._launch.host_sessions import HostSession, HostSessions
 from multiring._launch.job import Job, JobOptions
 from multiring._launch.job_process import JobProcess
 from multiring._launch.output import ShownOutput
+from multiring._launch.pickled_call import CallFolder
 from multiring._runtime.bootstrap.handshake import Message
 from multiring._version import VERSION
 from multiring.errors import LaunchError
@@ -94,6 +95,7 @@ class HostsTask:
     - interface, ports: the user's settings for this address otherwise.
     - patience_s: how long the launcher waits for the agents of all hosts.
     - absent: what to say of a host that did not come.
+    - call: the call whose outcomes are wanted, or None if the ranks run a command only.
     """
 
     sent: Mapping[str, Any] = field(repr=False)
@@ -103,6 +105,7 @@ class HostsTask:
     job: str
     patience_s: float
     absent: str
+    call: CallFolder | None = None
 
 
 class HostsLoop(Job):
@@ -128,6 +131,7 @@ class HostsLoop(Job):
         self._news: set[str] = set()
         self._said: set[str] = set()
         self._signal_counts = SignalCounts()
+        self._outcomes: dict[int, bytearray] = {}  # rank -> what has arrived of its outcome
         self._stdin = None if options.stdin_rank is None else _StdinReader(options.stdin_rank, number)
         self._began_s = time.monotonic()
         self._is_waiting = False  # the ranks have not been started
@@ -144,9 +148,12 @@ class HostsLoop(Job):
                 "interface": self._task.interface,
                 "ports": self._task.ports,
                 "is_met": len(self._sessions.all) > 1,
+                "calls": self._task.call is not None,
             },
             start=self._number,
         )
+        if self._task.call is not None and session.link is not None:
+            session.link.send_pieces(self._number, 0, CALL, self._task.call.content)
 
     def _greet(self, session: HostSession, message: Message) -> None:
         hello = message["hello"]
@@ -209,6 +216,9 @@ class HostsLoop(Job):
         if start not in (None, self._number):
             return
         if isinstance(message, StreamData):
+            if message.stream == OUTCOME:
+                self._outcomes.setdefault(message.rank, bytearray()).extend(message.data)
+                return
             member = self._members[message.rank]
             output = member.out if message.stream == STDOUT else member.err
             if isinstance(output, ShownOutput):
@@ -262,6 +272,8 @@ class HostsLoop(Job):
         member = self._members[message["ended"]]
         if member.code is None:
             self._record_end(member, message["code"])
+            if self._task.call is not None:
+                self._task.call.take(message["ended"], bytes(self._outcomes.pop(message["ended"], b"")))
             member.told_of_memory = message["memory"]
             if isinstance(member.err, ToldLines):
                 member.err.last_lines = [line.encode() for line in message["lines"]]

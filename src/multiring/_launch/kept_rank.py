@@ -24,7 +24,7 @@ from multiring._launch.leftovers import (
     reap_adopted,
     signal_processes,
 )
-from multiring._launch.pickled_call import CallFiles, content_of
+from multiring._launch.pickled_call import FILES, CallFiles, content_of
 from multiring._launch.rank_starts import die_with, dying_with
 from multiring._launch.watchdog import Watchdog
 from multiring._settings import Settings
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         name=f"rank {settings.rank}",
         tag=f"[{settings.rank}] ",
         log_files=("", ""),
-        command=(sys.executable, "-m", "multiring._launch.function_rank", f"files:{files}"),
+        command=(sys.executable, "-m", "multiring._launch.function_rank", f"{FILES}{files}"),
         environment=environment,
         prepare=dying_with(os.getpid()),
         descriptors=CallFiles.inherited(files).descriptors,

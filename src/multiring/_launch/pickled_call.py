@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from multiring.errors import ArgumentError, PeerLostError, RendezvousError
+from multiring.errors import ArgumentError, MultiringError, PeerLostError, RendezvousError
 
 _FUNCTION = "function"
+_REFUSAL = "refusal"
+FILES = "files:"  # begins the argument of `function_rank` that names the descriptors of CallFiles
 _LENGTH = struct.Struct("<Q")
 
 
@@ -64,13 +66,33 @@ class CallFolder:
 
     def call(self) -> Any:
         """Read the call from the folder, call the function, and return its result."""
-        return call_pickled((self._folder / _FUNCTION).read_bytes())
+        return call_pickled(self.content)
+
+    def refuse(self, error: MultiringError) -> None:
+        """Write the error for which the launcher did not start the ranks."""
+        (self._folder / _REFUSAL).write_bytes(pickled_outcome(error))
+
+    @property
+    def refusal(self) -> MultiringError | None:
+        """The error for which the launcher did not start the ranks, or None."""
+        file = self._folder / _REFUSAL
+        return cast("MultiringError", outcome_of(file.read_bytes())) if file.exists() else None
 
     def leave(self, rank: int, outcome: Outcome) -> None:
         """Write a rank's outcome to the folder atomically."""
         draft = self._folder / f"draft-{rank}"
         draft.write_bytes(pickled_outcome(outcome))
         draft.rename(self._folder / f"rank-{rank}")
+
+    @property
+    def content(self) -> bytes:
+        """The call, for `CallFiles.create`."""
+        return (self._folder / _FUNCTION).read_bytes()
+
+    def take(self, rank: int, written: bytes) -> None:
+        """Write the outcome of a rank on another host; `written` is what it has written by `CallFiles.leave`."""
+        if (outcome := _complete(written)) is not None:
+            (self._folder / f"rank-{rank}").write_bytes(outcome)
 
     def outcomes(self, ranks: int) -> Sequence[Outcome | None]:
         """Return the outcome of each rank; None for a rank that has written no outcome."""
@@ -91,6 +113,11 @@ class CallFiles:
     def create(cls, call: bytes) -> "CallFiles":
         """Create the files, with `call` (of `pickled_call`) in the first."""
         return cls(unnamed_file(call), unnamed_file(b""))
+
+    @classmethod
+    def sharing(cls, call: int) -> "CallFiles":
+        """Create the files of a rank whose call is in the file with descriptor `call`, which other ranks read, too."""
+        return cls(os.dup(call), unnamed_file(b""))
 
     @classmethod
     def inherited(cls, text: str) -> "CallFiles":
@@ -118,15 +145,23 @@ class CallFiles:
 
     def outcome(self) -> bytes | None:
         """Return the pickled outcome, or None if the rank has not written a complete outcome."""
-        data = content_of(self._outcome)
-        if len(data) < _LENGTH.size or len(data) - _LENGTH.size < _LENGTH.unpack_from(data)[0]:
-            return None
-        return data[_LENGTH.size :]
+        return _complete(self.written())
+
+    def written(self) -> bytes:
+        """Return what the rank has written so far, for `CallFolder.take`."""
+        return content_of(self._outcome)
 
     def close(self) -> None:
         """Close both descriptors."""
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+
+def _complete(written: bytes) -> bytes | None:
+    """Return the outcome in what a rank has written, or None if it is incomplete."""
+    if len(written) < _LENGTH.size or len(written) - _LENGTH.size < _LENGTH.unpack_from(written)[0]:
+        return None
+    return written[_LENGTH.size :]
 
 
 def unnamed_file(content: bytes) -> int:
