@@ -53,6 +53,8 @@ PARTS = {
     ),
     "vision": (
         "exporting",
+        "fitting",
+        "models",
         "checks | formats",
         "project",
         "duplicates | pictures",

@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument("target", type=Path, help="the folder to make")
     exporting.add_argument("--format", required=True, choices=list(FORMATS), help="the format of the labels")
     exporting.add_argument("--boxes", action="store_true", help="replace polygons and masks by boxes around them")
+    text = "train a model on the labelled pictures; FOLDER --help lists the options"
+    training = actions.add_parser("train", help=text, description=text, allow_abbrev=False)
+    training.add_argument("folder", type=Path, help="the project's folder")
+    training.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="the options of the training")
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -61,7 +65,7 @@ def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action. Return 1 if `check` found an error, else 0."""
-    acts = {"check": _check, "split": _split, "import": _import, "export": _export}
+    acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train}
     return acts[arguments.action](arguments)
 
 
@@ -154,6 +158,14 @@ def _export(arguments: argparse.Namespace) -> int:
     text = f"{pictures}, {labels}, {counts['classes']} class{'' if counts['classes'] == 1 else 'es'}: "
     text += str(arguments.target)
     show(json.dumps({**counts, "target": str(arguments.target)}, ensure_ascii=False) if arguments.json else text)
+    return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    # Only training needs torch, and to import it takes seconds.
+    from multiring.vision.fitting.train_command import train_command  # noqa: PLC0415
+
+    train_command(arguments.folder, arguments.words)
     return 0
 
 

@@ -55,6 +55,20 @@ class Checkpoints:
                 return {key: value for key, value in found.items() if key != "own"}
         return {}
 
+    def load_best(self, model: torch.nn.Module, recipe: TrainingRecipe, loader: Loader) -> bool:
+        """Load the best checkpoint after a training; return False, and load nothing, if there is none.
+
+        `recipe.average`, if there is one, has the averaged weights, which are those that were evaluated.
+
+        Raises:
+            ArgumentError: the checkpoint is of another model or data set, or damaged.
+        """
+        path = self._folder / BEST
+        if not mt.broadcast_object(mt.is_saved(path) if mt.rank() == 0 else None, name="best"):
+            return False
+        mt.load(path, model=model, optimizer=recipe.optimizer, data=loader)
+        return True
+
     def _save(
         self,
         name: str,

@@ -1,0 +1,95 @@
+"""The options of `multiring vision train`, and their values by the amount of data."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from multiring.convergence.arguments import require_choice, require_number
+from multiring.errors import ArgumentError
+from multiring.training.options import TrainingOptions
+from multiring.vision.models.architectures import ENCODERS, HEADS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionOptions(TrainingOptions):
+    """The additional options of a training on pictures. Defaults of epochs, batch and more depend on the data."""
+
+    kind: str = "classify"  # classify
+    split: str = "split"  # the name of the split in runs/splits
+    train: str = "train"  # the part of the split to train on; several with a comma between them
+    val: str = "val"  # the part of the split that chooses the best checkpoint; empty: the last checkpoint is the best
+    architecture: str = "resnet"  # resnet
+    width: int = 32  # channels of the network's first stage
+    blocks: int = 2  # residual blocks of each of the four stages
+    size: int = 0  # side in pixels of the square that the network sees; 0: by the pictures
+    fit: str = ""  # stretch or letterbox: how pictures become squares; empty: by the kind
+    dropout: float = 0.2  # the share of pooled features that training leaves out
+    smoothing: float = 0.05  # the share of a label that is spread over all classes
+    mirror: bool = True  # augment by mirroring left and right
+    turns: bool = False  # augment by all turns of 90 degrees too: pictures have no upper end
+    crop: float = 0.3  # augment by cutting out windows; the largest part of the area that is cut away
+    colour: float = 0.2  # augment by changing brightness, contrast and saturation by at most this share
+    sync_norm: bool = True  # batch norms over all ranks' samples, so that the result does not depend on their number
+    cache_mib: int = 1024  # memory of a rank for decoded pictures
+
+    def __post_init__(self) -> None:
+        # super() without arguments does not work in a dataclass with slots before Python 3.14.
+        TrainingOptions.__post_init__(self)
+        require_choice("kind", self.kind, tuple(HEADS))
+        require_choice("architecture", self.architecture, tuple(ENCODERS))
+        require_choice("fit", self.fit, ("", "stretch", "letterbox"))
+        for name in ("width", "blocks"):
+            require_number(name, getattr(self, name), 1)
+        for name in ("dropout", "smoothing", "crop", "colour"):
+            require_number(name, getattr(self, name), below=1)
+        require_number("cache_mib", self.cache_mib)
+        if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
+            raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
+
+
+def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, epochs: int = 0) -> dict[str, Any]:
+    """Return the options that depend on the amount of data; a user's own values override them.
+
+    Few pictures are seen more often, in smaller batches. The number of steps grows with the square root of the number
+    of pictures. Whether a larger batch would pay is in the report, by the noise scale that the training measures.
+
+    Args:
+        kind: the kind of model.
+        samples: the number of training samples.
+        longer_side: the median of the pictures' longer sides in pixels.
+        batch: the samples of a step; 0: by the number of samples.
+        epochs: passes over all samples; 0: by the number of samples.
+    """
+    batch = batch or min(samples, 8 if samples < 64 else 16 if samples < 512 else 32)
+    epochs = epochs or min(200, max(8, round(1800 / math.sqrt(samples))))
+    steps = max(1, samples // batch) * epochs
+    return {
+        "kind": kind,
+        "optimizer": "adamw",
+        "batch": batch,
+        "epochs": epochs,
+        "rate": 1e-3 * math.sqrt(batch / 32),
+        "weight_decay": 0.05,
+        "warmup": max(1.0, epochs / 20),
+        "ema": min(0.999, max(0.5, 1 - 20 / steps)),
+        "clip": 5.0,
+        "evaluate_every": max(1.0, epochs / 20),
+        "size": min(192, max(32, 32 * math.ceil(longer_side / 32))),
+        "log_every": max(1, min(10, steps // 20)),
+        "peak": False,
+    }
+
+
+def options_class(defaults: dict[str, Any]) -> type[VisionOptions]:
+    """Return `VisionOptions` with other defaults, for `parse_options`."""
+    own = {each.name: each for each in dataclasses.fields(VisionOptions)}
+    made = dataclasses.make_dataclass(
+        "VisionOptions",
+        [(name, own[name].type, dataclasses.field(default=value)) for name, value in defaults.items()],
+        bases=(VisionOptions,),
+        frozen=True,
+        kw_only=True,
+    )
+    found: type[VisionOptions] = made
+    return found

@@ -1,0 +1,200 @@
+"""Turn a project's labels into the targets of a training, and refuse data that cannot be trained on."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.errors import DataError
+from multiring.vision.checks.grouping import labels_digest
+from multiring.vision.checks.split_files import ProjectSplit
+from multiring.vision.labels import Label
+from multiring.vision.project.folder import VisionProject
+from multiring.vision.project.records import ImageRecord, Labelling
+
+NOTHING = ""  # the class of a picture that somebody has seen, and nothing is in it
+FEWEST = 2  # samples of a class
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledSample:
+    """A picture with its labels, for a training or a scoring.
+
+    Attributes:
+        path: the picture, relative to the project's folder.
+        digest: SHA-256 of its file.
+        width: in pixels.
+        height: in pixels.
+        labels: its labels; empty if nothing is in the picture.
+        class_name: of a whole picture, or NOTHING.
+        group: the stated group, or "".
+    """
+
+    path: str
+    digest: str
+    width: int
+    height: int
+    labels: tuple[Label, ...]
+    class_name: str
+    group: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledParts:
+    """The samples of a split for a kind of model.
+
+    Attributes:
+        folder: the project's folder.
+        classes: the classes that the samples have, in the project's order.
+        parts: the samples of each part, by its name.
+        has_nothing: a sample of some part has nothing in it.
+        left_out: how many pictures of the parts were left out, by the reason.
+        labels_digest: of all samples' files and labels.
+        split: the split.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    parts: Mapping[str, tuple[LabelledSample, ...]]
+    has_nothing: bool
+    left_out: Mapping[str, int]
+    labels_digest: str
+    split: ProjectSplit
+
+
+def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts: Sequence[str]) -> LabelledParts:
+    """Return the samples of some parts of a split.
+
+    A picture without a labelling is left out; one that is labelled with nothing is a sample. A picture whose labels
+    all are of another kind, such as a box where whole pictures are classified, says nothing for this kind and is left
+    out. `left_out` counts both.
+
+    Args:
+        project: the project.
+        split: the split.
+        kind: the kind of model.
+        parts: the names of the parts.
+
+    Raises:
+        DataError: a part is not in the split or has no sample; a picture cannot be read; or labels contradict each
+            other. The message names the pictures.
+    """
+    images = {each.path: each for each in project.images()}
+    labellings = project.labellings()
+    found: dict[str, tuple[LabelledSample, ...]] = {}
+    left_out: Counter[str] = Counter()
+    for part in parts:
+        if part not in split.parts:
+            raise DataError(f"split {split.name!r} has no part {part!r}: want one of {', '.join(split.parts)}")
+        _require_readable(project, part, split.parts[part], images)
+        samples = []
+        for path in split.parts[part]:
+            made = _sample(images[path], labellings.get(path), kind)
+            if isinstance(made, str):
+                left_out[made] += 1
+            else:
+                samples.append(made)
+        if not samples:
+            raise DataError(
+                f"part {part!r} of split {split.name!r} has no picture with labels for the kind {kind!r}: label some, "
+                "or make another split"
+            )
+        found[part] = tuple(samples)
+    every = [each for samples in found.values() for each in samples]
+    _require_consistent(every, images)
+    used = {label.class_name for each in every for label in each.labels}
+    classes = tuple(name for name in project.classes() if name in used)
+    if not classes:
+        raise DataError(f"no picture of split {split.name!r} has a label for the kind {kind!r}: label some")
+    return LabelledParts(
+        folder=project.folder,
+        classes=classes,
+        parts=found,
+        has_nothing=any(not each.labels for each in every),
+        left_out=left_out,
+        labels_digest=labels_digest([images[each.path] for each in every], labellings),
+        split=split,
+    )
+
+
+def require_enough(data: LabelledParts, part: str) -> None:
+    """Raise DataError if a class has too few samples in the part for training."""
+    counts = Counter(name for each in data.parts[part] for name in {label.class_name for label in each.labels})
+    for name in data.classes:
+        if counts[name] < FEWEST:
+            many = f"{counts[name]} picture{'' if counts[name] == 1 else 's'}"
+            raise DataError(
+                f"class {name!r} has {many} in part {part!r} of split {data.split.name!r}: want at least {FEWEST}. "
+                "Label more pictures of it and make another split, or remove its labels"
+            )
+    if len(data.classes) + data.has_nothing < 2 and not any(type(each) is not Label for each in _labels(data, part)):
+        raise DataError(
+            f"all pictures are of the one class {data.classes[0]!r}: want a second class, or pictures with nothing in "
+            "them, to tell it from"
+        )
+
+
+def _labels(data: LabelledParts, part: str) -> list[Label]:
+    return [label for each in data.parts[part] for label in each.labels]
+
+
+def _sample(image: ImageRecord, labelling: Labelling | None, kind: str) -> LabelledSample | str:
+    """Return a picture as a sample, or the reason why it is left out."""
+    if labelling is None or labelling.labels is None:
+        return "not labelled"
+    labels = tuple(each for each in labelling.labels if is_for(kind, each))
+    if labelling.labels and not labels:
+        return f"no label for the kind {kind}"
+    names = sorted({each.class_name for each in labels})
+    if kind in {"classify", "act"} and len(names) > 1:
+        raise DataError(
+            f"picture {image.path!r} has the classes {', '.join(map(repr, names))}: want one class a picture for the "
+            f"kind {kind!r}; correct its labels"
+        )
+    return LabelledSample(
+        path=image.path,
+        digest=image.digest,
+        width=image.width,
+        height=image.height,
+        labels=labels,
+        class_name=names[0] if names else NOTHING,
+        group=image.group or "",
+    )
+
+
+def is_for(kind: str, label: Label) -> bool:
+    """Return whether a label says something to a kind of model."""
+    return type(label) is Label if kind in {"classify", "act"} else type(label) is not Label
+
+
+def _require_readable(
+    project: VisionProject, part: str, paths: Sequence[str], images: Mapping[str, ImageRecord]
+) -> None:
+    bad = [path for path in paths if path not in images or not images[path].is_usable]
+    if not bad:
+        return
+    record = images.get(bad[0])
+    why = "is not in the project" if record is None else record.problem or "is missing"
+    more = f", and so are {len(bad) - 1} more" if len(bad) > 1 else ""
+    raise DataError(
+        f"picture {bad[0]!r} of part {part!r} cannot be used: {why}{more}. Put the files back, or make another split; "
+        f"`multiring vision check {project.folder}` lists them"
+    )
+
+
+def _require_consistent(samples: Sequence[LabelledSample], images: Mapping[str, ImageRecord]) -> None:
+    """Raise DataError if equal pictures have labels of other classes."""
+    by_pixels: dict[str, list[LabelledSample]] = defaultdict(list)
+    for each in samples:
+        by_pixels[images[each.path].pixels_digest].append(each)
+    for equal in by_pixels.values():
+        for other in equal[1:]:
+            if {each.class_name for each in other.labels} != {each.class_name for each in equal[0].labels}:
+                raise DataError(
+                    f"pictures {equal[0].path!r} and {other.path!r} are equal, but their classes differ: "
+                    f"{_classes(equal[0])} and {_classes(other)}. Correct one of them"
+                )
+
+
+def _classes(sample: LabelledSample) -> str:
+    return ", ".join(sorted({repr(each.class_name) for each in sample.labels})) or "nothing"

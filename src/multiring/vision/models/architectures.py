@@ -1,0 +1,47 @@
+"""The networks by name: what `ModelDescription.architecture` and its arguments mean."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from multiring.errors import DataError
+from multiring.vision.models.description import ModelDescription
+from multiring.vision.models.residual import PictureClassifier, ResidualEncoder
+
+# The arguments of each encoder with their defaults.
+ENCODERS: Mapping[str, Mapping[str, int | float]] = {"resnet": {"width": 32, "blocks": 2}}
+# The additional arguments of each kind with their defaults.
+HEADS: Mapping[str, Mapping[str, int | float]] = {"classify": {"dropout": 0.2}}
+
+
+def require_arguments(kind: str, architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a network, with the defaults of those that are not given.
+
+    Raises:
+        DataError: there is no such network for the kind, or no such argument, or a value is out of its range.
+    """
+    if kind not in HEADS:
+        raise DataError(f"kind {kind!r}: want one of {', '.join(HEADS)}")
+    if architecture not in ENCODERS:
+        raise DataError(f"architecture {architecture!r}: want one of {', '.join(ENCODERS)}")
+    defaults = {**ENCODERS[architecture], **HEADS[kind]}
+    for name, value in arguments.items():
+        if name not in defaults:
+            raise DataError(f"{architecture} has no argument {name!r}: want one of {', '.join(sorted(defaults))}")
+        wanted = type(defaults[name])
+        if type(value) is not wanted or not (0 <= value < 1 if wanted is float else 1 <= value <= 4096):
+            bounds = "a number of 0 or more and below 1" if wanted is float else "a whole number from 1 to 4096"
+            raise DataError(f"{architecture}: {name}={value!r}: want {bounds}")
+    return {**defaults, **arguments}
+
+
+def build_network(description: ModelDescription) -> nn.Module:
+    """Return a new network, with weights from torch's generator.
+
+    Raises:
+        DataError: as of `require_arguments`.
+    """
+    given = require_arguments(description.kind, description.architecture, description.arguments)
+    encoder = ResidualEncoder(given["width"], given["blocks"])
+    return PictureClassifier(encoder, description.outputs, given["dropout"])

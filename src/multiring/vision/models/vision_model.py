@@ -1,0 +1,114 @@
+"""`VisionModel`: a trained network with its preprocessing, from pixels of any size to answers."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from multiring._replacing import replace_file
+from multiring.data.readers.limits import library
+from multiring.errors import DataError
+from multiring.vision.models.architectures import build_network
+from multiring.vision.models.description import WEIGHTS, ModelDescription, read_description, write_description
+from multiring.vision.models.preprocessing import normalise, resize_pictures
+
+_KEY = "multiring_model"  # in the header of our files of weights
+
+
+class VisionModel(nn.Module):
+    """A network with its preprocessing.
+
+    Attributes:
+        description: what the model is.
+        network: takes normalised squares, float (n, 3, size, size).
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, description: ModelDescription) -> None:
+        super().__init__()
+        self.description = description
+        self.network = build_network(description)
+        self.register_buffer("mean", torch.tensor(description.mean).reshape(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(description.std).reshape(3, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Return the answers for pictures of one size.
+
+        Args:
+            pixels: uint8 (n, height, width, 3), red, green and blue, of any height and width.
+
+        Returns:
+            "probabilities" of the classes, float32 (n, classes). What a row lacks to 1 is the probability that nothing
+            is in the picture; it is 0 if the model was trained without such pictures.
+        """
+        description = self.description
+        squares = resize_pictures(pixels, description.size, description.fit)
+        return self.answers(self.outputs(squares))
+
+    def outputs(self, squares: Tensor) -> Tensor:
+        """Return the network's outputs for squares of 0 to 255, (n, 3, size, size), in the type of its weights."""
+        found: Tensor = self.network(normalise(squares.to(self.mean.dtype), self.mean, self.std))
+        return found
+
+    def answers(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the answers of `forward` from the network's outputs."""
+        return {"probabilities": outputs.softmax(1)[:, : len(self.description.classes)]}
+
+
+def load_model(folder: Path | str) -> VisionModel:
+    """Load the trained model of a run, in eval mode, on the host.
+
+    Args:
+        folder: the run's folder, with model.json and model.safetensors.
+
+    Raises:
+        DataError: a file is missing or damaged, or the weights are not those that model.json describes.
+        UnsupportedError: safetensors is not installed.
+    """
+    description = read_description(folder)
+    path = Path(folder) / WEIGHTS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}; train the model again") from error
+    found, named = hashlib.sha256(data).hexdigest(), description.digests.get("weights", "")
+    if found != named:
+        raise DataError(
+            f"{str(path)!r} has the digest {found[:16]}, but its model.json names {named[:16] or 'none'}: the "
+            "files are not of one training; copy both again"
+        )
+    model = VisionModel(description)
+    try:
+        model.network.load_state_dict(library("safetensors.torch", "vision").load(data))
+    except Exception as error:  # safetensors has its own exceptions
+        raise DataError(f"{str(path)!r} does not fit its model.json: {str(error)[:300]}") from error
+    return model.eval()
+
+
+def save_model(folder: Path, model: VisionModel, described: ModelDescription) -> ModelDescription:
+    """Write model.safetensors and model.json into a run's folder, and return the description with the weights' digest.
+
+    Args:
+        folder: the run's folder.
+        model: the model; the network's weights are saved in float32.
+        described: the description, to which the digest of the weights is added.
+    """
+    state = {
+        name: (each.float() if each.is_floating_point() else each).detach().cpu().contiguous().clone()
+        for name, each in model.network.state_dict().items()
+    }
+    data: bytes = library("safetensors.torch", "vision").save(state, metadata={_KEY: "1"})
+    values = {name: getattr(described, name) for name in described.__dataclass_fields__}
+    values["digests"] = {**described.digests, "weights": hashlib.sha256(data).hexdigest()}
+    written = ModelDescription(**values)
+    replace_file(folder / WEIGHTS, data, is_ours=_is_ours, what="a file of weights")
+    write_description(folder, written)
+    return written
+
+
+def _is_ours(data: bytes) -> bool:
+    """Return whether a safetensors file has this module's mark in its header."""
+    return _KEY.encode() in data[8 : 8 + int.from_bytes(data[:8], "little")]

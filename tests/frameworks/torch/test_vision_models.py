@@ -1,0 +1,161 @@
+"""Trained models of pictures: their description, their preprocessing, and their export to ONNX."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from multiring.errors import DataError
+from multiring.vision import Label
+from multiring.vision.models.answers import predictions_of
+from multiring.vision.models.description import DESCRIPTION, WEIGHTS, ModelDescription, read_description
+from multiring.vision.models.preprocessing import prepare_picture
+from multiring.vision.models.vision_model import VisionModel, load_model, save_model
+
+CLASSIFIER = ModelDescription(
+    kind="classify",
+    classes=("cat", "dog"),
+    size=32,
+    architecture="resnet",
+    arguments={"width": 8, "blocks": 1},
+    has_nothing=True,
+    scores={"accuracy": 90.5},
+)
+SIZES = ((32, 32), (50, 97), (120, 33), (1, 1), (7, 400))
+
+
+def noise(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def lively(description: ModelDescription) -> VisionModel:
+    """Return a model whose answers depend on its input; a new one's blocks are the identity."""
+    torch.manual_seed(1)
+    model = VisionModel(description)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            module.running_mean.uniform_(-0.2, 0.2)  # type: ignore[union-attr]
+    return model.eval()
+
+
+def test_a_saved_model_gives_the_same_answers(tmp_path: Path) -> None:
+    model = lively(CLASSIFIER)
+    written = save_model(tmp_path, model, CLASSIFIER)
+    assert written == dataclasses.replace(CLASSIFIER, digests=written.digests)
+    loaded = load_model(tmp_path)
+    assert loaded.description == written
+    pixels = torch.from_numpy(noise(3, 40, 50, 3))
+    assert torch.equal(loaded(pixels)["probabilities"], model(pixels)["probabilities"])
+    assert not loaded.training
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "paint"}, "kind='paint': want one of"),
+        ({"classes": []}, r"classes=\(\): want at least one"),
+        ({"classes": ["a", "a"]}, "each name once"),
+        ({"size": "32"}, "size='32'"),
+        ({"std": [0.1, 0.2]}, "std="),
+        ({"std": [0, 1, 1]}, "numbers above 0"),
+        ({"mean": [float("nan"), 0.5, 0.5]}, "mean="),
+        ({"frames": 4}, "frames=4"),
+        ({"threshold": 2}, "threshold=2.0: want 0 to 1"),
+        ({"digests": {"weights": "abc"}}, "64 hexadecimal digits"),
+        ({"colour": 1}, "'colour' is unknown"),
+        ({"multiring_model": 99}, "a newer multiring wrote it"),
+        ({"architecture": "vgg"}, "architecture 'vgg': want one of resnet"),
+        ({"arguments": {"depth": 3}}, "resnet has no argument 'depth'"),
+        ({"arguments": {"width": 0}}, "width=0: want a whole number"),
+        ({"arguments": {"width": 16}}, "does not fit its model.json"),
+    ],
+)
+def test_a_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    save_model(tmp_path, VisionModel(CLASSIFIER), CLASSIFIER)
+    values = json.loads((tmp_path / DESCRIPTION).read_text(encoding="utf-8"))
+    (tmp_path / DESCRIPTION).write_text(json.dumps(values | change), encoding="utf-8")
+    with pytest.raises(DataError, match=told):
+        load_model(tmp_path)
+
+
+def test_missing_and_exchanged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no model\.json: want the folder of a run"):
+        read_description(tmp_path)
+    save_model(tmp_path, VisionModel(CLASSIFIER), CLASSIFIER)
+    data = (tmp_path / WEIGHTS).read_bytes()
+    (tmp_path / WEIGHTS).write_bytes(data[:-1])
+    with pytest.raises(DataError, match="the files are not of one training"):
+        load_model(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(DataError, match=r"cannot be read: No such file"):
+        load_model(tmp_path)
+    (tmp_path / DESCRIPTION).write_text("[]", encoding="utf-8")
+    with pytest.raises(DataError, match="does not describe a model"):
+        read_description(tmp_path)
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_pictures_are_resized_as_by_pillow(height: int, width: int) -> None:
+    pixels = noise(height, width, 3)
+    found = prepare_picture(pixels, 32, "stretch").astype(int)
+    wanted = np.asarray(Image.fromarray(pixels).resize((32, 32), Image.Resampling.BILINEAR)).astype(int)
+    # Pillow rounds between the two axes, and its weights have 22 bits.
+    assert np.abs(found - wanted).max() <= 1
+
+
+def test_a_letterbox_keeps_the_proportions() -> None:
+    square = prepare_picture(np.full((20, 80, 3), 200, np.uint8), 32, "letterbox")
+    assert (square[:8] == 200).all()
+    assert (square[8:] == 0).all()
+    assert (prepare_picture(np.full((80, 80, 3), 77, np.uint8), 32, "letterbox") == 77).all()
+
+
+def exported(model: VisionModel, file: Path) -> Any:
+    """Return a session of onnxruntime with the model."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    example = (torch.from_numpy(noise(2, 40, 50, 3)),)
+    names = list(model(*example))
+    program = torch.onnx.export(
+        model,
+        example,
+        dynamo=True,
+        dynamic_shapes=({0: "n", 1: "h", 2: "w"},),
+        input_names=["pixels"],
+        output_names=names,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(file)
+    return onnxruntime.InferenceSession(file)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's exporter about itself
+@pytest.mark.parametrize("fit", ["stretch", "letterbox"])
+def test_the_model_exports_with_its_preprocessing_for_any_size(tmp_path: Path, fit: str) -> None:
+    model = lively(dataclasses.replace(CLASSIFIER, fit=fit))
+    session = exported(model, tmp_path / "model.onnx")
+    spread = 0.0
+    for number, (height, width) in enumerate(SIZES):
+        pixels = noise(number + 1, height, width, 3, seed=number)
+        [found] = session.run(["probabilities"], {"pixels": pixels})
+        with torch.no_grad():
+            wanted = model(torch.from_numpy(pixels))["probabilities"].numpy()
+        assert found.shape == (number + 1, 2)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        spread = max(spread, float(np.ptp(wanted)))
+    assert spread > 0.01  # the answers depend on the pictures
+
+
+def test_answers_become_labels() -> None:
+    found = predictions_of(CLASSIFIER, {"probabilities": torch.tensor([[0.7, 0.2], [0.1, 0.3], [0.2, 0.5]])})
+    assert [each.labels for each in found] == [(Label(class_name="cat"),), (), (Label(class_name="dog"),)]
+    assert [round(each.confidence, 3) for each in found] == [0.7, 0.6, 0.5]
+    careful = dataclasses.replace(CLASSIFIER, threshold=0.6)
+    assert predictions_of(careful, {"probabilities": np.array([[0.2, 0.5]])})[0].labels == ()

@@ -1,0 +1,147 @@
+"""Training on a project's pictures: what is learnt, which pictures count, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.support.shape_pictures import classified_shapes
+
+from multiring._cli import main
+from multiring.errors import ArgumentError, DataError
+from multiring.vision import Box, Label, VisionProject, make_split, read_picture, read_split
+from multiring.vision.fitting.train_command import train_model
+from multiring.vision.models.answers import predictions_of
+from multiring.vision.models.vision_model import load_model
+
+# A network that learns shapes in seconds.
+SMALL: dict[str, Any] = {"width": 8, "blocks": 1, "size": 64, "noise": False, "rate": 3e-3}
+
+
+def labels_of(run: Path, folder: Path, paths: tuple[str, ...]) -> list[str]:
+    """Return the class that a model gives to each picture, "" for nothing."""
+    model = load_model(run)
+    found = []
+    for path in paths:
+        with torch.no_grad():
+            answers = model(torch.from_numpy(read_picture(folder / path).pixels[None]))
+        [prediction] = predictions_of(model.description, answers)
+        found.append(prediction.labels[0].class_name if prediction.labels else "")
+    return found
+
+
+def test_classes_and_nothing_are_learnt(tmp_path: Path) -> None:
+    folder = classified_shapes(tmp_path / "shapes", 20, empty=12, unlabelled=3)
+    words = [f"--{name}={value}" for name, value in SMALL.items() if name != "noise"]
+    assert main(["vision", "train", str(folder), "--kind", "classify", "--no-noise", "--epochs=40", *words]) == 0
+    run = folder / "runs" / "classify"
+    with VisionProject.open(folder) as project:
+        split = read_split(project)
+        truth = {path: each.labels for path, each in project.labellings().items()}
+    assert sum(map(len, split.parts.values())) == 52  # without those that nobody labelled
+    wanted = [each[0].class_name if (each := truth[path]) else "" for path in split.parts["val"]]
+    assert set(wanted) == {"disc", "block", ""}
+    found = labels_of(run, folder, split.parts["val"])
+    assert np.mean([one == other for one, other in zip(found, wanted, strict=True)]) >= 0.9
+    described = load_model(run).description
+    assert described.classes == ("disc", "block")
+    assert described.has_nothing
+    assert described.digests["split"] == split.digest
+    assert described.digests["labels"] == split.labels_digest
+    # The scores are those of the model that was written, not of the last step.
+    right = 100 * np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+    assert described.scores["accuracy"] == pytest.approx(right)
+    with pytest.raises(ArgumentError, match=r"run 'classify' in .* is finished: give another --name"):
+        train_model(folder)
+
+
+def small_project(folder: Path, labels: dict[str, tuple[Label, ...] | None], **parts: float) -> Path:
+    """Make a project of noise with these labels, and a split of it."""
+    folder.mkdir()
+    for number, path in enumerate(labels):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / path)
+    with VisionProject.create(folder) as project:
+        project.scan()
+        for name in ("a", "b"):
+            project.add_class(name)
+        for path, some in labels.items():
+            project.set_labels(path, some, "ann")
+        make_split(project, parts or {"train": 1.0})
+    return folder
+
+
+A, B = (Label(class_name="a"),), (Label(class_name="b"),)
+BOX = (Box(class_name="b", left=1, top=1, width=9, height=9),)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "told"),
+    [
+        ({"0.png": A, "1.png": A, "2.png": B}, {}, "class 'b' has 1 picture in part 'train' .* want at least 2"),
+        ({"0.png": A, "1.png": A, "2.png": A + B}, {}, "picture '2.png' has the classes 'a', 'b': want one class"),
+        ({"0.png": A, "1.png": A}, {}, "all pictures are of the one class 'a'"),
+        ({"0.png": BOX, "1.png": BOX}, {}, "has no picture with labels for the kind 'classify'"),
+        ({"0.png": A, "1.png": B}, {"val": "val"}, "split 'split' has no part 'val': want one of train"),
+        ({"0.png": A, "1.png": B}, {"split": "other"}, "the project has no split 'other'"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_are_refused(
+    tmp_path: Path, labels: dict[str, tuple[Label, ...] | None], options: dict[str, str], told: str
+) -> None:
+    folder = small_project(tmp_path / "project", labels)
+    with pytest.raises(DataError, match=told):
+        train_model(folder, **{"val": "", **options})
+    assert not (folder / "runs" / "classify").exists()
+
+
+def test_files_that_are_missing_damaged_or_changed_are_named(tmp_path: Path) -> None:
+    folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    (folder / "3.png").write_bytes((folder / "2.png").read_bytes())
+    with pytest.raises(DataError, match=r"picture '3.png' was changed since the last scan"):
+        train_model(folder, val="", epochs=1, **SMALL)
+    (folder / "3.png").write_bytes(b"no picture")
+    with VisionProject.open(folder) as project:
+        project.scan()
+    with pytest.raises(DataError, match=r"picture '3.png' of part 'train' cannot be used: .* no picture"):
+        train_model(folder, val="", epochs=1, name="again", **SMALL)
+    (folder / "3.png").write_bytes((folder / "2.png").read_bytes())
+    with VisionProject.open(folder) as project:
+        project.scan()
+    with pytest.raises(
+        DataError, match=r"pictures '2.png' and '3.png' are equal, but their classes differ: 'b' and 'a'"
+    ):
+        train_model(folder, val="", epochs=1, name="again", **SMALL)
+
+
+def test_pictures_of_another_kind_of_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    labels: dict[str, tuple[Label, ...] | None] = {f"{number}.png": A if number % 2 else B for number in range(8)}
+    folder = small_project(tmp_path / "project", {**labels, "8.png": BOX})
+    with VisionProject.open(folder) as project:
+        project.set_labels("0.png", None, "ann")
+    run = train_model(folder, val="", epochs=1, **SMALL)
+    assert run is not None
+    about = json.loads((run / "result.json").read_text(encoding="utf-8"))["about"]
+    assert (
+        about
+        == "7 training pictures of project, split 'split'; left out: 1 no label for the kind classify, 1 not labelled."
+    )
+    assert load_model(run).description.scores == {}
+    assert not load_model(run).description.has_nothing
+
+
+def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    with pytest.raises(ArgumentError, match="'depth' is not an option"):
+        train_model(folder, depth=3)
+    with pytest.raises(ArgumentError, match="run 'a/b': want a name of letters"):
+        train_model(folder, name="a/b")
+    with pytest.raises(ArgumentError, match="batch=64, but there are 6 training samples"):
+        train_model(folder, val="", batch=64)
+    assert main(["vision", "train", str(folder), "--split", "other"]) == 2
+    assert "no split 'other'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["vision", "train", str(folder), "--val=", "--size", "33"])
+    assert "size=33: want 0, or a multiple of 32" in capsys.readouterr().err
