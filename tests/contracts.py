@@ -52,6 +52,7 @@ PARTS = {
         "augment | forecast | permutation | shares",
     ),
     "vision": (
+        "predicting",
         "exporting",
         "fitting",
         "models",

@@ -4,6 +4,8 @@ The folder is a project: pictures, labels.sqlite with their labels, and runs wit
 pictures, duplicates, labels that contradict each other and more. `split` divides the labelled pictures, and keeps
 duplicates and frames of a video on one side. `import` and `export` read and write COCO, VOC, YOLO, CSV, ImageFolder and
 PNG masks.
+
+`export-model` writes the model of a run as an ONNX file. `predict` answers for pictures and videos, also on many ranks.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from multiring._cli import vision_models
 from multiring._cli.output import counted, show
 from multiring.errors import ArgumentError
 from multiring.vision.checks.checking import CheckResult, check_project
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training = actions.add_parser("train", help=text, description=text, allow_abbrev=False)
     training.add_argument("folder", type=Path, help="the project's folder")
     training.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="the options of the training")
+    vision_models.add_actions(actions)
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -66,7 +70,7 @@ def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action. Return 1 if `check` found an error, else 0."""
     acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train}
-    return acts[arguments.action](arguments)
+    return {**acts, **vision_models.ACTIONS}[arguments.action](arguments)
 
 
 def _opened(folder: Path) -> VisionProject:

@@ -11,6 +11,7 @@ from typing import Any
 from multiring._replacing import replace_file, require_replaceable
 from multiring._version import VERSION
 from multiring.errors import DataError
+from multiring.vision.models.description import ModelDescription
 
 _KEY = "multiring_export"
 # Written into the ONNX file's metadata, so that an export replaces nothing but an export.
@@ -121,6 +122,20 @@ def read_exported(path: Path) -> tuple[bytes, ExportedModel]:
             "not belong together; export again, or copy both"
         )
     return graph, model
+
+
+def description_of(exported: ExportedModel, what: str) -> ModelDescription:
+    """Return the description of the trained model that an exported model's JSON file has.
+
+    Raises:
+        DataError: it has none, because the file is of a user's own module, or it contradicts the list of classes.
+    """
+    if not exported.description:
+        raise DataError(f"{what} is an export of a module, without classes: want one of a run of `multiring vision`")
+    description = ModelDescription.from_json(json.dumps(dict(exported.description)), what)
+    if (description.kind, description.classes) != (exported.kind, exported.classes):
+        raise DataError(f"{what} contradicts itself: its classes are not those of its description; export again")
+    return description
 
 
 def _model(told: Mapping[str, Any]) -> ExportedModel:

@@ -122,6 +122,16 @@ def _outline(numbers: Sequence[float]) -> tuple[tuple[float, float], ...]:
 
 def write_coco(target: Path, labels: LabelSet) -> None:
     """Write annotations.json. The pictures are in the folder `images` beside it."""
+    (target / FILE).write_text(json.dumps(coco_values(labels), ensure_ascii=False), encoding="utf-8")
+
+
+def coco_values(labels: LabelSet, scores: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
+    """Return what a COCO file of labels has.
+
+    Args:
+        labels: the pictures and their labels.
+        scores: the score of each label by picture, for predictions; each annotation has a "score" then.
+    """
     ids = {name: number for number, name in enumerate(labels.classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -137,18 +147,19 @@ def write_coco(target: Path, labels: LabelSet) -> None:
                 **{name: value for name, value in own.items() if value is not None},
             }
         )
-        for each in picture.labels:
+        for index, each in enumerate(picture.labels):
+            score = {} if scores is None else {"score": scores[picture.path][index]}
             annotations.append(
                 {
                     "id": len(annotations) + 1,
                     "image_id": number,
                     "category_id": ids[each.class_name],
                     **_told(each),
+                    **score,
                 }
             )
     categories = [{"id": number, "name": name} for name, number in ids.items()]
-    told = {"images": images, "annotations": annotations, "categories": categories}
-    (target / FILE).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    return {"images": images, "annotations": annotations, "categories": categories}
 
 
 def _told(label: Label) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""The pictures and videos that a prediction reads, in order."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multiring.data.readers.limits import library
+from multiring.errors import ArgumentError, DataError
+from multiring.vision.pictures import ENDINGS, Pixels
+
+VIDEO_ENDINGS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"})
+_SHORT = 0.9  # of the frames that a video declares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionInput:
+    """A picture or a video.
+
+    Attributes:
+        name: the path as the caller gave it, or the path below the folder that the caller gave, with "/".
+        is_video: whether the file is a video.
+    """
+
+    name: str
+    is_video: bool
+
+
+def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
+    """Return the pictures and videos that files and folders have, in order.
+
+    A file is taken whatever its ending; it is a video if its ending is a video's. Of a folder and those below it, files
+    with endings of pictures and videos are taken, in the order of their names. Names that begin with "." are not.
+
+    Raises:
+        ArgumentError: a path does not exist, a folder has no picture, or a file is named twice.
+    """
+    found: list[PredictionInput] = []
+    for path in paths:
+        if path.is_dir():
+            inside = list(_below(path))
+            if not inside:
+                raise ArgumentError(f"folder {str(path)!r} has no picture and no video")
+            found += inside
+        elif path.is_file():
+            found.append(_input(path))
+        else:
+            raise ArgumentError(f"{str(path)!r}: there is no such file or folder")
+    seen: set[str] = set()
+    for each in found:
+        if each.name in seen:
+            raise ArgumentError(f"{each.name!r} is named twice: want each picture once")
+        seen.add(each.name)
+    return found
+
+
+def _below(folder: Path) -> Iterator[PredictionInput]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for name in sorted(names):
+            if Path(name).suffix.lower() in ENDINGS | VIDEO_ENDINGS and not name.startswith("."):
+                yield _input(Path(place, name))
+
+
+def _input(path: Path) -> PredictionInput:
+    try:
+        path.as_posix().encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{str(path)!r}: want a name in UTF-8; rename the file") from None
+    return PredictionInput(name=path.as_posix(), is_video=path.suffix.lower() in VIDEO_ENDINGS)
+
+
+class Video:
+    """A video's frames, decoded by OpenCV. Close it after use.
+
+    Attributes:
+        frames: how many frames were read or passed over so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a video.
+
+        Raises:
+            DataError: OpenCV does not read it.
+        """
+        self._cv2: Any = library("cv2", "vision")
+        self._path = path
+        self._capture = self._cv2.VideoCapture(str(path), self._cv2.CAP_FFMPEG)
+        self.frames = 0
+        if not self._capture.isOpened():
+            raise DataError(f"video {str(path)!r} cannot be decoded: OpenCV does not open it")
+
+    def grab(self) -> bool:
+        """Advance to the next frame. Return False at the end.
+
+        Raises:
+            DataError: the video has no frame, or many fewer than it declares.
+        """
+        if self._capture.grab():
+            self.frames += 1
+            return True
+        declared = int(self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
+        if not self.frames:
+            raise DataError(f"video {str(self._path)!r} has no frame that OpenCV decodes")
+        if self.frames < _SHORT * declared:
+            raise DataError(f"video {str(self._path)!r} ends after {self.frames} of {declared} frames: it is damaged")
+        return False
+
+    def pixels(self) -> Pixels:
+        """Return the frame as red, green and blue, uint8 (height, width, 3), turned as the file says.
+
+        Raises:
+            DataError: the frame cannot be decoded.
+        """
+        is_read, frame = self._capture.retrieve()
+        if not is_read:
+            raise DataError(f"video {str(self._path)!r}, frame {self.frames - 1}: it cannot be decoded")
+        found: Pixels = self._cv2.cvtColor(frame, self._cv2.COLOR_BGR2RGB)
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._capture.release()

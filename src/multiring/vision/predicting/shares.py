@@ -1,0 +1,173 @@
+"""A rank's share of a prediction: the chunks of pictures, and of each video's frames, that it answers for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiring.errors import DataError
+from multiring.vision.pictures import Pixels, read_picture
+from multiring.vision.predicting.inputs import PredictionInput, Video
+from multiring.vision.predicting.part_files import ChunkId, PartWriter, Records
+from multiring.vision.predicting.predictors import Predictor, answer_values, require_sides
+
+_CHUNK = 16  # pictures or frames that one rank does without a pause
+END = -1  # the second number of the line that states how many frames of a video were read
+# Pictures of one size in a chunk go through the model together, up to so many, and pixels that wait are bounded. Both
+# depend on the chunk alone, so the number of ranks does not change a bit.
+_BATCH, _WAITING_PIXELS = 8, 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionShare:
+    """What a rank needs to do its share.
+
+    Attributes:
+        rank: the rank.
+        ranks: the number of ranks.
+        predictor: the model.
+        inputs: all inputs of the job.
+        every: of a video, frames 0, every, 2 * every, ... are answered.
+        done: the records of chunks that an earlier start of the job finished.
+        part: gets the records of the others.
+    """
+
+    rank: int
+    ranks: int
+    predictor: Predictor
+    inputs: Sequence[PredictionInput]
+    every: int
+    done: Mapping[ChunkId, Records]
+    part: PartWriter
+
+    def predict_pictures(self) -> None:
+        """Answer for the rank's share of the chunks of pictures that are not done."""
+        left = [each for each in picture_chunks(self.inputs) if each[0] not in self.done]
+        for number, pictures in left[self.rank :: self.ranks]:
+            batch = _Batch(self.predictor)
+            for each in pictures:
+                record: dict[str, Any] = {"picture": each.name}
+                try:
+                    batch.add(record, read_picture(Path(each.name)).pixels)
+                except DataError as error:
+                    batch.add_problem(record, str(error))
+            self.part.add(number, batch.records())
+
+    def predict_videos(self) -> None:
+        """Answer for the rank's share of the frames of all videos.
+
+        Every rank decodes every video, which costs little beside a model, so each finds the end by itself.
+        """
+        for number, each in enumerate(self.inputs):
+            if not each.is_video or self._is_done(number):
+                continue
+            told: dict[str, Any] = {"video": each.name, "frames": 0}
+            try:
+                video = Video(Path(each.name))
+                try:
+                    self._predict_frames(number, told, video)
+                finally:
+                    video.close()
+            except DataError as error:
+                told["error"] = str(error)
+            self.part.add((number, END), [told])
+
+    def _predict_frames(self, number: int, told: dict[str, Any], video: Video) -> None:
+        """Answer for frames of a video. Count all frames that are answered by some rank in `told`."""
+        chunk, batch = 0, _Batch(self.predictor)
+        try:
+            while video.grab():
+                if (video.frames - 1) % self.every:
+                    continue
+                if told["frames"] == (chunk + 1) * _CHUNK:
+                    self._add(number, chunk, batch)
+                    chunk, batch = chunk + 1, _Batch(self.predictor)
+                told["frames"] += 1
+                if self._is_mine(number, chunk):
+                    batch.add_frame({"video": told["video"], "frame": video.frames - 1}, video)
+        finally:
+            if told["frames"]:
+                self._add(number, chunk, batch)
+
+    def _add(self, number: int, chunk: int, batch: "_Batch") -> None:
+        if self._is_mine(number, chunk):
+            self.part.add((number, chunk), batch.records())
+
+    def _is_mine(self, number: int, chunk: int) -> bool:
+        return (number, chunk) not in self.done and (number + chunk) % self.ranks == self.rank
+
+    def _is_done(self, number: int) -> bool:
+        end = self.done.get((number, END))
+        return end is not None and all((number, chunk) in self.done for chunk in video_chunks(end))
+
+
+def picture_chunks(inputs: Sequence[PredictionInput]) -> list[tuple[ChunkId, list[PredictionInput]]]:
+    """Return the chunks of consecutive pictures. The first number of a chunk is that of its first picture."""
+    chunks: list[tuple[ChunkId, list[PredictionInput]]] = []
+    for number, each in enumerate(inputs):
+        if each.is_video:
+            continue
+        last = chunks[-1] if chunks else None
+        if last and len(last[1]) < _CHUNK and last[0][0] + len(last[1]) == number:
+            last[1].append(each)
+        else:
+            chunks.append(((number, 0), [each]))
+    return chunks
+
+
+def video_chunks(end: Records) -> range:
+    """Return the chunks of a video from the record of its end."""
+    return range(-(-int(end[0]["frames"]) // _CHUNK))
+
+
+class _Batch:
+    """The pictures of a chunk. Those of one size go through the model together."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._records: Records = []
+        self._waiting: dict[tuple[int, ...], list[tuple[dict[str, Any], Pixels]]] = {}
+        self._pixels = 0
+
+    def add(self, record: dict[str, Any], pixels: Pixels) -> None:
+        """Add a picture, whose record gets its answer.
+
+        Raises:
+            DataError: the picture is too long for a model.
+        """
+        require_sides(pixels.shape[0], pixels.shape[1])
+        self._records.append(record)
+        same = self._waiting.setdefault(pixels.shape, [])
+        same.append((record, pixels))
+        self._pixels += pixels.size // 3
+        if len(same) == _BATCH:
+            self._answer(self._waiting.pop(pixels.shape))
+        elif self._pixels > _WAITING_PIXELS:
+            self.records()
+
+    def add_frame(self, record: dict[str, Any], video: Video) -> None:
+        """Add the current frame of a video."""
+        try:
+            self.add(record, video.pixels())
+        except DataError as error:
+            self.add_problem(record, str(error))
+
+    def add_problem(self, record: dict[str, Any], problem: str) -> None:
+        """Add a picture that cannot be answered."""
+        self._records.append(record)
+        record["error"] = problem
+
+    def records(self) -> Records:
+        """Answer for the pictures that wait, and return all records in order."""
+        for same in self._waiting.values():
+            self._answer(same)
+        self._waiting.clear()
+        return self._records
+
+    def _answer(self, same: Sequence[tuple[dict[str, Any], Pixels]]) -> None:
+        answers = self._predictor.predict(np.stack([pixels for _, pixels in same]))
+        for (record, pixels), answer in zip(same, answers, strict=True):
+            record.update(answer_values(answer, pixels.shape[1], pixels.shape[0]))
+            self._pixels -= pixels.size // 3

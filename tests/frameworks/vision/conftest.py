@@ -1,0 +1,17 @@
+"""A project with an exported model, made once for all tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.vision_models import make_run
+
+from multiring.vision.exporting.runs import export_run
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with its exported model. Tests must not change it."""
+    project, run = make_run(tmp_path_factory.mktemp("exported") / "pictures", 20)
+    with project:
+        export_run(project, run)
+        return project.runs / run
