@@ -1,5 +1,6 @@
 """All-reduces of device tensors whose ranks expect their agreement: by NCCL ahead of it, or on the host without one."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -8,19 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cuda.test_gradient_orderings import LATE, SEEDS, TRIES, busy
+from tests.standin.loading import nccl
 from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.mutants import LATE, LATE_US, SEEDS, Patch, judged, late_copy, require_needed
 from tests.support.orderings import without as left_out
 from tests.support.ranks import Here
 
 import multiring.torch as mt
 from multiring._frontend import follow_ups
+from multiring._runtime.engines.cuda_driver import CudaDriver
+from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator
 from multiring._runtime.group import starting
 from multiring.errors import CollectiveError
 from multiring.torch.collectives import by_nccl
 
-Patch = pytest.MonkeyPatch
 DECISION_S, SOON_S = 20.0, 9.0
 
 
@@ -125,6 +128,23 @@ def sum_of(here: Here, device: torch.device, name: str | None = None, elements: 
     return mt.allreduce(x, op="sum", name=name).tolist() == [sum(1.0 + rank for rank in range(here.size))] * elements
 
 
+def half(x: torch.Tensor, total: list[float], *, last: bool) -> None:
+    """Let the ranks find that their orders differ before NCCL's agreement shows it, and then start more operations."""
+    refuse, handles = NcclEngine.refuse, {}
+
+    def late_refuse(self: NcclEngine, *arguments: Any) -> bool:
+        time.sleep(0.05)
+        return refuse(self, *arguments)
+
+    with Patch.context() as patch:
+        patch.setattr(NcclEngine, "refuse", late_refuse)
+        for name in ("a", "b", "c", "d")[:: -1 if last else 1]:
+            handles[name] = mt.allreduce_async(x, op="sum", name=name)
+            time.sleep(0.02 * (len(handles) == 2))
+        ended = [mt.synchronize(handles[name]).tolist() for name in "abcd"]
+    assert ended == [total] * 4, ended
+
+
 def disagree(here: Here, device: torch.device, case: str) -> None:
     """Start operations on which the ranks do not agree, and look at what comes of them."""
     last = here.rank == here.size - 1
@@ -137,6 +157,8 @@ def disagree(here: Here, device: torch.device, case: str) -> None:
         handles = {name: mt.allreduce_async_(x * 1, op="sum", name=name) for name in names[:: -1 if last else 1]}
         ended = [mt.synchronize(handles[name]).tolist() for name in names]
         assert ended == [total] * 4, ended
+    elif case == "half":
+        half(x, total, last=last)
     elif case == "late":  # the last rank has started less than the others when they find that the order differs
         if last:
             mt.synchronize(mt.allgather_async(torch.ones(2), name="other"))
@@ -170,7 +192,7 @@ def disagreements(here: Here, case: str) -> tuple[bool, int]:
     assert mt.device_path() == "nccl"
     for _ in range(3):
         disagree(here, device, case)
-        if case in {"order", "late", "join"}:
+        if case in {"order", "half", "late", "join"}:
             mt.join()
         is_right = is_right and all(sum_of(here, device, name) for name in ("a", None, "b"))
     torch.cuda.synchronize()
@@ -182,40 +204,55 @@ def disagreements(here: Here, case: str) -> tuple[bool, int]:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("case", ["order", "late", "join", "memory", "shape", "host", "type"])
+@pytest.mark.parametrize("case", ["order", "half", "late", "join", "memory", "shape", "host", "type"])
 def test_values_are_right_if_the_ranks_do_not_agree(case: str, devices: int) -> None:
     assert run_cuda(disagreements, case, devices=devices) == [(True, 12)] * devices
 
 
 # ---- orderings ----
 
+Program = Callable[[Here, torch.device], bool]
+
 
 def restores(here: Here, device: torch.device) -> bool:
     """Return whether sums are right that the ranks repeat because their orders differ, after memory was freed."""
     elements, total = 3000, sum(1.0 + rank for rank in range(here.size))
     names = ["a", "b", "c", "d"][:: -1 if here.rank == here.size - 1 else 1]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # so that freed memory is used again at once
     handles = {
         name: mt.allreduce_async(torch.full((elements,), 1.0 + here.rank, device=device), op="sum", name=name)
         for name in names
     }
-    end_s = time.monotonic() + SOON_S
-    while not all(mt.poll(each) for each in handles.values()) and time.monotonic() < end_s:
-        torch.full((elements,), 77.0, device=device)
+    end_s, has_ended = time.monotonic() + SOON_S, False
+    while not has_ended and time.monotonic() < end_s:
+        has_ended = all(mt.poll(each) for each in handles.values())  # then nobody keeps the sources
+        junk = [torch.full((elements,), 77.0, device=device) for _ in range(8)]  # in all that was freed
         time.sleep(0.001)
+        del junk
     ended = [mt.synchronize(handles[name]) for name in sorted(names)]
     is_right = all(bool(each.eq(total).all()) for each in ended)
     mt.join()
     for _ in range(8):
         mt.allreduce(torch.ones(2, device=device))
     torch.cuda.synchronize()
-    return all(mt.allgather_object(is_right))
+    return is_right
 
 
-def late_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy on the current stream, much later."""
-    busy()
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def repeats(here: Here, device: torch.device) -> bool:
+    """Return whether sums are right that the ranks repeat while NCCL, aborted, still writes for a while."""
+    refuse, controls = NcclEngine.refuse, nccl()
+
+    def late_refuse(self: NcclEngine, *arguments: Any) -> bool:
+        time.sleep(LATE_US / 1e6)  # the operation has begun on the device
+        controls.standin_nccl_write_late(0)
+        return refuse(self, *arguments)
+
+    mt.barrier()
+    controls.standin_nccl_write_late(10 * LATE_US)
+    with Patch.context() as patch:
+        patch.setattr(NcclEngine, "refuse", late_refuse)
+        return restores(here, device)
 
 
 def freed(patch: Patch) -> None:
@@ -223,22 +260,34 @@ def freed(patch: Patch) -> None:
     patch.setattr(torch.cuda.Stream, "synchronize", left_out(torch.cuda.Stream.synchronize, site))
 
 
-MUTANTS: dict[str, Callable[[Patch], None]] = {"freed under the second copy": freed}
+def hasty_repetition(patch: Patch) -> None:
+    site = "_runtime/engines/nccl_device.py NcclOperation.await_device: self.owner.driver.has_happened"
+    patch.setattr(CudaDriver, "has_happened", left_out(CudaDriver.has_happened, site, instead=True))
+
+
+def delay(patch: Patch, program: Program) -> None:
+    """Have the second copies come late."""
+    copy = torch._foreach_copy_
+
+    def late_again(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        is_second = threading.current_thread().name == "multiring follow-ups"
+        (late_copy if is_second and program is restores else copy)(targets, sources)
+
+    patch.setattr(torch, "_foreach_copy_", late_again)
+
+
+MUTANTS: dict[str, tuple[Program, Callable[[Patch], None]]] = {
+    "freed under the second copy": (restores, freed),
+    "second copy before NCCL has ended": (repeats, hasty_repetition),
+}
 
 
 def caught(here: Here) -> dict[str, tuple[bool, bool]]:
     """Return for each mutant whether the program is right without it, and whether it is found."""
-    device, found = settle(), {}
-    for name, mutate in MUTANTS.items():
-        with Patch.context() as patch:
-            patch.setattr(torch, "_foreach_copy_", late_copy)
-            is_right = restores(here, device)
-            mutate(patch)
-            found[name] = is_right, any(not restores(here, device) for _ in range(TRIES))
-    return found
+    device = settle()
+    return judged(MUTANTS, lambda program: program(here, device), delay)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ordering_is_needed(seed: int) -> None:
-    for found in run_cuda(caught, devices=2, standin={"seed": seed, **LATE}):
-        assert found == dict.fromkeys(MUTANTS, (True, True))
+    require_needed(run_cuda(caught, devices=2, standin={"seed": seed, **LATE}))

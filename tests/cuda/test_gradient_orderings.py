@@ -3,7 +3,6 @@
 `make test-cuda` takes one seed of the stand-ins' delays; benchmarks/evidence/torch/on_devices.py takes five.
 """
 
-import os
 import random
 import threading
 import time
@@ -23,9 +22,9 @@ from tests.cuda.test_gradient_cases import (
     shared,
     warnings_of_torch,
 )
-from tests.standin.torch_devices import CYCLES_PER_US
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.device_training import HOST, Program, join, mean_loss, model_of, own_batch
+from tests.support.mutants import LATE, SEEDS, Patch, busy, judged, nothing, require_needed, side_stream
 from tests.support.ranks import Here
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,17 +36,8 @@ from multiring.torch.gradients import device_buckets
 from multiring.torch.gradients.device_buckets import DeviceBucket, HostCopies, OnDevice, StagedOrder
 from multiring.torch.gradients.parameter_gradient import ParameterGradient
 
-SEEDS = range(5 if "MULTIRING_TEST_ALL_SEEDS" in os.environ else 1)
-LATE = {"delay_us": 1000}
-LATE_US = 12_000
-TRIES = 5  # runs of a program with a mutant, until one is wrong
 SLOW_S = 0.006  # how much later rank 1 starts the host's reductions
-
-Patch = pytest.MonkeyPatch
-
-
-def nothing(*_arguments: Any, **_options: Any) -> None:
-    """Leave an ordering out."""
+Run = Callable[[Here, torch.device], list[float]]
 
 
 # ---- programs ----
@@ -127,11 +117,6 @@ def late_zeros(*arguments: Any, **options: Any) -> torch.Tensor:
     return torch.empty_like(ready).copy_(ready)
 
 
-def side_stream() -> Any:
-    stream_of: Any = torch.cuda.Stream
-    return stream_of()
-
-
 def by_halves(here: Here, device: torch.device) -> list[float]:
     return losses_of_divided(here, device, bucket_bytes=64)
 
@@ -200,7 +185,7 @@ def any_order(patch: Patch) -> None:
     patch.setattr(StagedOrder, "post", post)
 
 
-Mutant = tuple[Callable[[Here, torch.device], list[float]], Callable[[Patch], Any]]
+Mutant = tuple[Run, Callable[[Patch], Any]]
 MUTANTS: dict[str, Mutant] = {
     "host before the copy": (by_small_buckets, lambda patch: patch.setattr(device_buckets, "_wait_for", nothing)),
     "Adasum before the copy": (by_adasum, hasty_copies),
@@ -249,17 +234,20 @@ def slow_down(here: Here, patch: Patch) -> None:
     patch.setattr(ParameterGradient, "take_in", slow_take_in)
 
 
-def busy() -> None:
-    """Occupy the current stream."""
-    torch.cuda._sleep(LATE_US * CYCLES_PER_US)
+class Compared:
+    """Runs of programs on a device, compared with one run on the host."""
 
+    def __init__(self, here: Here, device: torch.device) -> None:
+        self._here, self._device = here, device
+        self._expected: dict[Run, list[float]] = {}
 
-def is_right(
-    program: Callable[[Here, torch.device], list[float]], here: Here, device: torch.device, expected: Any
-) -> bool:
-    found = program(here, device)
-    torch.cuda.synchronize()
-    return bool(found == pytest.approx(expected, rel=1e-6))
+    def is_right(self, program: Run) -> bool:
+        """Return whether a run of `program` on the device has the values of the host."""
+        if program not in self._expected:
+            self._expected[program] = program(self._here, HOST)
+        found = program(self._here, self._device)
+        torch.cuda.synchronize()
+        return bool(found == pytest.approx(self._expected[program], rel=1e-6))
 
 
 def caught(here: Here, place: str) -> dict[str, tuple[bool, bool]]:
@@ -268,31 +256,14 @@ def caught(here: Here, place: str) -> dict[str, tuple[bool, bool]]:
     dist.init_process_group(
         "cpu:multiring,cuda:nccl", init_method=f"file://{place}", rank=here.rank, world_size=here.size
     )
-    found, expected, right = {}, {}, {}
-    for name, (program, mutate) in MUTANTS.items():
-        with Patch.context() as patch:
-            slow_down(here, patch)
-            if program not in expected:
-                expected[program] = program(here, HOST)
-                right[program] = is_right(program, here, device, expected[program])
-            mutate(patch)
-            # How late a busy machine is decides, too, whether one run is wrong.
-            is_found = False
-            for _ in range(TRIES):
-                own = is_right(program, here, device, expected[program])
-                is_found = not all(mt.allgather_object(own))
-                if is_found:
-                    break
-            found[name] = right[program], not is_found
+    found = judged(MUTANTS, Compared(here, device).is_right, lambda patch, _: slow_down(here, patch))
     dist.destroy_process_group()
     return found
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ordering_is_needed(seed: int, tmp_path: Path) -> None:
-    by_rank = run_cuda(caught, str(tmp_path / "meet"), devices=2, standin={"seed": seed, **LATE})
-    assert [name for name in MUTANTS if not all(each[name][0] for each in by_rank)] == []
-    assert [name for name in MUTANTS if all(each[name][1] for each in by_rank)] == []
+    require_needed(run_cuda(caught, str(tmp_path / "meet"), devices=2, standin={"seed": seed, **LATE}))
 
 
 def disordered(here: Here, name: str) -> bool:
@@ -302,11 +273,11 @@ def disordered(here: Here, name: str) -> bool:
     library: Any = torch.library.Library
     operators = library("aten", "IMPL")
     operators.impl("_to_sparse.sparse_dim", rows_of_dense, "CUDA")
-    expected = program(here, HOST)
-    assert is_right(program, here, device, expected)
+    compared = Compared(here, device)
+    assert compared.is_right(program)
     with Patch.context() as patch, suppress(Exception):
         mutate(patch)
-        return is_right(program, here, device, expected)
+        return compared.is_right(program)
     return False
 
 

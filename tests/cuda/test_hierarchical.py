@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cuda.test_gradient_orderings import Patch
 from tests.cuda.test_nccl_buckets import STEPS, WARM, break_nccl, optimizer_of
 from tests.cuda.test_nccl_collectives import DECISION_S, FLOATS, INTEGERS, OPS, own_values, reductions_by_nccl
 from tests.standin.torch_devices import host_waits
 from tests.support.cuda_torch_ranks import report_of_cuda, run_cuda
 from tests.support.device_training import HOST, Program, join, mean_loss, model_of, own_batch
+from tests.support.mutants import Patch
 from tests.support.ranks import Here
 
 import multiring.torch as mt

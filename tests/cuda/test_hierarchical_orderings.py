@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cuda.test_gradient_orderings import LATE, SEEDS, TRIES, Patch, busy, side_stream
 from tests.cuda.test_hierarchical import enter
-from tests.cuda.test_nccl_collectives import late_copy, program
+from tests.cuda.test_nccl_collectives import program
 from tests.support.cuda_torch_ranks import run_cuda
+from tests.support.mutants import LATE, SEEDS, Patch, busy, judged, late_copy, require_needed, side_stream
 from tests.support.orderings import without
 from tests.support.ranks import Here
 
-import multiring.torch as mt
 from multiring._runtime.group.engine_calls import EngineCalls, EngineHandle
 from multiring.torch.device_staging import DeviceStaging
 from multiring.torch.hierarchical_path import HierarchicalReduction
@@ -58,16 +57,16 @@ def hasty_reduction(patch: Patch) -> None:
     patch.setattr(HierarchicalReduction, "_begun", begun)
 
 
-MUTANTS: dict[str, Callable[[Patch], None]] = {
-    "NCCL reduces before the kernels": hasty_reduction,
-    "copy to the host before NCCL reduces": hasty_copy,
-    "network before the copy to the host": hasty_network,
-    "NCCL gathers before the copy back": hasty_gather,
-    "kernels before NCCL gathers": hasty_result,
+MUTANTS: dict[str, tuple[Callable[[Here, torch.device], bool], Callable[[Patch], None]]] = {
+    "NCCL reduces before the kernels": (program, hasty_reduction),
+    "copy to the host before NCCL reduces": (program, hasty_copy),
+    "network before the copy to the host": (program, hasty_network),
+    "NCCL gathers before the copy back": (program, hasty_gather),
+    "kernels before NCCL gathers": (program, hasty_result),
 }
 
 
-def slow_down(patch: Patch) -> None:
+def slow_down(patch: Patch, _program: object) -> None:
     """Widen the moments that orderings protect: copies within the device, and to and from the host, are late."""
     patch.setattr(torch, "_foreach_copy_", late_copy)
     for name in ("to_host", "to_device"):
@@ -87,23 +86,10 @@ def late(copy: Callable[..., Any]) -> Callable[..., Any]:
 
 def caught(here: Here) -> dict[str, tuple[bool, bool]]:
     """Return for each mutant whether the program is right without it, and with it, on this rank."""
-    device, found = enter(here), {}
-    for name, mutate in MUTANTS.items():
-        with Patch.context() as patch:
-            slow_down(patch)
-            is_right = program(here, device)
-            mutate(patch)
-            is_found = False
-            for _ in range(TRIES):
-                is_found = not all(mt.allgather_object(program(here, device)))
-                if is_found:
-                    break
-        found[name] = is_right, not is_found
-    return found
+    device = enter(here)
+    return judged(MUTANTS, lambda one: one(here, device), slow_down)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ordering_is_needed(seed: int) -> None:
-    by_rank = run_cuda(caught, hosts=(2, 2), standin={"seed": seed, **LATE})
-    assert [name for name in MUTANTS if not all(each[name][0] for each in by_rank)] == []
-    assert [name for name in MUTANTS if all(each[name][1] for each in by_rank)] == []
+    require_needed(run_cuda(caught, hosts=(2, 2), standin={"seed": seed, **LATE}))

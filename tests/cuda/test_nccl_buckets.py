@@ -8,24 +8,18 @@ from typing import Any
 import pytest
 import torch
 from tests.cuda.test_gradient_orderings import (
-    LATE,
-    SEEDS,
-    TRIES,
+    Compared,
     Mutant,
-    Patch,
-    busy,
     by_first_backward,
     by_small_buckets,
     by_streams,
     hasty_zeros,
-    is_right,
-    nothing,
-    side_stream,
     slow_down,
 )
 from tests.standin.torch_devices import host_waits
 from tests.support.cuda_torch_ranks import report_of_cuda, run_cuda
 from tests.support.device_training import HOST, OPTIMIZERS, Program, join, mean_loss, model_of, own_batch
+from tests.support.mutants import LATE, SEEDS, Patch, busy, judged, nothing, require_needed, side_stream
 from tests.support.ranks import Here
 
 import multiring.torch as mt
@@ -255,30 +249,16 @@ MUTANTS: dict[str, Mutant] = {
 def caught(here: Here) -> dict[str, tuple[bool, bool]]:
     """Return for each mutant whether the program is right without it, and with it, on this rank."""
     device = join(here, check_first_steps=False)  # it finds many a mutant
-    found: dict[str, tuple[bool, bool]] = {}
-    expected: dict[Any, Any] = {}
-    for name, (program, mutate) in MUTANTS.items():
-        with Patch.context() as patch:
-            slow_down(here, patch)
-            delay_gradients(patch)
-            if program not in expected:
-                values = program(here, HOST)
-                expected[program] = values, is_right(program, here, device, values)
-            values, is_plain_right = expected[program]
-            mutate(patch)
-            # How late a busy machine is decides, too, whether one run is wrong.
-            is_found = False
-            for _ in range(TRIES):
-                is_found = not all(mt.allgather_object(is_right(program, here, device, values)))
-                if is_found:
-                    break
-            found[name] = is_plain_right, not is_found
+
+    def prepare(patch: Patch, _program: object) -> None:
+        slow_down(here, patch)
+        delay_gradients(patch)
+
+    found = judged(MUTANTS, Compared(here, device).is_right, prepare)
     assert mt.device_path() == "nccl"
     return found
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ordering_is_needed(seed: int) -> None:
-    by_rank = run_cuda(caught, devices=2, standin={"seed": seed, **LATE})
-    assert [name for name in MUTANTS if not all(each[name][0] for each in by_rank)] == []
-    assert [name for name in MUTANTS if all(each[name][1] for each in by_rank)] == []
+    require_needed(run_cuda(caught, devices=2, standin={"seed": seed, **LATE}))

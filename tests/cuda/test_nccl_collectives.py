@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cuda.test_gradient_orderings import LATE, SEEDS, TRIES, Patch, busy, side_stream
 from tests.standin.torch_devices import host_waits
 from tests.support.cuda_torch_ranks import report_of_cuda, run_cuda
+from tests.support.mutants import LATE, SEEDS, Patch, busy, judged, late_copy, require_needed, side_stream
 from tests.support.ranks import Here
 
 import multiring.torch as mt
@@ -311,13 +311,6 @@ def program(here: Here, device: torch.device) -> bool:
     return is_right
 
 
-def late_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy on the current stream, much later."""
-    busy()
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
 def hasty_nccl(patch: Patch) -> None:
     patch.setattr(by_nccl._Reduction, "_behind_copy", lambda self: self._set_path.stream_of(self._device))
 
@@ -341,7 +334,7 @@ def hasty_host(patch: Patch) -> None:
 
 
 def stage(here: Here, patch: Patch, first: int) -> None:
-    """Let the ranks from `first` on refuse NCCL, and copies to the host come late."""
+    """Let the ranks from `first` on refuse NCCL, and copies come late."""
     to_host = DeviceStaging.all_to_host
 
     def slow_to_host(self: DeviceStaging, *arguments: Any) -> Any:
@@ -349,6 +342,7 @@ def stage(here: Here, patch: Patch, first: int) -> None:
             busy()
         return to_host(self, *arguments)
 
+    patch.setattr(torch, "_foreach_copy_", late_copy)
     patch.setattr(DeviceStaging, "all_to_host", slow_to_host)
     if here.rank >= first:
         patch.setattr(by_nccl.SetPath, "ready_for", lambda _self, _tensors: None)
@@ -366,24 +360,10 @@ MUTANTS: dict[str, tuple[int, Callable[[Patch], None]]] = {
 
 def caught(here: Here) -> dict[str, tuple[bool, bool]]:
     """Return for each mutant whether the program is right without it, and with it, on this rank."""
-    device, found = enter_nccl(here), {}
-    for name, (first, mutate) in MUTANTS.items():
-        with Patch.context() as patch:
-            patch.setattr(torch, "_foreach_copy_", late_copy)
-            stage(here, patch, first)
-            is_right = program(here, device)
-            mutate(patch)
-            is_found = False
-            for _ in range(TRIES):
-                is_found = not all(mt.allgather_object(program(here, device)))
-                if is_found:
-                    break
-        found[name] = is_right, not is_found
-    return found
+    device = enter_nccl(here)
+    return judged(MUTANTS, lambda _: program(here, device), lambda patch, first: stage(here, patch, first))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_ordering_is_needed(seed: int) -> None:
-    by_rank = run_cuda(caught, devices=2, standin={"seed": seed, **LATE})
-    assert [name for name in MUTANTS if not all(each[name][0] for each in by_rank)] == []
-    assert [name for name in MUTANTS if all(each[name][1] for each in by_rank)] == []
+    require_needed(run_cuda(caught, devices=2, standin={"seed": seed, **LATE}))

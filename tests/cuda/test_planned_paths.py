@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cuda.test_gradient_orderings import Patch
 from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.device_training import join
+from tests.support.mutants import Patch
 from tests.support.ranks import Here
 
 import multiring.torch as mt

@@ -34,6 +34,8 @@ bool is_alive(int process) {
 
 }  // namespace
 
+std::atomic<int> Communicator::late_us_{0};
+
 void report(const std::string& line) {
   const std::lock_guard lock(reports_mutex);
   all_reports += line + "\n";
@@ -204,6 +206,7 @@ void Communicator::run(const std::string& call, uint64_t number, const void* sho
   }
   std::vector<char*> slots;
   for (int each = 0; each < ranks_; ++each) slots.push_back(board_->slot(each));
+  if (late_us_ != 0) std::this_thread::sleep_for(std::chrono::microseconds(late_us_));
   use(slots);
   meet();
 }

@@ -57,6 +57,7 @@ class Communicator {
   void abort() { is_aborted_ = true; }
   int state();                                  // the asynchronous error, or kInProgress
   void set_state(int state) { state_ = state; }
+  static void write_late(int us) { late_us_ = us; }
   void fail_after(int operations, int state) { fails_with_ = state, fails_after_ = operations; }
   std::string text() const;
   void set_text(const std::string& text);
@@ -72,6 +73,7 @@ class Communicator {
   void fail(int state, const std::string& text);
   void look_for_dead_ranks();
 
+  static std::atomic<int> late_us_;  // how long an operation takes between its last look for an abort and its result
   const int rank_;
   const int ranks_;
   const int device_;

@@ -85,7 +85,10 @@ CONTROLS: dict[str, list[Any]] = {
     "standin_occupy": [c_void_p, c_long],
     "standin_memory_used": [c_int, POINTER(c_size_t)],
 }
-NCCL_CONTROLS: dict[str, list[Any]] = {"standin_nccl_fail": [c_void_p, c_int, c_int]}
+NCCL_CONTROLS: dict[str, list[Any]] = {
+    "standin_nccl_fail": [c_void_p, c_int, c_int],
+    "standin_nccl_write_late": [c_int],
+}
 NCCL_CONTROL_TEXTS: dict[str, list[Any]] = {"standin_nccl_reports": []}
 # Functions of NCCL that multiring does not call, for the tests of the stand-in.
 NCCL_MORE: dict[str, list[Any]] = {

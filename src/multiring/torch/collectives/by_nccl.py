@@ -11,7 +11,8 @@ question, they do not agree any more. docs/decisions/0121-nccl-in-torch.md has t
 """
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -58,6 +59,8 @@ class SetPath:
         self._choice: Future[PathChoice] = Future()
         self._decided: Future[DevicePath] = Future()
         self._streams: dict[torch.device, Any] = {}
+        self.last_ahead: Callable[[], Any] = _none
+        """Returns the last operation of NCCL that this rank has started ahead; None if nobody needs it any more."""
 
     def begin(self, group: Group, device: torch.device) -> None:
         """Begin to decide with the other ranks. The first call starts a thread; collectives are staged until it ends.
@@ -101,6 +104,15 @@ class SetPath:
         """Take part in NCCL's next operation so that it fails on all ranks, because of `error`."""
         self._decided.result().decline(error)
 
+    def await_refusals(self) -> None:
+        """Wait until the ranks know which operations that started ahead they take back.
+
+        If a rank started another operation before, they might take that one back, too.
+        """
+        last = self.last_ahead()
+        if last is not None:
+            last.is_refused()
+
     def make_up(self) -> None:
         """Take part in an operation that other ranks have started ahead, so that it fails on all ranks."""
         self.decline(CollectiveError("this rank has started another operation in its place, or none"))
@@ -111,6 +123,10 @@ class SetPath:
         if found is None:
             found = self._streams[device] = torch.get_device_module(device).Stream(device)
         return found
+
+
+def _none() -> None:
+    """Return no operation."""
 
 
 def _decide(choice: "Future[PathChoice]", decided: "Future[DevicePath]", group: Group, device: torch.device) -> None:
@@ -276,6 +292,7 @@ class _Reduction:
         before = self._path.posted
         try:
             self._ahead = self._begun_by_nccl()
+            self._set_path.last_ahead = weakref.ref(self._ahead)
         except Exception as error:  # noqa: BLE001 -- the ranks reduce on the host, or their next operation raises it
             self._ahead = error
             if self._path.posted == before:
@@ -300,6 +317,7 @@ class _Reduction:
             self._restore()
         if self._is_ahead or self.answer not in (YES, LATER):
             return self._begun_on_host()
+        self._set_path.await_refusals()
         return self._begun_by_nccl()
 
     def _restore(self) -> None:
