@@ -1,20 +1,19 @@
 """Ranks on a Ray cluster of two hosts. `.ci/with-clusters` has Ray."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.cluster_cases import (
-    cases_of,
+    cases_on,
     check_digits,
+    check_guide,
     check_nothing_left,
     check_raised,
+    check_refused,
     guide_commands,
-    guide_file,
-    losses_on_two_hosts,
+    reference_losses,
 )
 from tests.support.cluster_hosts import ClusterHosts
 
@@ -46,14 +45,13 @@ def start_ray(made: ClusterHosts) -> None:
 @pytest.fixture(scope="module")
 def cases(hosts: ClusterHosts) -> dict[str, dict[str, Any]]:
     """Return the reports of all jobs of one session."""
-    command = [sys.executable, "-m", "tests.support.cluster_drivers", "ray", f"{hosts.address(0)}:6379"]
-    code, output = hosts.run(0, *command, timeout_s=800)
-    assert code == 0, output
-    return cases_of(output)
+    return cases_on(hosts, "ray", f"{hosts.address(0)}:6379")
 
 
-def test_digits_are_learnt_with_the_losses_of_multiring_run(cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    check_digits(cases["digits"], losses_on_two_hosts(tmp_path))
+def test_digits_are_learnt_with_the_losses_of_multiring_run(
+    cases: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_digits(cases["digits"], reference_losses(tmp_path_factory))
 
 
 @pytest.mark.parametrize(("case", "rank"), [("raise in a collective", 1), ("children", 1)])
@@ -110,16 +108,8 @@ def test_horovods_executor_keeps_its_ranks(cases: dict[str, dict[str, Any]]) -> 
 def test_bad_input_is_an_error_in_bounded_time(
     cases: dict[str, dict[str, Any]], case: str, error: str, text: str
 ) -> None:
-    assert cases[case]["error"] == error
-    assert text in cases[case]["text"]
-    assert cases[case]["seconds"] < 100
+    check_refused(cases[case], error, text)
 
 
 def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:
-    guide_file("guide_ray.md", hosts.folder)
-    (host, command) = guide_commands("guide_ray.md")[2]
-    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
-    assert code == 0, output
-    assert [line for line in output.splitlines() if line.startswith("(") and "pid" not in line] == [
-        f"({rank}, 4, [1.5, 1.5, 1.5])" for rank in range(4)
-    ]
+    check_guide(hosts, "guide_ray.md")

@@ -1,17 +1,21 @@
 """What every cluster's driver must report, and the reference: the same training under `multiring run` on two hosts."""
 
+import fcntl
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.cluster_drivers import MARK
 from tests.support.cluster_hosts import ClusterHosts
 from tests.support.page_blocks import BLOCK, ROOT
 
 STEPS = 60
+LONGEST_S = 800.0  # of all jobs of a session, on a busy machine
 
 
 def cases_of(output: str) -> dict[str, dict[str, Any]]:
@@ -25,8 +29,30 @@ def cases_of(output: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def losses_on_two_hosts(folder: Path) -> list[float]:
-    """Return the losses of `learn_digits` on two virtual hosts with two ranks each, without any cluster."""
+def cases_on(hosts: ClusterHosts, framework: str, address: str) -> dict[str, dict[str, Any]]:
+    """Run all jobs of a framework in one session, and return the reports by case. The seconds of each are printed."""
+    command = [sys.executable, "-m", "tests.support.cluster_drivers", framework, address]
+    code, output = hosts.run(0, *command, timeout_s=LONGEST_S)
+    assert code == 0, output
+    found = cases_of(output)
+    sys.stdout.write("".join(f"{case['seconds']:7.1f} s {framework}: {name}\n" for name, case in found.items()))
+    return found
+
+
+def reference_losses(factory: pytest.TempPathFactory) -> list[float]:
+    """Return the losses of `learn_digits` without any cluster, computed once for all files of a run of the tests."""
+    folder = factory.getbasetemp()
+    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "reference-losses.json"
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            shared.write_text(json.dumps(_losses_on_two_hosts(folder)), encoding="ascii")
+    losses: list[float] = json.loads(shared.read_text(encoding="ascii"))
+    return losses
+
+
+def _losses_on_two_hosts(folder: Path) -> list[float]:
+    """Return the losses of `learn_digits` on two virtual hosts with two ranks each."""
     command = [sys.executable, "-m", "multiring", "lab", "--hosts", "2", "--slots", "2", "--", sys.executable]
     program = ["-m", "tests.support.cluster_programs", str(STEPS)]
     ended = subprocess.run([*command, *program], capture_output=True, text=True, cwd=folder, timeout=600, check=False)
@@ -55,6 +81,24 @@ def check_raised(case: dict[str, Any], rank: int, *, has_cause: bool = True) -> 
     assert "cluster_programs.py" in case["text"]
     assert case["cause"] == ("ZeroDivisionError" if has_cause else None)
     assert case["seconds"] < 150
+
+
+def check_refused(case: dict[str, Any], error: str, text: str) -> None:
+    """Check that bad input was refused in bounded time, in words that have `text`."""
+    assert case.get("error") == error, case
+    assert text in case["text"]
+    assert case["seconds"] < 100
+
+
+def check_guide(hosts: ClusterHosts, page: str) -> None:
+    """Run the last command of a guide, which starts its program, and check that it prints what the guide shows."""
+    guide_file(page, hosts.folder)
+    host, command = guide_commands(page)[-1]
+    code, output = hosts.run(host, "bash", "-c", command, timeout_s=240)
+    assert code == 0, output
+    told = re.findall(r"^\(\d.*\)$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(told) == 4
+    assert [line for line in output.splitlines() if re.match(r"\(\d", line)] == told
 
 
 def check_nothing_left(hosts: ClusterHosts) -> None:

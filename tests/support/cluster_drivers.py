@@ -3,12 +3,13 @@
 It runs several jobs in one session of the cluster, and prints one line of JSON for each.
 """
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,10 @@ def dask_jobs(address: str) -> None:
         report("again", lambda: run(programs.tell_numbers, 4))
         report("secret", lambda: run(programs.find_secret, 4, ["/dev/shm", "/tmp"]))  # noqa: S108 -- searched
         report("too few", lambda: run(programs.tell_numbers, 5, start_timeout_s=3))
-        busy = client.map(time.sleep, [25, 25], pure=False)
-        time.sleep(2)
-        report("busy", lambda: run(programs.tell_numbers, 4, start_timeout_s=6))
+        with _occupied() as path:
+            busy = client.map(programs.wait_while_there, [path] * 2, pure=False)
+            _wait_until_occupied(path, 2)
+            report("busy", lambda: run(programs.tell_numbers, 4, start_timeout_s=4))
         client.gather(busy)
         report("pickle", lambda: run(programs.tell_numbers, 1, sys.stdin))
         report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
@@ -116,9 +118,10 @@ def spark_jobs(address: str) -> None:
     report("too few", lambda: run(programs.tell_numbers, 5, start_timeout_s=3))
     with ThreadPoolExecutor() as pool:
         context = session.sparkContext
-        busy = pool.submit(lambda: context.parallelize([25, 25], 2).map(time.sleep).collect())
-        time.sleep(3)
-        report("busy", lambda: run(programs.tell_numbers, 4, start_timeout_s=6))
+        with _occupied() as path:
+            busy = pool.submit(lambda: context.parallelize([path] * 2, 2).map(programs.wait_while_there).collect())
+            _wait_until_occupied(path, 2)
+            report("busy", lambda: run(programs.tell_numbers, 4, start_timeout_s=4))
         busy.result()
     report("pickle", lambda: run(programs.tell_numbers, 1, sys.stdin))
     report("worker killed", lambda: run(programs.kill_parent_worker, 4, 3))
@@ -126,6 +129,23 @@ def spark_jobs(address: str) -> None:
     report("horovod", _horovod_on_spark)
     report("torch estimator", lambda: _estimate(session))
     session.stop()
+
+
+@contextlib.contextmanager
+def _occupied() -> Iterator[str]:
+    """Give the path of a file that is there during the block, for `wait_while_there`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "busy"
+        path.touch()
+        yield str(path)
+        path.unlink()
+
+
+def _wait_until_occupied(path: str, tasks: int) -> None:
+    until = time.monotonic() + 60
+    while len(list(Path(path).parent.iterdir())) <= tasks:
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def _estimate(session: Any) -> dict[str, Any]:
@@ -138,9 +158,9 @@ def _estimate(session: Any) -> dict[str, Any]:
     rows = [
         (Vectors.dense(point), point.tolist(), float(target)) for point, target in zip(points, targets, strict=True)
     ]
-    frame = session.createDataFrame(rows, ["vector", "point", "target"]).repartition(4)
+    frame = session.createDataFrame(rows, ["vector", "point", "target"]).repartition(2)
     store = tempfile.mkdtemp()
-    options: dict[str, Any] = {"label_cols": "target", "store": f"file://{store}", "num_proc": 4, "batch_size": 10}
+    options: dict[str, Any] = {"label_cols": "target", "store": f"file://{store}", "num_proc": 2, "batch_size": 20}
     options |= {"epochs": 12, "validation": 0.2, "random_seed": 3}
     import torch  # noqa: PLC0415 -- as above
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,14 @@ def _holds(path: Path, secret: bytes) -> bool:
         return is_kept and secret in path.read_bytes()
     except OSError:
         return False
+
+
+def wait_while_there(path: str) -> None:
+    """Use a slot of the cluster until a file is gone, a minute at most."""
+    Path(f"{path}-{os.getpid()}-{threading.get_ident()}").touch()
+    until = time.monotonic() + 60
+    while Path(path).exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 class Counter:

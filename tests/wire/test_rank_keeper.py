@@ -14,7 +14,7 @@ from tests.support import cluster_programs as programs
 
 from multiring._launch.cluster_ranks import ClusterRendezvous, positions_of
 from multiring._launch.cluster_worker import ReservedPlace, draw_job_name, draw_secret, facts_here
-from multiring._launch.first_failure import Ended
+from multiring._launch.first_failure import Ended, end_in
 from multiring._launch.leftovers import job_processes
 from multiring._launch.pickled_call import Failure, Outcome, Returned, pickled_call
 from multiring._launch.rank_keeper import RankKeeper
@@ -57,7 +57,7 @@ class Kept:
             thread.start()
 
     def _keep(self, rank: int) -> None:
-        self.ends[rank] = self.keepers[rank].run(lambda: self.wanted)
+        self.ends[rank] = end_in(self.keepers[rank].run(lambda: self.wanted))
 
     def wait(self) -> Sequence[Outcome | Ended]:
         for thread in self._threads:

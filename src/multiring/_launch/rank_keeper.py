@@ -19,7 +19,7 @@ from multiring._launch.cpu_limit import cpu_limit
 from multiring._launch.first_failure import Ended
 from multiring._launch.horovod import HorovodPosition, horovod_environment
 from multiring._launch.own_modules import module_command
-from multiring._launch.pickled_call import CallFiles, Outcome, outcome_of, unnamed_file
+from multiring._launch.pickled_call import CallFiles, pickled_outcome, unnamed_file
 from multiring._settings import environment_of, inherited_environment
 
 _STOP_S = 15.0  # the launcher ends the rank within 2 s, and gives up a process that the kernel holds after 10 s more
@@ -54,8 +54,10 @@ class RankKeeper:
         """Ask for the rank's end. Any thread may call it; `run` returns soon afterwards."""
         self._stopped.set()
 
-    def run(self, is_wanted: Callable[[], bool] = lambda: True) -> Outcome | Ended:
-        """Start the rank, and return how it ended.
+    def run(self, is_wanted: Callable[[], bool] = lambda: True) -> bytes:
+        """Start the rank, and return how it ended, for `end_in`: its own pickled outcome, or a pickled Ended.
+
+        The outcome is not unpickled here: it may be large, and this process may lack what it needs.
 
         Args:
             is_wanted: asked about twice a second; the rank is stopped once it returns False.
@@ -78,7 +80,7 @@ class RankKeeper:
                 ours = -1
                 code = _ended_within(process, _STOP_S)
             outcome = files.outcome()
-            return Ended(_ending(code)) if outcome is None else outcome_of(outcome)
+            return pickled_outcome(Ended(_ending(code))) if outcome is None else outcome
         finally:
             files.close()
             for descriptor in (alive, ours, variables):

@@ -23,6 +23,7 @@ from multiring.errors import LaunchError
 _TURN_S = 0.25
 _LOOK_S = 1.0  # how often to look for workers that are gone
 _ANSWER_S = 60.0  # how long a worker may take to answer a question
+_FORGET_S = 60.0
 _END_S = 30.0  # how long the ranks may take to end
 
 
@@ -74,11 +75,12 @@ class DaskJob:
         positions = positions_of([facts[worker] for worker in workers])
         is_one_host = len({hosts[worker] for worker in workers}) == 1
         self._workers = workers
+        patience_s = self._start_timeout_s + _FORGET_S  # workers forget a job whose driver has died
         (told,) = self._answers(
-            on_worker.reserve, self._name, variables, is_one_host=is_one_host, workers=workers[:1]
+            on_worker.reserve, self._name, variables, patience_s, is_one_host=is_one_host, workers=workers[:1]
         ).values()
         place = ClusterRendezvous(**told, secret=draw_secret(), job=self._name)
-        self._answers(on_worker.prepare, call, place, variables, workers=sorted(set(workers)))
+        self._answers(on_worker.prepare, call, place, variables, patience_s, workers=sorted(set(workers)))
         self._futures = [
             self._client.submit(
                 on_worker.keep_rank,

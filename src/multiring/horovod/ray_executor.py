@@ -10,6 +10,10 @@ from multiring._settings import environment_of
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.ray.actors import RankActors, WorkerRequest, current_placement_group
 
+_ELASTIC = (
+    "ElasticRayExecutor: the number of ranks is fixed. Use horovod.ray.RayExecutor(settings, num_workers=...). If a "
+    "rank fails, make a new executor, and let the function load its last checkpoint (docs/guide_ray.md)"
+)
 _FAILED = "RayExecutor: the function did not return on every rank"
 
 
@@ -245,6 +249,22 @@ class RayExecutor:
         if ends.has_failed:
             raise ends.error(_FAILED)
         return ends.results()
+
+
+class ElasticRayExecutor:
+    """Not available: the number of ranks is fixed.
+
+    Raises:
+        UnsupportedError: always; it names what to use.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise UnsupportedError(_ELASTIC)
+
+    @classmethod
+    def create_settings(cls, *_: object, **__: object) -> RaySettings:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(_ELASTIC)
 
 
 def _refuse_callbacks(callbacks: Sequence[Callable[..., Any]] | None) -> None:

@@ -93,8 +93,6 @@ def _outcome_of(call: Callable[[], Any]) -> bytes:
     outcome: Outcome
     try:
         return pickled_outcome(Returned(call()))
-    except Exception as error:  # noqa: BLE001 -- every error of the function goes to the driver
-        outcome = failure_of(error)
-    except SystemExit as error:
+    except BaseException as error:  # noqa: BLE001 -- every end of the function goes to the driver, also sys.exit
         outcome = failure_of(error)
     return pickled_outcome(outcome)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from multiring._launch.cluster_ranks import ClusterRendezvous, WorkerFacts, positions_of, rank_order
 from multiring._launch.cluster_worker import ReservedPlace, draw_secret, facts_here
-from multiring._launch.first_failure import Ended
-from multiring._launch.pickled_call import Returned, pickled_outcome
+from multiring._launch.first_failure import Ended, end_in
+from multiring._launch.pickled_call import Returned
 from multiring._launch.rank_keeper import RankKeeper
 from multiring.errors import LaunchError, MultiringError
 from multiring.spark.job import BEGIN, END
@@ -44,11 +44,12 @@ def keep_rank(call: bytes, variables: Mapping[str, str], job: str, *, horovod: b
     order = rank_order([each.host for each in facts])
     rank = order.index(index)
     position = positions_of([facts[each] for each in order])[rank]
-    end = RankKeeper(call, position, place, variables, horovod=horovod).run()
+    data = RankKeeper(call, position, place, variables, horovod=horovod).run()
     if reserved is not None:
         reserved.release()
+    end = end_in(data)
     if isinstance(end, Returned):
-        return rank, pickled_outcome(end)
+        return rank, data
     if isinstance(end, Ended):
         raise LaunchError(f"{BEGIN}rank {rank} {end.text}{END}")
     if end.is_consequence:

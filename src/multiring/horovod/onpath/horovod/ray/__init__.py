@@ -1,5 +1,5 @@
 """Horovod on Ray (docs/guide_ray.md)."""
 
-from multiring.horovod.ray_executor import RayExecutor
+from multiring.horovod.ray_executor import ElasticRayExecutor, RayExecutor
 
-__all__ = ["RayExecutor"]
+__all__ = ["ElasticRayExecutor", "RayExecutor"]
