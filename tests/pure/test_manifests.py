@@ -190,7 +190,28 @@ def test_the_secret_is_told_and_not_written(
         (("--port", "80"), "port 80: want 1024 to 65535"),
         (("--env", "LR"), "--env 'LR': want NAME=VALUE"),
         (("--env", "A B=1"), "--env 'A B': want a variable's name"),
-        (("--env", "MULTIRING_SECRET=x"), "--env MULTIRING_SECRET='x': the launcher gives each rank its own"),
+        (("--env", "MULTIRING_SECRET=x"), "--env MULTIRING_SECRET: the launcher gives each rank its own"),
+        (("--env", "MULTIRING_SECRET_FILE=x"), "--env MULTIRING_SECRET_FILE='x': the launcher gives each rank"),
+        (("--env", "JOB_COMPLETION_INDEX=1"), "--env JOB_COMPLETION_INDEX='1': the pods' system sets this variable"),
+        (("--env", "REPLICA_INDEX=1"), "--env REPLICA_INDEX='1': the pods' system sets this variable"),
+        (("--env", "PET_NNODES=4"), "--env PET_NNODES='4': the pods' system sets this variable"),
+        (("--env", "NOTE=a\udcffb"), "--env NOTE='a\\udcffb' is not UTF-8"),
+        (("--pods", "100001"), "100001 pods: want at most 100000"),
+        (("--ranks-per-pod", "1000000000000"), "1000000000000 ranks in each pod: want at most 100000"),
+        (("--max-restarts", "1000000000"), "1000000000 restarts of 3 pods: Kubernetes counts lost pods up to"),
+        (("--grace", "86401"), "a grace of 86401 s: want 0 to 86400 s"),
+        (("--memory", "9" * 400), "for memory: want a size like 16Gi"),
+        (("--memory", "9" * 40), "for memory: want a size like 16Gi"),
+        (("--cpus", "9" * 400), "CPUs for each pod: want a number above 0"),
+        (("--gpus", "9000000000"), "9000000000 GPUs for each pod: want at most 2147483647"),
+        (("--volume", "a:/run//multiring"), "'/run//multiring' as the folder of the volume a"),
+        (("--volume", "a:/x/../run/multiring"), "'/x/../run/multiring' as the folder of the volume a"),
+        (("--volume", "a:/x", "--volume", "b:/./x/"), "'/./x/' as the folder of the volume b"),
+        (("--volume", "a://"), "'//' as the folder of the volume a"),
+        (("--volume", "é:/x"), "'é' as a volume's claim"),
+        (("--name", "é"), "'é' as the job's name"),
+        (("--image", "r.example/t@sha256:12"), "'r.example/t@sha256:12' as an image"),
+        (("--image", "r.example/t:1 "), "'r.example/t:1 ' as an image"),
         (("--env", "RANK=1"), "--env RANK='1': the launcher gives each rank its own RANK"),
         (("--env", "MULTIRING_ENGINES=tcp"), "unknown setting MULTIRING_ENGINES='tcp'; did you mean"),
         (("--volume", "results"), "--volume 'results': want CLAIM:FOLDER"),
@@ -217,9 +238,30 @@ def test_an_empty_command_is_named(words: tuple[str, ...], capsys: pytest.Captur
     assert "no command to run: want a program for the ranks, behind --" in capsys.readouterr().err
 
 
-def test_kubeflows_variables_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["manifest", "kubeflow", *COMMON, "--env", "PET_NNODES=4", "--", "true"]) == 2
-    assert "--env PET_NNODES='4': Kubeflow sets this variable" in capsys.readouterr().err
+def test_a_command_that_is_no_text_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["manifest", "kubernetes", *COMMON, "--", "python", "a\udcff.py"]) == 2
+    assert "the word 'a\\udcff.py' of the command is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_odd_values_arrive_as_they_are(system: str, capsys: pytest.CaptureFixture[str]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    word = 'it\'s "quoted" $(HOME) $$ \\ \n\t# : é😀 \ufffe\x85\x7f - yes'
+    image = f"registry.example:5000/team/train:1@sha256:{'0a' * 32}"
+    odd = ["--image", image, "--env", f"NOTE={word}", "--env", "HOME=/home/me", "--env", "EMPTY="]
+    documents, _ = made(system, *COMMON, *odd, "--", "python", word, "", "true", capsys=capsys)
+    for pod in pods_in(documents):
+        [container] = pod["containers"]
+        assert container["image"] == image
+        assert [each.replace("$$", "$") for each in container["command"][-3:]] == [word, "", "true"]
+        names = [each["name"] for each in container["env"]]
+        assert len(names) == len(set(names)), "Kubernetes refuses a variable that is there twice"
+        found = {each["name"]: each.get("value") for each in container["env"]}
+        assert found["NOTE"].replace("$$", "$") == word
+        assert (found["HOME"], found["EMPTY"]) == ("/home/me", "")
+        validator.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}, VERSIONS[-1], strict=True
+        )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -252,6 +294,8 @@ TEXTS = some.text(some.characters(codec="utf-8"), max_size=12) | some.sampled_fr
         "- x",
         "é😀",
         "\x85",
+        "\ufffe",
+        "\uffff",
     )
 )
 VALUES = some.recursive(

@@ -3,15 +3,20 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from posixpath import normpath
 from types import MappingProxyType
 
 from multiring._launch.commands import refuse_places
+from multiring._launch.job import JobOptions
 from multiring._settings import Settings
 from multiring.errors import ArgumentError
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- the standard path of shared memory, in the pod
 SCRATCH = "/tmp"  # noqa: S108 -- a volume of the pod
 SECRET_FOLDER = "/run/multiring"  # noqa: S105 -- a folder's name
+# Variables that tell a pod its number.
+_PLACES = ("JOB_COMPLETION_INDEX", "REPLICA_INDEX")
 _OWN_PATHS = ("/", SHARED_MEMORY, SCRATCH, SECRET_FOLDER)
 _LABEL_CHARACTERS = 63
 _SUBDOMAIN_CHARACTERS = 253
@@ -32,6 +37,11 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _DEFAULT_SHARED_MEMORY = "1Gi"
+_MOST_BYTES = 2**63 - 1  # of a quantity of Kubernetes
+_MOST_DIGITS = 64
+_MOST_CPUS = 1_000_000
+_MOST_PODS = 100_000  # Kubernetes' limit of an Indexed Job
+_MOST_COUNT = 2**31 - 1  # of Kubernetes' fields of 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +66,11 @@ class PodResources:
     def __post_init__(self) -> None:
         if self.gpus < 0:
             raise ArgumentError(f"{self.gpus} GPUs for each pod: want 0 or more")
-        if self.cpus and (not _CPUS.fullmatch(self.cpus) or float(self.cpus.rstrip("m")) == 0):
+        is_number = not self.cpus or _CPUS.fullmatch(self.cpus)
+        if not is_number or (self.cpus and not 0 < float(self.cpus.rstrip("m")) <= _MOST_CPUS):
             raise ArgumentError(f"{self.cpus!r} CPUs for each pod: want a number above 0, like 4, 0.5 or 500m")
+        if self.gpus > _MOST_COUNT:
+            raise ArgumentError(f"{self.gpus} GPUs for each pod: want at most {_MOST_COUNT}")
         memory = bytes_of(self.memory, "memory") if self.memory else None
         shared = bytes_of(self.shared_memory_size, SHARED_MEMORY)
         if memory is not None and shared >= memory:
@@ -126,6 +139,8 @@ class PodJob:
             )
         if not self.command or not self.command[0]:
             raise ArgumentError("no command to run: want a program for the ranks, behind --")
+        for word in self.command:
+            _check_text(word, f"the word {word!r} of the command")
         self._check_numbers()
         self._check_places()
 
@@ -147,6 +162,8 @@ class PodJob:
         for count, what in ((self.pods, "pods"), (self.ranks_per_pod, "ranks in each pod")):
             if count < 1:
                 raise ArgumentError(f"{count} {what}: want at least 1")
+            if count > _MOST_PODS:
+                raise ArgumentError(f"{count} {what}: want at most {_MOST_PODS}")
         gpus, ranks = self.resources.gpus, self.ranks_per_pod
         if gpus and gpus % ranks:
             raise ArgumentError(
@@ -156,24 +173,35 @@ class PodJob:
         for number, what in ((self.max_restarts, "restarts"), (self.grace_s, "seconds of grace")):
             if number < 0:
                 raise ArgumentError(f"{number} {what}: want 0 or more")
+        JobOptions(grace_s=self.grace_s)  # the pods' own launchers would refuse it
+        if self.pods * self.max_restarts > _MOST_COUNT:
+            raise ArgumentError(
+                f"{self.max_restarts} restarts of {self.pods} pods: Kubernetes counts lost pods up to {_MOST_COUNT}; "
+                f"want at most {_MOST_COUNT // self.pods} restarts"
+            )
         if not 1024 <= self.port <= 65535:  # a user who is not root may not use those below
             raise ArgumentError(f"port {self.port}: want 1024 to 65535")
 
     def _check_places(self) -> None:
         refuse_places(self.variables, horovod=False, timeline=False)
         Settings.from_environment(self.variables)
-        for name in self.variables:
+        for name, text in self.variables.items():
             if not _VARIABLE.fullmatch(name):
                 raise ArgumentError(f"--env {name!r}: want a variable's name of letters, digits and '_'")
+            if name in _PLACES or name.startswith("PET_"):
+                raise ArgumentError(f"--env {name}={text!r}: the pods' system sets this variable; leave it out")
+            _check_text(text, f"--env {name}={text!r}")
         taken = set(_OWN_PATHS)
         for claim, path in self.volumes.items():
             _check_name(claim, _SUBDOMAIN, _SUBDOMAIN_CHARACTERS, "a volume's claim", "RFC 1123 subdomain")
-            if not path.startswith("/") or ":" in path or path.rstrip("/") in taken or path == "/":
+            _check_text(path, f"the folder {path!r} of the volume {claim}")
+            folder = f"/{normpath(path).lstrip('/')}"  # POSIX keeps two slashes at the beginning
+            if not path.startswith("/") or ":" in path or ".." in path.split("/") or folder in taken:
                 raise ArgumentError(
                     f"{path!r} as the folder of the volume {claim}: want an absolute path other than "
                     f"{', '.join(sorted(taken))}"
                 )
-            taken.add(path.rstrip("/"))
+            taken.add(folder)
 
 
 def bytes_of(quantity: str, what: str) -> int:
@@ -183,10 +211,18 @@ def bytes_of(quantity: str, what: str) -> int:
         ArgumentError: it is not a quantity of at least one byte. The text names `what`.
     """
     match = _BYTES.fullmatch(quantity)
-    size = int(float(match[1]) * _UNITS[match[2]]) if match is not None else 0
-    if size < 1:
+    size = int(Fraction(match[1]) * _UNITS[match[2]]) if match is not None and len(quantity) < _MOST_DIGITS else 0
+    if not 1 <= size <= _MOST_BYTES:
         raise ArgumentError(f"{quantity!r} for {what}: want a size like 16Gi or 500M")
     return size
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raise ArgumentError if `text` has bytes that are no UTF-8, which no manifest can pass on."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{what} is not UTF-8, and a manifest is: want text") from None
 
 
 def _check_name(name: str, pattern: re.Pattern[str], most: int, what: str, rule: str) -> None:

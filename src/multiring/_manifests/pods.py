@@ -43,8 +43,12 @@ def pod_spec(
         **({"memory": resources.memory} if resources.memory else {}),
         **({"nvidia.com/gpu": str(resources.gpus)} if resources.gpus else {}),
     }
-    (secret_file,) = environment_of(secret_file=f"{SECRET_FOLDER}/{SECRET_KEY}").items()
-    settings = [("HOME", SCRATCH), secret_file, *((name, verbatim(text)) for name, text in job.variables.items())]
+    # The user may choose another HOME. Kubernetes refuses a list that has a variable twice.
+    settings = {
+        "HOME": SCRATCH,
+        **environment_of(secret_file=f"{SECRET_FOLDER}/{SECRET_KEY}"),
+        **{name: verbatim(text) for name, text in job.variables.items()},
+    }
     mounts = [("secret", SECRET_FOLDER), ("shared-memory", SHARED_MEMORY), ("scratch", SCRATCH)]
     claims = [(f"volume-{number}", claim, path) for number, (claim, path) in enumerate(job.volumes.items())]
     return {
@@ -65,7 +69,7 @@ def pod_spec(
                 "name": container,
                 "image": job.image,
                 "command": list(command),
-                "env": [*({"name": name, "value": text} for name, text in settings), *variables],
+                "env": [*({"name": name, "value": text} for name, text in settings.items()), *variables],
                 **({"resources": {"requests": amounts, "limits": amounts}} if amounts else {}),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,

@@ -6,7 +6,6 @@ from typing import Any
 
 from multiring._manifests.pod_job import PodJob
 from multiring._manifests.pods import HOPELESS_CODES, pod_spec, run_command
-from multiring.errors import ArgumentError
 
 Document = dict[str, Any]
 
@@ -54,9 +53,6 @@ def kubeflow(job: PodJob) -> list[Document]:
     Kubeflow gives the pods torchrun's variables PET_*, which `multiring run` reads. After a failure the JobSet starts
     all pods again.
     """
-    if "PET_" in "".join(name[:4] for name in job.variables):
-        name = next(name for name in job.variables if name.startswith("PET_"))
-        raise ArgumentError(f"--env {name}={job.variables[name]!r}: Kubeflow sets this variable; leave it out")
     job.check_host_name(f"{job.name}-node-0-{job.pods - 1}")
     pod = {"restartPolicy": "Never", **pod_spec(job, "node", run_command(job, ()))}
     return [

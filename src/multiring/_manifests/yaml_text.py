@@ -48,5 +48,5 @@ def _scalar(value: Any) -> str:
 def _quoted(text: str) -> str:
     # JSON writes two escapes for a character beyond 16 bits, which YAML would read as two characters.
     written = json.dumps(text, ensure_ascii=False)
-    # Control characters and line ends that YAML does not allow in a text, and JSON does.
-    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", written)
+    # Characters that YAML does not allow in a text, and JSON does.
+    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", written)
