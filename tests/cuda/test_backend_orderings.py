@@ -22,6 +22,7 @@ from tests.support.ranks import Here
 from torch import Tensor
 
 import multiring_torch
+from multiring._runtime.engines import pinned_memory
 from multiring.torch import device_staging
 from multiring.torch.c10d import buffers, staged
 from multiring.torch.c10d.staged import StagedTensors, StagedWork
@@ -141,7 +142,7 @@ def overlaps(here: Here, device: torch.device, number: int) -> bool:
             while works:
                 works.pop(0)  # the block of the last one is used again first
             for _ in range(20):  # until their blocks are free; their copies back have not ended
-                time.sleep(0.0002 if device_staging._in_use else 0)
+                time.sleep(0.0002 if pinned_memory._in_use else 0)
         elif here.rank == 0:
             time.sleep(0.006)
     works[-1].wait()

@@ -14,9 +14,11 @@ from tests.support.ranks import Here
 
 import multiring
 import multiring.torch as mt
+from multiring._runtime.engines import pinned_memory
+from multiring._runtime.engines.pinned_memory import PinnedBlock, PinnedMemory
 from multiring.errors import ArgumentError, UnsupportedError
 from multiring.torch import device_staging
-from multiring.torch.device_staging import DeviceStaging, PinnedBlock, PinnedMemory, staging_of
+from multiring.torch.device_staging import DeviceStaging, staging_of
 
 SEEDS = range(5)
 ROUNDS = 12
@@ -85,9 +87,9 @@ def hasty_reuse(patch: pytest.MonkeyPatch) -> None:
 def early_return(patch: pytest.MonkeyPatch) -> None:
     original = PinnedMemory.take
 
-    def take(self: PinnedMemory, group: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
-        found = original(self, group, count, dtype)
-        self._returned.append(device_staging._block_of(found))
+    def take(self: PinnedMemory, group: Any, size_bytes: int) -> Any:
+        found = original(self, group, size_bytes)
+        self._returned.append(pinned_memory._in_use[int(found.ctypes.data)])
         return found
 
     patch.setattr(PinnedMemory, "take", take)
@@ -264,7 +266,7 @@ def steady_state(here: Here) -> None:  # noqa: ARG001
     rounds(100)
     assert pool.registrations == known
     gc.collect()
-    assert not device_staging._in_use
+    assert not pinned_memory._in_use
 
 
 def test_the_steady_state_registers_no_memory_and_every_block_comes_back() -> None:

@@ -17,7 +17,8 @@ from torch import nn
 
 import multiring
 import multiring.torch as mt
-from multiring.torch.device_staging import DeviceStaging, PinnedBlock, staging_of
+from multiring._runtime.engines.pinned_memory import PinnedBlock
+from multiring.torch.device_staging import DeviceStaging, staging_of
 from multiring.torch.gradients.change_detection import LateComparison
 
 COUNT = 1 << 17  # a block of its own registration

@@ -9,9 +9,10 @@ from tests.support.cuda_torch_ranks import run_cuda
 from tests.support.ranks import Here
 
 import multiring.torch as mt
+from multiring._runtime.engines.pinned_memory import PinnedMemory
 from multiring.errors import ArgumentError, CollectiveError, UnsupportedError
 from multiring.torch.collectives.small_allreduce import MOST_BYTES, LateCopy
-from multiring.torch.device_staging import DeviceStaging, PinnedMemory
+from multiring.torch.device_staging import DeviceStaging
 
 Patch = pytest.MonkeyPatch
 SMALL = MOST_BYTES // 4

@@ -9,11 +9,13 @@ import pytest
 from tests.support.orderings import SOURCES, Place, sites, without
 
 TESTS = Path(__file__).parents[1]
+PINNED = "_runtime/engines/pinned_memory.py"
 ELEMENTS = "torch/gradients/change_detection.py _CopiedElements"
 COPIES, GRADIENTS = "cuda/test_device_staging.py", "cuda/test_gradient_orderings.py"
 BACKEND, CALLS = "cuda/test_backend_orderings.py", "cuda/test_orderings_by_call.py"
 AHEAD = "cuda/test_ahead_of_agreements.py"
 HOSTS = "cuda/test_hierarchical_orderings.py"
+STAGED = "wire/test_staged_engine.py"
 BUCKETS, NCCL, ENGINE = "cuda/test_nccl_buckets.py", "cuda/test_nccl_collectives.py", "wire/test_nccl_orderings.py"
 
 # The mutants that leave out each site, or that take away what it orders: the test's file and the mutant's name.
@@ -34,8 +36,14 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "_frontend/submission_line.py await_all: event.synchronize": (COPIES, "host before the copy"),
     "_frontend/submission_line.py Submission.await_events: event.synchronize": (CALLS, "statistics before their copy"),
     "_frontend/submission_line.py Submission.submit: event.synchronize": (CALLS, "statistics before their copy"),
-    "torch/device_staging.py PinnedBlock.is_quiet: self._copies[0].query": (COPIES, "block used again under a copy"),
-    "torch/device_staging.py PinnedMemory._quiet: free[place].is_quiet": (COPIES, "block used again under a copy"),
+    f"{PINNED} PinnedBlock.is_quiet: self._copies[0].query": (
+        COPIES,
+        "block used again under a copy",
+    ),
+    f"{PINNED} PinnedMemory._quiet: free[place].is_quiet": (
+        COPIES,
+        "block used again under a copy",
+    ),
     "torch/device_staging.py DeviceStaging.all_to_host_behind: self._to_host.wait_event": (
         COPIES,
         "to the host before the kernels",
@@ -135,6 +143,19 @@ MUTANTS: dict[str, tuple[str, str]] = {
         CALLS,
         "elements compared before their copies",
     ),
+    "_runtime/engines/staged.py _Staging._bring: self._driver.wait_on": (STAGED, "copy to the host before the inputs"),
+    "_runtime/engines/staged.py _Staging._bring: _Copied.synchronize": (STAGED, "host before the copy"),
+    "_runtime/engines/staged.py _Staging._copy: self._driver.record": (STAGED, "copies that have happened at once"),
+    "_runtime/engines/staged.py _Staging._copy: block.note": (STAGED, "block used again under a copy"),
+    "_runtime/engines/staged.py _Copied.query: self._driver.has_happened": (
+        STAGED,
+        "copies that have happened at once",
+    ),
+    "_runtime/engines/staged.py _Copied.synchronize: self.query": (STAGED, "copies that have happened at once"),
+    "_runtime/engines/staged.py StagedOperation.await_device: _Copied.synchronize": (
+        STAGED,
+        "end before the copy back",
+    ),
     # What the calls above are made of.
     "torch/device_staging.py record_use: tensor.record_stream": (COPIES, "source freed under the copy"),
     "_runtime/engines/cuda_driver.py CudaDriver.record: cuEventRecord": (ENGINE, "wait for the end"),
@@ -146,12 +167,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
 }
 # No mutant of these can give wrong values.
 EXEMPT: dict[str, str] = {
+    "_runtime/engines/staged.py StagedOperation.done: self._driver.has_happened": "an answer; `wait` waits",
     "_frontend/submission_line.py await_all: event.query": "it decides how to wait, and the next line waits",
     "_frontend/submission_line.py Submission.is_ready: event.query": "it decides who submits, and `submit` waits",
     "torch/device_staging.py DeviceStaging.to_host: _block_of.note": (
         "this thread waits for the copy next; the note counts only if an error ends the wait"
     ),
-    "torch/device_staging.py _end_copies: popleft.synchronize": "cudaHostUnregister waits for the device, too",
+    f"{PINNED} _end_copies: popleft.synchronize": "cudaHostUnregister waits for the device, too",
     "_runtime/engines/cuda_arrays.py CudaArray.get: cuStreamSynchronize": (
         "CUDA copies to memory that is not pinned before the call returns"
     ),
@@ -193,7 +215,7 @@ def test_the_mutant_is_there(site: str) -> None:
 
 
 def test_there_are_many() -> None:
-    files = COPIES, GRADIENTS, BACKEND, CALLS, AHEAD, BUCKETS, NCCL, HOSTS, ENGINE
+    files = COPIES, GRADIENTS, BACKEND, CALLS, AHEAD, BUCKETS, NCCL, HOSTS, STAGED, ENGINE
     assert sum(len(mutants_of(file)) for file in files) >= 25
 
 

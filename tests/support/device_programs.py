@@ -46,11 +46,15 @@ LARGE_BYTES = by_nccl.LEAST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An operation in flight: its handle, what to wait with, and the values that it must give."""
+    """An operation in flight: its handle, what to wait with, and the values that it must give.
+
+    rounding: how much they may differ from what comes; 0 if they are exact.
+    """
 
     what: str
     wait: Callable[[], Any]
     wanted: list[Values]
+    rounding: float = 0.0
 
 
 class Program:
@@ -146,7 +150,8 @@ class Program:
                 torch.full_like(each, 9)
             copies = [each.cpu().to(torch.complex128).numpy() for each in kept]
         for copy, wanted in zip(copies, started.wanted, strict=True):
-            assert np.array_equal(copy, wanted), (self.seed, started.what, copy, wanted)
+            is_right = np.allclose(copy, wanted, rtol=0.0, atol=started.rounding)
+            assert is_right, (self.seed, started.what, copy, wanted)
 
     def is_member(self, chosen: Any) -> bool:
         return self.rank in chosen.ranks
@@ -170,7 +175,10 @@ class Program:
             scaling: dict[str, Any] = {"prescale_factor": factors[0], "postscale_factor": factors[1]}
             handle = call(own, op=op, name=name, process_set=chosen, **scaling)
         values = wanted.to(dtype).double().numpy() if op == "average" else np.asarray(total)
-        return Started(f"{op} {dtype} {shape} {self.number}", lambda: mt.synchronize(handle), [values])
+        # With NCCL inside hosts of unequal sizes, the terms of an average, at most 3, are rounded before the result is.
+        is_exact = op != "average" or len(every) in (1, 2, 4)
+        rounding = 0.0 if is_exact else 2 * 3 * torch.finfo(dtype).eps
+        return Started(f"{op} {dtype} {shape} {self.number}", lambda: mt.synchronize(handle), [values], rounding)
 
     def swapped(self, stream: torch.cuda.Stream) -> list[Started | None]:
         """Start named reductions over all ranks, in an order that differs between the ranks."""

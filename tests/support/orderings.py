@@ -18,6 +18,8 @@ FILES = (
     "_frontend/submission_line.py",
     "_runtime/engines/nccl*.py",
     "_runtime/engines/cuda*.py",
+    "_runtime/engines/pinned_memory.py",
+    "_runtime/engines/staged.py",
     "_runtime/engines/dlpack.py",
 )
 METHODS = {

@@ -26,7 +26,7 @@ RECORD = ROOT / "build" / "evidence" / "random_on_devices.json"
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # hosts, and ranks of each
 AT_ONCE = 5  # seeds of a job
 DELAYS_US = (200, 1500, 4000)
-SHOWN = 3000  # characters of a fault
+SHOWN = 2000  # characters of a rank's error
 
 
 def turn(number: int) -> dict[str, Any]:
@@ -42,7 +42,8 @@ def turn(number: int) -> dict[str, Any]:
     try:
         run_cuda(run_programs, seeds, hosts=hosts, devices=devices, standin=standin)
     except AssertionError as error:
-        found["fault"] = str(error)[:SHOWN]
+        # The rank that has ended without an error is often the cause.
+        found["fault"] = "\n--- rank".join(each[:SHOWN] for each in str(error).split("\n--- rank"))
     return found
 
 

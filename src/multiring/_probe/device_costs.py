@@ -16,6 +16,7 @@ import numpy as np
 
 from multiring._runtime import Group
 from multiring._runtime.engines.cuda_driver import CudaDriver, device_count
+from multiring._runtime.engines.device_choice import group_by_nccl
 from multiring._topology import DeviceCosts
 from multiring.errors import MultiringError, PeerLostError, StallError
 
@@ -169,7 +170,7 @@ def _nccl(part: Group, device: int, seconds: float) -> tuple[float, float] | Non
     if part.size == 1:
         return None
     try:
-        over = part.on_device(device)
+        over = group_by_nccl(part, device)
     except (PeerLostError, StallError):
         raise
     except MultiringError:  # raised on all ranks

@@ -10,84 +10,48 @@ and the result is copied back. Both copies run on side streams, beside the progr
 An event orders the copy to the host behind the kernels before it. The copy back is on the caller's stream, which has to
 be behind it anyway. No function here waits for the device on the caller's thread.
 
-Memory of the arena that CUDA knows is pinned. Each block is registered with CUDA once and used again. A block is not
-used again until its last tensor is deleted and its last copy has ended.
+The pinned memory is that of `_runtime/engines/pinned_memory.py`.
 """
 
 import os
 import threading
 import weakref
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from multiring._runtime import Group
+from multiring._runtime.engines.pinned_memory import PinnedBlock, PinnedMemory, block_at
 from multiring.errors import ArgumentError, StateError, UnsupportedError
 from multiring.torch.interop import Shared, array_of, described, refuse_other_devices
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SERVED = "cuda"
 """The type of the devices that are served."""
 
-_PIECE_BYTES = 512  # the smallest block
-_SLAB_BYTES = 1 << 20  # small blocks are parts of larger ones, because CUDA registers whole pages
-_LARGE_BYTES = 64 << 10  # blocks of at least this size are registered on their own; the arena aligns them to pages
 _PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all devices of the process
 
 
-class PinnedBlock:
-    """Memory of the arena that is registered with CUDA."""
+class _PinningByTorch:
+    """Pins memory by torch's CUDA runtime; see HostPinning."""
 
-    def __init__(self, memory: "np.ndarray[Any, np.dtype[np.uint8]]", registration: object) -> None:
-        """Create a block of `memory`, which `registration` keeps registered."""
-        self.memory = memory
-        self.address = int(memory.ctypes.data)
-        self._copies: deque[Any] = deque()
-        weakref.finalize(self, _end_copies, self._copies, registration).atexit = False
-
-    def note(self, event: Any) -> None:
-        """Remember the event of a copy that reads or writes the block."""
-        self._copies.append(event)
-
-    def is_quiet(self) -> bool:
-        """Return whether all copies of the block have ended. The call does not wait for them."""
-        while self._copies and self._copies[0].query():
-            self._copies.popleft()
-        return not self._copies
-
-
-def _end_copies(copies: "deque[Any]", _registration: object) -> None:
-    """Wait for the copies of a deleted block, so that its memory is not unregistered under them."""
-    while copies:
-        copies.popleft().synchronize()
-
-
-class _Registration:
-    """A registered part of the arena. It is unregistered when its last block is deleted."""
-
-    def __init__(self, memory: "np.ndarray[Any, np.dtype[np.uint8]]", rank: int) -> None:
-        address, size_bytes = int(memory.ctypes.data), memory.nbytes
+    def pin(self, address: int, size_bytes: int) -> str:
         code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
         if code:
             _clear_last_error()
-            raise ArgumentError(
-                f"rank {rank}: CUDA cannot pin {size_bytes} bytes of host memory (cudaHostRegister: error {code}): "
-                "want more free host memory, or a higher limit of locked memory (ulimit -l); the group is still usable"
-            )
-        self.memory = memory
-        weakref.finalize(self, _unregister, address, memory).atexit = False
+        return f"cudaHostRegister: error {code}" if code else ""
+
+    def unpin(self, address: int) -> None:
+        _cudart().cudaHostUnregister(address)
 
 
 def _cudart() -> Any:
     return torch.cuda.cudart()
-
-
-def _unregister(address: int, _memory: object) -> None:
-    _cudart().cudaHostUnregister(address)
 
 
 def _clear_last_error() -> None:
@@ -98,74 +62,6 @@ def _clear_last_error() -> None:
         return
 
 
-class PinnedMemory:
-    """The pinned blocks of one group, in sizes that are used again."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._lock = threading.RLock()
-        self._free: defaultdict[int, list[PinnedBlock]] = defaultdict(list)  # by size
-        self._returned: deque[PinnedBlock] = deque()  # appended by finalizers, which must not take the lock
-        self.registrations = 0  # how many parts of the arena were registered so far
-
-    def take(self, group: Group, count: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for `count` elements of `dtype`, with undefined contents; see `DeviceStaging.pinned`."""
-        if not count:
-            return torch.empty(0, dtype=dtype, device="cpu")
-        size = _rounded(count * dtype.itemsize)
-        with self._lock:
-            self._sort_returned()
-            block = self._quiet(size) or self._new(group, size)
-        # The storage of the tensor keeps `lease` itself alive. Every view of the tensor, and every array of one, keeps
-        # the storage. The block is therefore returned when nobody can reach its memory any more.
-        lease = block.memory[: count * dtype.itemsize]
-        weakref.finalize(lease, _give_back, block, self._returned).atexit = False
-        _in_use[block.address] = block
-        return torch.frombuffer(lease, dtype=dtype)
-
-    def _sort_returned(self) -> None:
-        while self._returned:
-            block = self._returned.popleft()
-            self._free[block.memory.nbytes].append(block)
-
-    def _quiet(self, size: int) -> PinnedBlock | None:
-        """Return the free block of this size that was returned last and whose copies have ended, or None."""
-        free = self._free[size]
-        for place in range(len(free) - 1, -1, -1):
-            if free[place].is_quiet():
-                return free.pop(place)
-        return None
-
-    def _new(self, group: Group, size: int) -> PinnedBlock:
-        registration = self._registered(group, _SLAB_BYTES if size < _LARGE_BYTES else size)
-        self.registrations += 1
-        blocks = [
-            PinnedBlock(registration.memory[start : start + size], registration)
-            for start in range(0, registration.memory.nbytes, size)
-        ]
-        self._free[size][:0] = blocks[1:]
-        return blocks[0]
-
-    def _registered(self, group: Group, size: int) -> _Registration:
-        try:
-            return self._new_registration(group, size)
-        except ArgumentError:
-            if not any(self._free.values()):
-                raise
-        self._free.clear()  # releases the free blocks of all sizes
-        return self._new_registration(group, size)
-
-    def _new_registration(self, group: Group, size: int) -> _Registration:
-        try:
-            memory = group.allocate(size, np.uint8)
-        except ArgumentError as error:
-            raise ArgumentError(
-                f"rank {self._rank}: no shared memory left for copies of device tensors: {error}; synchronize handles "
-                "earlier, or set MULTIRING_SEGMENT_BYTES to more; the group is still usable"
-            ) from error
-        return _Registration(memory, self._rank)
-
-
 def _array_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
     """Return the memory of `tensor` as an array of its type, or of bytes if NumPy lacks the type, as float8."""
     try:
@@ -174,17 +70,9 @@ def _array_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
         return array_of(tensor.view(torch.uint8))
 
 
-_in_use: dict[int, PinnedBlock] = {}  # the blocks that somebody can reach, by address
-
-
-def _give_back(block: PinnedBlock, returned: "deque[PinnedBlock]") -> None:
-    _in_use.pop(block.address, None)
-    returned.append(block)
-
-
 def is_pinned_here(tensor: Tensor) -> bool:
     """Return whether `tensor` lies in memory of `DeviceStaging.pinned`, so that it can be copied to a device."""
-    return not tensor.numel() or tensor.untyped_storage().data_ptr() in _in_use
+    return not tensor.numel() or block_at(tensor.untyped_storage().data_ptr()) is not None
 
 
 def _block_of(tensor: Tensor) -> PinnedBlock:
@@ -193,22 +81,13 @@ def _block_of(tensor: Tensor) -> PinnedBlock:
     Raises:
         ArgumentError: the tensor is not in memory that `DeviceStaging.pinned` returned.
     """
-    block = _in_use.get(tensor.untyped_storage().data_ptr())
+    block = block_at(tensor.untyped_storage().data_ptr())
     if block is None:
         raise ArgumentError(
             f"a host tensor of {described(tensor)}: want memory of DeviceStaging.pinned, which CUDA copies without "
             "stopping the host"
         )
     return block
-
-
-def _rounded(size_bytes: int) -> int:
-    """Return the size of the block for `size_bytes`: a power of two, or at most an eighth more than needed."""
-    power = max(_PIECE_BYTES, 1 << (size_bytes - 1).bit_length())
-    if power <= _LARGE_BYTES:
-        return power
-    step = power >> 4
-    return -(-size_bytes // step) * step
 
 
 class _Known:
@@ -224,7 +103,7 @@ class _Known:
         with self.lock:
             found = self.memory.get(group)
             if found is None:
-                found = self.memory[group] = PinnedMemory(group.calls.services.world_rank)
+                found = self.memory[group] = PinnedMemory(group.calls.services.world_rank, _PinningByTorch())
             return found
 
 
@@ -257,7 +136,10 @@ class DeviceStaging:
 
     def pinned_tensor(self, group: Group, count: int, dtype: torch.dtype) -> Tensor:
         """Return the tensor of `pinned`; its type may be one that NumPy does not have."""
-        return _known.memory_of(group).take(group, count, dtype)
+        if not count:
+            return torch.empty(0, dtype=dtype, device="cpu")
+        # The storage of the tensor keeps the array, and every view of the tensor keeps the storage.
+        return torch.frombuffer(_known.memory_of(group).take(group, count * dtype.itemsize), dtype=dtype)
 
     def to_host(self, source: Tensor, target: Tensor, *, waits: bool = False) -> Any:
         """Start to copy `source`, a tensor of the device, to the pinned tensor `target`, and return the copy's event.

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from multiring._native import ControlMessage
 from multiring._runtime import Group, Handle
+from multiring._runtime.engines.device_choice import group_by_nccl
 from multiring._topology.device_paths import HostShares
 from multiring.errors import CollectiveError, MismatchError, MultiringError, PeerLostError, StallError
 from multiring.torch.device_staging import staging_of
@@ -156,7 +157,7 @@ class HierarchicalReduction:
         """
         part = HostShares.of(group.topology.hosts, group.rank)
         inside = group.subgroup_named(part.own, "NCCL inside their host")
-        return cls(group, (inside.on_device(device.index), inside.on_device(device.index)), part, device)
+        return cls(group, (group_by_nccl(inside, device.index), group_by_nccl(inside, device.index)), part, device)
 
     @property
     def groups(self) -> tuple[Group, Group]:

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from multiring._frontend.process_sets import ProcessSet, global_process_set, members_of, world_now
 from multiring._runtime import Group
-from multiring._runtime.engines.nccl import NcclEngine, told_by_all
+from multiring._runtime.engines.device_choice import group_by_nccl
+from multiring._runtime.engines.nccl import NcclEngine
 from multiring._runtime.engines.nccl_library import find_nccl, shown_version
+from multiring._runtime.engines.told import told_by_all
 from multiring._runtime.group.compile import Request, task_of
 from multiring._runtime.group.handles import told_apart
 from multiring._runtime.job.job import current, is_rank
@@ -219,7 +221,7 @@ def path_by(group: Group, device: torch.device, purpose: str, choice: PathChoice
     if choice.path != STAGED:
         try:
             over = group.twin_for("device path")
-            by = _on_hosts(over.twin(), device) if choice.path == HIERARCHICAL else over.on_device(device.index)
+            by = _on_hosts(over.twin(), device) if choice.path == HIERARCHICAL else group_by_nccl(over, device.index)
             path = DevicePath(by, choice)
         except (PeerLostError, StallError):
             raise

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from multiring._runtime.engines import pinned_memory
 from multiring.errors import UnsupportedError
-from multiring.torch import device_staging, interop
+from multiring.torch import interop
 from multiring.torch.device_staging import staging_of
 from multiring.torch.interop import refuse_other_devices
 
@@ -13,7 +14,7 @@ PAGE = 4096
 
 @pytest.mark.parametrize("size_bytes", [1, 511, 512, 513, 4096, 65535, 65536, 65537, 100_000, 1 << 20, (1 << 20) + 1])
 def test_a_block_is_large_enough_and_little_is_wasted(size_bytes: int) -> None:
-    size = device_staging._rounded(size_bytes)
+    size = pinned_memory._rounded(size_bytes)
     assert size >= size_bytes
     assert size <= max(512, 2 * size_bytes)
     if size >= 65536:  # such a block is registered on its own, and CUDA registers whole pages

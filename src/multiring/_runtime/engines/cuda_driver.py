@@ -7,6 +7,8 @@ docs/decisions/0115-nccl-engine.md.
 import ctypes
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -222,6 +224,16 @@ class CudaDriver:
     def ignore_captures(self) -> None:
         """Let this thread make calls that the captures of other threads would forbid, and that would spoil these."""
         self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(c_int(_RELAXED)))
+
+    @contextmanager
+    def ignoring_captures(self) -> Iterator[None]:
+        """Let this thread, which may be the program's, make such calls inside the block."""
+        mode = c_int(_RELAXED)
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))  # the mode before
 
     def has_happened(self, event: "CudaEvent") -> bool:
         """Return whether a stream has come to the event.

@@ -9,8 +9,6 @@ NCCL chooses the order of summation; it does not follow the plan's schedule. Sev
 (docs/decisions/0115-nccl-engine.md).
 """
 
-import json
-import re
 import threading
 import weakref
 from contextlib import suppress
@@ -26,25 +24,21 @@ from multiring._runtime.engines.cuda_arrays import CudaArray, foreign_buffer, ow
 from multiring._runtime.engines.cuda_driver import DRIVER
 from multiring._runtime.engines.nccl_communicator import NcclCommunicator, check_reduction, new_name
 from multiring._runtime.engines.nccl_device import NcclDevice, NcclOperation
-from multiring._runtime.engines.nccl_failures import MOST_TEXT, NcclFailures
+from multiring._runtime.engines.nccl_failures import NcclFailures
 from multiring._runtime.engines.nccl_library import UNIQUE_ID_BYTES, shown_version
+from multiring._runtime.engines.told import ELSEWHERE, device_number, require_no_problem, told_by_all
 from multiring._runtime.group.compile import Request
 from multiring._runtime.group.starting import start_agreement
 from multiring.errors import (
-    ArgumentError,
     CollectiveError,
     MismatchError,
     MultiringError,
     PeerLostError,
-    UnsupportedError,
 )
 from multiring.planner import Plan
 
 if TYPE_CHECKING:
     from multiring._runtime.group.group import Group
-
-_ELSEWHERE = "NCCL failed on rank "  # how a rank's error begins if its cause is another rank's
-_ROW = 1024  # bytes of a rank's line in `told_by_all`
 
 
 class NcclEngine(NcclFailures):
@@ -81,12 +75,12 @@ class NcclEngine(NcclFailures):
         """
         host = group.twin()
         try:
-            engine = cls(host, NcclDevice.of(_number_of(device), driver, group.ranks[group.rank]))
+            engine = cls(host, NcclDevice.of(device_number(device), driver, group.ranks[group.rank]))
         except MultiringError as error:
             told_by_all(host, {"problem": str(error)})
             raise
         told = told_by_all(host, {"problem": None, "nccl": engine._device.library.version})
-        _check(host, told)
+        require_no_problem(host, told)
         versions = {each["nccl"]: rank for rank, each in reversed(list(enumerate(told)))}
         if len(versions) > 1:
             shown = ", ".join(f"{shown_version(each)} on rank {rank}" for each, rank in sorted(versions.items()))
@@ -257,9 +251,9 @@ class NcclEngine(NcclFailures):
         except MultiringError as error:
             problem = str(error)
             if not self._has_failed():  # the other ranks wait in NCCL for this one
-                self._tell_failure(CollectiveError(f"{_ELSEWHERE}{host.ranks[host.rank]}: {problem}"))
+                self._tell_failure(CollectiveError(f"{ELSEWHERE}{host.ranks[host.rank]}: {problem}"))
         try:
-            _check(host, told_by_all(host, {"problem": problem}))
+            require_no_problem(host, told_by_all(host, {"problem": problem}))
         except MultiringError:
             if made is not None:
                 made.abort()
@@ -291,34 +285,7 @@ def _release(device: NcclDevice, made: list[NcclCommunicator]) -> None:
     device.remove_owner()
 
 
-def _number_of(device: int | str) -> int:
-    """Return the number of a CUDA device that is named "cuda:N" or N."""
-    found = re.fullmatch(r"(?:cuda:)?(\d+)", str(device))
-    if found is not None:
-        return int(found[1])
-    kind = str(device).partition(":")[0]
-    if kind != "cuda" and kind.isalpha():
-        raise UnsupportedError(f"device={str(device)!r} is not served; want a CUDA device, such as 'cuda:0'")
-    raise ArgumentError(f"device={str(device)!r}: want 'cuda:N' or N, the number of a CUDA device")
-
-
 def _wait_quietly(operation: NcclOperation) -> None:
     """Wait until an operation has ended, well or not."""
     with suppress(Exception):
         operation.wait()
-
-
-def told_by_all(host: "Group", own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what every rank tells, in the order of the ranks. Long texts are cut."""
-    row = np.zeros((1, _ROW), np.uint8)
-    text = json.dumps({key: each[:MOST_TEXT] if isinstance(each, str) else each for key, each in own.items()}).encode()
-    row[0, : len(text)] = np.frombuffer(text, np.uint8)
-    return [json.loads(bytes(each).rstrip(b"\0")) for each in host.all_gather(row)]
-
-
-def _check(host: "Group", told: list[dict[str, Any]]) -> None:
-    """Raise the first problem of any rank, with its rank."""
-    problems = {rank: each["problem"] for rank, each in zip(host.ranks, told, strict=True) if each["problem"]}
-    causes = {rank: text for rank, text in problems.items() if not text.startswith(_ELSEWHERE)} or problems
-    for rank, text in causes.items():
-        raise CollectiveError(f"rank {rank}: {text}")

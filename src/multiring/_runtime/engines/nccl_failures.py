@@ -14,6 +14,7 @@ from multiring._native import ControlMessage, ControlMessageKind
 from multiring._runtime.engines.cuda_driver import CudaError
 from multiring._runtime.engines.nccl_device import NcclDevice
 from multiring._runtime.engines.nccl_library import NcclError
+from multiring._runtime.engines.told import MOST_TEXT
 from multiring.errors import CollectiveError, PeerLostError, StallError, StateError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _FAILURE, _QUESTION, _ANSWER = range(3)  # tags of control messages
 _KINDS = {each.__name__: each for each in (PeerLostError, StallError, CollectiveError)}
 _ANSWER_S = 1.0  # how long a rank that is asked may take to answer
 _PAUSE_S = 0.001
-MOST_TEXT = 400  # characters of an error that other ranks get
 
 
 class NcclFailures:

@@ -259,27 +259,32 @@ class Group(Collectives):
         return Group(self._calls.services, self._ranks, self._topology, key, engine)
 
     def on_device(self, device: int | str) -> "Group":
-        """Return a group of the same ranks whose arrays lie on CUDA devices. NCCL carries its collectives.
+        """Return a group of the same ranks whose arrays lie on CUDA devices.
 
-        Every rank of this group must make the call, with a device of its own. `allocate` of the new group returns
-        arrays in the device's memory, with `put`, `get`, DLPack and `__cuda_array_interface__`. The collectives also
-        take other libraries' arrays on that device. The handles have a method `order(stream)`, which makes a stream of
-        the program wait for the result in place of the host. After a MismatchError, the contents of the arrays may be
-        undefined; its text says so. The group stays usable. Averages of integers, 16-bit integers and wire types are
-        refused. Messages and barriers work as in any group. Several ranks: verified without GPUs only.
+        Every rank of this group must make the call. `allocate` of the new group returns arrays in the device's memory,
+        with `put`, `get`, DLPack and `__cuda_array_interface__`. The collectives also take other libraries' arrays on
+        that device. The handles have a method `order(stream)`, which makes a stream of the program wait for the result
+        in place of the host. After a MismatchError, the contents of the arrays may be undefined; its text says so. The
+        group stays usable. Messages and barriers work as in any group.
+
+        NCCL carries the collectives if each rank has a device of its own and all have NCCL. It refuses averages of
+        integers, 16-bit integers and wire types. Otherwise, or with MULTIRING_DEVICE_PATH=staged, arrays travel through
+        pinned host memory. Several ranks: verified without GPUs only.
 
         Args:
             device: this rank's device as "cuda:N" or N, as this process sees it.
 
         Raises:
             ArgumentError: there is no such device, or this group's own arrays lie on devices.
-            UnsupportedError: the device is of another kind, or this host has no driver or no NCCL that works.
-            CollectiveError: this happened on another rank, or two ranks have the same device.
+            UnsupportedError: the device is of another kind, or this host has no driver that works; or
+                MULTIRING_DEVICE_PATH asks for NCCL, and this host has no NCCL that works.
+            CollectiveError: this happened on another rank; or MULTIRING_DEVICE_PATH asks for NCCL, and two ranks have
+                the same device.
         """
         # Few programs have a device, and CUDA's declarations take time to import.
-        from multiring._runtime.engines.nccl import NcclEngine  # noqa: PLC0415
+        from multiring._runtime.engines.device_choice import engine_on_device  # noqa: PLC0415
 
         if self._calls.engine is not None:
             raise ArgumentError(f"{self} has its arrays on devices already; call on_device of a group in host memory")
         twin = self.twin()
-        return twin.on_engine(NcclEngine.open(twin, device))
+        return twin.on_engine(engine_on_device(twin, device))
