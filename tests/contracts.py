@@ -52,6 +52,7 @@ PARTS = {
         "augment | forecast | permutation | shares",
     ),
     "vision": (
+        "serving",
         "predicting",
         "exporting",
         "fitting",

@@ -14,6 +14,7 @@ DOCUMENTS = {
     "torch_optimizer.md": 2,
     "training.md": 3,
     "vision.md": 5,
+    "vision_serving.md": 1,
 }
 # The text "Save this as `FILE`" before a block, the block's kind, and its text.
 BLOCK = re.compile(r"(?:[Ss]ave (?:it|this) as `(?P<file>[\w.]+)`[^`]*)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)

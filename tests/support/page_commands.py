@@ -245,6 +245,16 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
         "[1] 1 of 2", "multiring run -n 2 --timeline trace.json.gz -- python train.py", makes="trace.json.gz"
     ),
     ("timeline.md", "MULTIRING_TIMELINE=/scratch/trace.json.gz srun python train.py"): Read(SITE),
+    **{
+        ("vision_serving.md", command): Read("tests/frameworks/vision runs it on a small model")
+        for command in (
+            "multiring vision export-model shapes first",
+            "multiring vision predict shapes/runs/first/model.onnx photos --out answers.jsonl",
+            "multiring vision serve shapes/runs/first/model.onnx",
+            "multiring run -n 2 -- multiring vision predict MODEL INPUT... --out answers.jsonl",
+            "multiring vision serve MODEL... --port 8000",
+        )
+    },
     ("topology.md", "multiring run -n 8 -- multiring probe --save topology.toml"): Read(PROBE),
     ("topology.md", "MULTIRING_TOPOLOGY=topology.toml mpiexec -n 8 python program.py"): Read(MPI),
     ("tutorial.md", "git clone URL multiring"): Read(SHELL),

@@ -29,22 +29,27 @@ def draw_pictures(folder: Path, number: int, seed: int = 0) -> list[Path]:
     return paths
 
 
-def small_model(seed: int = 0, threshold: float = 0.0) -> VisionModel:
-    """Return a model of random weights whose answers vary with the picture."""
+def small_model(seed: int = 0, *, size: int = 16, width: int = 8) -> VisionModel:
+    """Return a model of random weights whose answers vary with the picture.
+
+    Args:
+        seed: of the weights.
+        size: the side of the square that the network sees.
+        width: the channels of the network's first stage.
+    """
     torch.manual_seed(seed)
     description = ModelDescription(
         kind="classify",
         classes=CLASSES,
-        size=16,
+        size=size,
         architecture="resnet",
-        arguments={"width": 8, "blocks": 1},
+        arguments={"width": width, "blocks": 1},
         mean=(0.4, 0.5, 0.6),
         std=(0.2, 0.25, 0.3),
-        threshold=threshold,
         split="split",
     )
     model = VisionModel(description)
-    gradients = _gradients(np.random.default_rng(seed), 96, 16, 16)
+    gradients = _gradients(np.random.default_rng(seed), 96, size, size)
     squares = torch.from_numpy(gradients).permute(0, 3, 1, 2).float()
     last = [each for each in model.network.modules() if isinstance(each, torch.nn.Linear)][-1]
     with torch.no_grad():
@@ -69,14 +74,21 @@ def _gradients(random: np.random.Generator, number: int, height: int, width: int
     return found
 
 
-def make_run(folder: Path, number: int = 60, seed: int = 0) -> tuple[VisionProject, str]:
-    """Make a project with a run whose labels are what its model answers, and return it with the run's name."""
+def make_run(folder: Path, number: int = 60, seed: int = 0, **network: int) -> tuple[VisionProject, str]:
+    """Make a project with a run whose labels are what its model answers, and return it with the run's name.
+
+    Args:
+        folder: of the project.
+        number: of the pictures.
+        seed: of pictures and weights.
+        network: options of `small_model`.
+    """
     draw_pictures(folder, number, seed)
     project = VisionProject.create(folder)
     project.scan()
     for name in CLASSES:
         project.add_class(name)
-    model = small_model(seed)
+    model = small_model(seed, **network)
     for image in project.images():
         pixels = torch.from_numpy(read_picture(folder / image.path).pixels[None])
         with torch.no_grad():

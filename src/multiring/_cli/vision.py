@@ -6,6 +6,7 @@ duplicates and frames of a video on one side. `import` and `export` read and wri
 PNG masks.
 
 `export-model` writes the model of a run as an ONNX file. `predict` answers for pictures and videos, also on many ranks.
+`serve` answers over HTTP.
 """
 
 import argparse

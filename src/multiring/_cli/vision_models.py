@@ -1,6 +1,6 @@
-"""The actions of `multiring vision` that use a trained model: export-model and predict.
+"""The actions of `multiring vision` that use a trained model: export-model, predict and serve.
 
-They import torch, onnxruntime and OpenCV, which take seconds, only when they run.
+They import torch, onnxruntime, OpenCV and Starlette, which take seconds, only when they run.
 """
 
 import argparse
@@ -29,6 +29,33 @@ def add_actions(actions: Any) -> None:
     predicting.add_argument("--format", default="jsonl", choices=("jsonl", "coco"), help="jsonl (default) or coco")
     predicting.add_argument("--every", type=int, default=1, metavar="N", help="of videos, each Nth frame (default 1)")
     predicting.add_argument("--threads", type=int, default=1, metavar="N", help="threads of a rank's model (default 1)")
+
+    serving = _action(actions, "serve", "answer over HTTP by the Open Inference Protocol, and for pictures")
+    serving.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="FILE, NAME=FILE, NAME:VERSION=FILE, or a folder with NAME/VERSION/model.onnx",
+    )
+    serving.add_argument("--host", default="127.0.0.1", help="the address (default 127.0.0.1); others need --tokens")
+    serving.add_argument("--port", type=int, default=8000, help="the port (default 8000); 0 takes a free one")
+    serving.add_argument("--tokens", type=Path, metavar="FILE", help="a file with a token a line; clients need one")
+    serving.add_argument("--threads", type=int, default=0, metavar="N", help="threads of a model (default: the cores)")
+    for option, (kind, name, text) in _LIMITS.items():
+        metavar = "SECONDS" if kind is float else "N"
+        serving.add_argument(option, type=kind, dest=name, metavar=metavar, help=text)
+
+
+# The options of `serve` for its limits: the type, the field of ServerLimits, and the help.
+_LIMITS: dict[str, tuple[type, str, str]] = {
+    "--batch": (int, "batch", "the most pictures of a batch and of a request (default 16)"),
+    "--delay": (float, "delay_s", "how long a request waits for others while the model is idle (default 0)"),
+    "--body-bytes": (int, "body_bytes", "the largest body (default 32 MiB)"),
+    "--pixels": (int, "pixels", "the most pixels of a picture (default 33554432)"),
+    "--requests": (int, "requests", "the most requests at a time; others get 429 (default 128)"),
+    "--memory-bytes": (int, "memory_bytes", "the most bytes that requests hold; others get 429 (default 512 MiB)"),
+    "--time": (float, "time_s", "the longest time of a request; a slower one gets 503 (default 30)"),
+}
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -86,4 +113,30 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-ACTIONS = {"export-model": _export_model, "predict": _predict}
+def _serve(arguments: argparse.Namespace) -> int:
+    from multiring.vision.serving.application import InferenceServer  # noqa: PLC0415 -- see above
+    from multiring.vision.serving.hosts import is_loopback  # noqa: PLC0415 -- see above
+    from multiring.vision.serving.limits import ServerLimits  # noqa: PLC0415 -- see above
+    from multiring.vision.serving.repository import open_repository  # noqa: PLC0415 -- see above
+    from multiring.vision.serving.server import serve  # noqa: PLC0415 -- see above
+    from multiring.vision.serving.tokens import BearerTokens  # noqa: PLC0415 -- see above
+
+    if not 0 <= arguments.port < 1 << 16:
+        raise ArgumentError(f"--port {arguments.port}: want 0 to 65535")
+    if arguments.threads < 0:
+        raise ArgumentError(f"--threads {arguments.threads}: want at least 0")
+    if arguments.tokens is None and not is_loopback(arguments.host):
+        raise ArgumentError(f"--host {arguments.host} lets other hosts connect: give --tokens FILE too")
+    given = {name: getattr(arguments, name) for _, name, _ in _LIMITS.values()}
+    limits = ServerLimits(**{name: value for name, value in given.items() if value is not None})
+    tokens = BearerTokens(arguments.tokens) if arguments.tokens else None
+    repository = open_repository(arguments.models, threads=arguments.threads)
+    inference = InferenceServer(repository, limits, tokens=tokens, only_local_names=tokens is None)
+    if not arguments.json:
+        for each in repository:
+            show(f"{each.name}, version {each.version}: {each.session.model.kind}")
+    serve(inference, limits, arguments.host, arguments.port, show)
+    return 0
+
+
+ACTIONS = {"export-model": _export_model, "predict": _predict, "serve": _serve}

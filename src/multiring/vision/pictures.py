@@ -44,6 +44,10 @@ _BAND = 1 << 20  # pixels that are mixed with white at a time: the products have
 DEFAULT_LIMITS = Limits(record_bytes=1 << 28)
 
 
+class PictureTooLargeError(DataError):
+    """A picture has more pixels, or a file more bytes, than the limits allow."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Picture:
     """A decoded picture and what its file was.
@@ -92,7 +96,7 @@ def read_picture(path: Path, limits: Limits = DEFAULT_LIMITS) -> Picture:
     try:
         size = path.stat().st_size
         if size > limits.record_bytes:
-            raise DataError(f"{what} has {size} bytes: want at most {limits.record_bytes}")
+            raise PictureTooLargeError(f"{what} has {size} bytes: want at most {limits.record_bytes}")
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{what} cannot be read: {error.strerror or error}") from error
@@ -124,19 +128,21 @@ def decode_picture(what: str, data: bytes, limits: Limits = DEFAULT_LIMITS) -> P
         raise
     except image_library.UnidentifiedImageError as error:
         raise DataError(f"{what} is no picture that multiring reads: want {', '.join(sorted(_FORMATS))}") from error
+    except image_library.DecompressionBombError as error:
+        raise PictureTooLargeError(f"{what} claims too many pixels: {str(error)[:200]}") from error
     except MemoryError as error:
         raise DataError(f"{what} needs more memory than there is") from error
     # Pillow's decoders and parsers of metadata raise these for damaged files.
     except (
         OSError, ValueError, SyntaxError, OverflowError, TypeError, IndexError, KeyError, EOFError, AttributeError,
-        ArithmeticError, NotImplementedError, RuntimeError, image_library.DecompressionBombError,
+        ArithmeticError, NotImplementedError, RuntimeError,
     ) as error:  # fmt: skip
         raise DataError(f"{what} cannot be decoded: {str(error)[:200] or type(error).__name__}") from error
 
 
 def _decode(what: str, data: bytes, image: Any, limits: Limits) -> Picture:
     if not 0 < image.width * image.height <= limits.pixels:
-        raise DataError(f"{what} claims {image.width} x {image.height} pixels: want 1 to {limits.pixels}")
+        raise PictureTooLargeError(f"{what} claims {image.width} x {image.height} pixels: want 1 to {limits.pixels}")
     with _ONE_LARGE if image.width * image.height > _LARGE else nullcontext():
         return _loaded(what, data, image)
 

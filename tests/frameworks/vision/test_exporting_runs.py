@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.support.vision_models import make_run
 
+from multiring._cli import main
 from multiring.errors import DataError
 from multiring.vision import Box, Label, Mask, VisionProject, read_split, run_lengths_of
 from multiring.vision.exporting import exported_files, graphs, runs
@@ -20,6 +21,8 @@ from multiring.vision.exporting.runs import export_run
 from multiring.vision.models.answers import Prediction
 from multiring.vision.models.preprocessing import resize_pictures
 from multiring.vision.models.vision_model import VisionModel
+
+pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,21 @@ def test_what_cannot_be_compared_is_refused(project: VisionProject, monkeypatch:
     with pytest.raises(DataError, match="cannot be decoded"):
         export_run(project, "first")
     picture.write_bytes(data)
+
+
+def test_the_command(
+    project: VisionProject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, _ = read_exported(project.runs / "first" / "model.onnx")
+    monkeypatch.setattr(runs, "exported_graph", lambda *_: graph)
+    words = ["vision", "export-model", str(project.folder), "first", "--out", str(tmp_path / "m.onnx")]
+    assert main(words) == 0
+    said = "48 pictures of the part val: 100.00% of the answers equal, metric 100.00 %, of the model 100.00 %"
+    assert capsys.readouterr().out == f"{said}: {tmp_path}/m.onnx\n"
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parity"]["pictures"] == 48
+    assert main([*words, "--part", "test"]) == 2
+    assert "has no pictures in the part 'test'" in capsys.readouterr().err
 
 
 def _of(*labels: Label) -> Prediction:

@@ -30,6 +30,8 @@ from multiring.vision.predicting.part_files import PartFolder
 from multiring.vision.predicting.predicting import PredictionResult, predict
 from multiring.vision.predicting.predictors import Predictor, answer_values
 
+pytestmark = pytest.mark.timeout(600)  # the first export imports much, which takes minutes on busy cores
+
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a JSONL file."""

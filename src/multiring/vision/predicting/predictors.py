@@ -13,7 +13,7 @@ from multiring.vision.exporting.sessions import ExportedSession
 from multiring.vision.labels import to_json
 from multiring.vision.models.answers import Prediction, predictions_of
 from multiring.vision.models.description import WEIGHTS, ModelDescription, read_description
-from multiring.vision.pictures import Pixels
+from multiring.vision.pictures import PictureTooLargeError, Pixels
 
 Answers = Mapping[str, NDArray[Any]]
 # The resize inside a model makes a matrix: a row for each pixel of its square, a column for each pixel of a side.
@@ -66,13 +66,13 @@ class Predictor:
 
 
 def require_sides(height: int, width: int) -> None:
-    """Raise DataError if a picture is too long for a model.
+    """Raise PictureTooLargeError if a picture is too long for a model.
 
     Raises:
-        DataError: a side has more than 16,384 pixels.
+        PictureTooLargeError: a side has more than 16,384 pixels.
     """
     if max(height, width) > MOST_SIDE:
-        raise DataError(f"a picture of {width} x {height} pixels: want sides of at most {MOST_SIDE}")
+        raise PictureTooLargeError(f"a picture of {width} x {height} pixels: want sides of at most {MOST_SIDE}")
 
 
 def answer_values(answer: Prediction, width: int, height: int) -> dict[str, Any]:

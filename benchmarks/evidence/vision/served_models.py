@@ -1,0 +1,36 @@
+"""Exported models of random weights and pictures for the measurements of predicting and serving."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tests.support.vision_models import make_run
+
+from multiring.vision.exporting.runs import export_run
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "build" / "evidence" / "vision"
+
+
+def exported(size: int, width: int) -> Path:
+    """Return a model.onnx for squares of `size` pixels and `width` channels at first; make it if it is not there."""
+    folder = FOLDER / f"served-{size}-{width}"
+    found = folder / "runs" / "first" / "model.onnx"
+    if not found.exists():
+        project, run = make_run(folder, 20, size=size, width=width)
+        with project:
+            export_run(project, run)
+    return found
+
+
+def photographs(number: int, width: int, height: int) -> Path:
+    """Return a folder with JPEG files of smooth noise; make it if it is not there."""
+    folder = FOLDER / f"photographs-{number}-{width}-{height}"
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    for index in range(number):
+        path = folder / f"{index:05}.jpg"
+        coarse = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8))
+        if not path.exists():
+            coarse.resize((width, height), Image.Resampling.BICUBIC).save(path, quality=90)
+    return folder

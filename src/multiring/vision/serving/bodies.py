@@ -1,0 +1,130 @@
+"""Read the body of a request within limits: the bytes, unpacked, and the files of a form."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from multiring.vision.serving.limits import HeldBytes
+from multiring.vision.serving.refusals import BAD_REQUEST, TIMED_OUT, TOO_LARGE, WRONG_TYPE, RequestError
+
+_ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's names for the two formats
+_DISCARDED_BYTES, _DISCARDED_S = 1 << 26, 5.0
+
+
+async def read_body(request: Request, limit: int, held: HeldBytes, deadline: float) -> bytes:
+    """Return the body, unpacked if it has a Content-Encoding.
+
+    Args:
+        request: the request.
+        limit: the most bytes, before and after unpacking.
+        held: counts the bytes.
+        deadline: by `time.monotonic`.
+
+    Raises:
+        RequestError: the body is too large (413), slow (408), damaged (400) or packed otherwise (415), or all requests
+            together hold too much (429).
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity" and encoding not in _ENCODINGS:
+        raise RequestError(WRONG_TYPE, f"Content-Encoding {encoding[:50]!r}: want gzip, deflate or none")
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdigit() or int(declared) > limit:
+        raise RequestError(TOO_LARGE, f"a body of {declared[:20]} bytes: want at most {limit}")
+    chunks: list[bytes] = []
+    size = 0
+    stream = request.stream()
+    while True:
+        try:
+            chunk = await asyncio.wait_for(anext_of(stream), max(0.001, deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise RequestError(TIMED_OUT, f"the body did not come in time: {size} bytes came") from None
+        except ClientDisconnect:
+            raise RequestError(BAD_REQUEST, "the client closed the connection within the body") from None
+        if chunk is None:
+            break
+        size += len(chunk)
+        if size > limit:
+            raise RequestError(TOO_LARGE, f"a body of more than {limit} bytes: want at most so many")
+        held.add(len(chunk))
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    if encoding == "identity":
+        return body
+    return _unpacked(body, encoding, limit, held)
+
+
+async def anext_of(stream: AsyncIterator[bytes]) -> bytes | None:
+    """Return the next chunk, or None at the end."""
+    async for chunk in stream:
+        return chunk
+    return None
+
+
+async def discard_body(request: Request) -> None:
+    """Read and drop the rest of a refused request's body: a client that still sends must see the answer."""
+    deadline, size = time.monotonic() + _DISCARDED_S, 0
+    stream = request.stream()
+    try:
+        while size < _DISCARDED_BYTES:
+            chunk = await asyncio.wait_for(anext_of(stream), max(0.001, deadline - time.monotonic()))
+            if chunk is None:
+                return
+            size += len(chunk)
+    except (asyncio.TimeoutError, ClientDisconnect, RuntimeError):  # RuntimeError: the stream was read to its end
+        return
+
+
+def _unpacked(body: bytes, encoding: str, limit: int, held: HeldBytes) -> bytes:
+    unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+    try:
+        data = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise RequestError(BAD_REQUEST, f"the body is no {encoding}: {error}") from None
+    if len(data) > limit:
+        raise RequestError(TOO_LARGE, f"the body has more than {limit} bytes once it is unpacked: want at most so many")
+    if not unpacker.eof:
+        raise RequestError(BAD_REQUEST, f"the {encoding} of the body is truncated")
+    held.add(len(data))
+    return data
+
+
+async def files_of(request: Request, body: bytes, most: int) -> list[tuple[str, bytes]]:
+    """Return the names and the bytes of the pictures in a body.
+
+    The body is a picture, or a form (multipart/form-data) whose files are pictures.
+
+    Args:
+        request: the request, for its Content-Type.
+        body: the whole body.
+        most: the most files.
+
+    Raises:
+        RequestError: the form is malformed, or has no file or too many.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/"):
+        return [("", body)]
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    parser = MultiPartParser(request.headers, stream(), max_files=most, max_fields=most)  # type: ignore[arg-type]
+    parser.spool_max_size = len(body) + 1  # the body is in memory, and its parts stay there
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise RequestError(BAD_REQUEST, f"the form is malformed: {error.message[:200]}") from None
+    except (ValueError, KeyError, IndexError, AssertionError) as error:
+        raise RequestError(BAD_REQUEST, f"the form is malformed: {type(error).__name__}") from None
+    found = []
+    for _, part in form.multi_items():
+        if isinstance(part, UploadFile):
+            found.append((part.filename or "", await part.read()))
+            await part.close()
+    if not found:
+        raise RequestError(BAD_REQUEST, "the form has no file: want one picture or more")
+    return found
