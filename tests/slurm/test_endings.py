@@ -6,45 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.slurm_cluster import HOME, SlurmCluster
+from tests.support.slurm_training import TRAIN, check_requeue, job_number, steps_in
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine
-
-# A training of 60 steps whose state depends on every step. It saves each state, and begins at the last one. It stops
-# when it is told to, and says how it has ended.
-TRAIN = """
-import os, signal, sys, time
-import numpy as np, multiring
-from pathlib import Path
-steps, pause_s, path = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
-asked = []
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: asked.append(number))
-group = multiring.init()
-state = np.zeros(4)
-first = 0
-if path.exists():
-    first, *values = path.read_text().split()
-    first, state = int(first), np.array(list(map(float.fromhex, values)))
-def say(text):
-    sys.stdout.write(f"{group.rank}: {text}\\n")
-    sys.stdout.flush()
-say(f"begins at {first}")
-for step in range(first, steps):
-    gradient = np.cos(state + group.rank + step)
-    group.all_reduce(gradient)
-    state -= 0.1 * gradient
-    stop = np.array([bool(asked)], np.uint8)
-    group.all_reduce(stop, "max")
-    if group.rank == 0:
-        new = path.with_suffix(".new")
-        new.write_text(" ".join([str(step + 1), *(value.hex() for value in state)]))
-        new.replace(path)
-    if stop[0]:
-        say("stops")
-        sys.exit(0)
-    time.sleep(pause_s)
-say("ends with " + " ".join(value.hex() for value in state))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +16,6 @@ def cluster() -> Iterator[SlurmCluster]:
     with SlurmCluster(shared=True) as made:
         made.program("train.py", TRAIN)
         yield made
-
-
-def steps_in(cluster: SlurmCluster, name: str) -> int:
-    return int((cluster.run("sh", "-c", f"cat {HOME}/{name} 2>/dev/null || echo 0").split() or ["0"])[0])
-
-
-def job_number(text: str) -> str:
-    return text.rsplit(maxsplit=1)[-1]
 
 
 def test_a_killed_rank_is_named(cluster: SlurmCluster) -> None:
@@ -97,29 +53,7 @@ def test_scancel_and_a_signal_before_the_time_limit_leave_time_to_save(cluster: 
 
 
 def test_a_requeued_job_resumes_to_the_same_weights(cluster: SlurmCluster) -> None:
-    scripts = {}
-    for name in ("whole", "requeued"):
-        text = f"#!/bin/sh\nsrun python /opt/programs/train.py 60 0.2 {HOME}/{name}\n"
-        scripts[name] = cluster.program(f"{name}.sh", text)
-    options = ("-N2", "-n2", "--requeue", "--open-mode=append", "-o")
-    whole = cluster.user("sbatch", "-W", *options, "whole.out", scripts["whole"])
-    number = job_number(cluster.run("sbatch", *options, "requeued.out", scripts["requeued"]))
-    cluster.wait_for(lambda: steps_in(cluster, "requeued") > 5)
-    cluster.run("scontrol", "requeue", number)
-    cluster.wait_for(lambda: "PENDING" in cluster.root("scontrol", "show", "job", number))
-    cluster.root("scontrol", "update", f"jobid={number}", "StartTime=now")  # Slurm waits two minutes otherwise
-    cluster.wait_for(lambda: number not in cluster.jobs(), 150)
-    whole.communicate(timeout=120)
-    ends = {
-        name: {line.partition(": ")[2] for line in cluster.run("cat", f"{HOME}/{name}.out").splitlines()}
-        for name in scripts
-    }
-    begins = {line for line in ends["requeued"] if line.startswith("begins at")}
-    assert len(begins) == 2, ends
-    assert "begins at 0" in begins
-    final = {name: {line for line in said if line.startswith("ends with")} for name, said in ends.items()}
-    assert len(final["whole"]) == 1, ends
-    assert final["requeued"] == final["whole"]
+    check_requeue(cluster, "srun python")
 
 
 LOOK = """

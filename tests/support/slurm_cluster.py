@@ -106,7 +106,7 @@ class SlurmCluster:
             self._start("slurmctld", 0, "slurmctld", "-D", "-i")
             for number in range(self.hosts):
                 self.start_slurmd(number)
-            self.wait_for(lambda: self.states() == {f"host{each}": "idle" for each in range(self.hosts)}, _UP_S)
+            self.wait_for_idle()
             self._stack = stack.pop_all()
         return self
 
@@ -167,6 +167,10 @@ class SlurmCluster:
         while not condition():
             assert time.monotonic() < latest, f"not within {limit_s:g} s\n{self.logs()}"
             time.sleep(0.1)
+
+    def wait_for_idle(self) -> None:
+        """Block until every host is up and has no job."""
+        self.wait_for(lambda: self.states() == {f"host{each}": "idle" for each in range(self.hosts)}, _UP_S)
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
