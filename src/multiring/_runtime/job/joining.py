@@ -1,5 +1,6 @@
 """Join a job: the ranks meet, exchange peer infos, and connect to each other."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -164,6 +165,14 @@ def _context(settings: Settings, identity: Identity, secret: bytes, *, by_mpi: b
         if not comma or not rounded.startswith("MULTIRING_SEGMENT_BYTES"):
             raise
         raise ArgumentError(f"MULTIRING_SEGMENT_BYTES={settings.segment_bytes}: want {wanted} bytes") from None
+    except RuntimeError as error:
+        if str(error) != os.strerror(errno.EAGAIN):  # what std::thread says if the kernel refuses a thread
+            raise
+        raise LaunchError(
+            f"rank {identity.rank} cannot start a thread ({error}): this user or container may have no more processes "
+            "and threads. Raise the limit (`ulimit -u`, pids.max of the cgroup or `podman run --pids-limit`), or let "
+            "each rank use fewer threads (OMP_NUM_THREADS)"
+        ) from None
 
 
 def _membership(identity: Identity, peer_infos: list[dict[str, Any]], topology: Topology) -> Membership:
