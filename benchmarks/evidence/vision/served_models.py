@@ -1,5 +1,6 @@
 """Exported models of random weights and pictures for the measurements of predicting and serving."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,14 @@ def exported(size: int, width: int) -> Path:
     folder = FOLDER / f"served-{size}-{width}"
     found = folder / "runs" / "first" / "model.onnx"
     if not found.exists():
-        project, run = make_run(folder, 20, size=size, width=width)
+        # Made under another name, so that a killed program leaves no half of it.
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=FOLDER))
+        project, run = make_run(beside / "project", 20, size=size, width=width)
         with project:
             export_run(project, run)
+        (beside / "project").rename(folder)
+        beside.rmdir()
     return found
 
 
