@@ -24,7 +24,7 @@ demo: build  ## Train on handwritten digits with two processes
 test: export PYTHONDONTWRITEBYTECODE =
 test: peers  ## Run the tests
 	pytest -n $(WORKERS) --dist worksteal $(BY_OTHER_TARGETS:%=--ignore=tests/%) $(PYTEST_ARGS)
-BY_OTHER_TARGETS = clusters hosts slurm ssh
+BY_OTHER_TARGETS = clusters hosts page slurm ssh
 
 # The number of concurrent tests. It may exceed the number of cores, because most tests wait for ranks.
 WORKERS ?= 3
@@ -44,6 +44,14 @@ ssh-test: build  ## Run the tests on hosts with a real sshd (as root; installs D
 	.ci/ssh-packages
 	pytest -n 2 --dist loadfile $(SSH_ARGS)
 SSH_ARGS ?= tests/ssh
+
+# Pages in Debian's chromium.
+.PHONY: page-test
+page-test: export PYTHONDONTWRITEBYTECODE =
+page-test: build  ## Run the tests of pages in a browser (as root; installs Debian's chromium)
+	.ci/page-packages
+	pytest -n 2 --dist worksteal $(PAGE_ARGS)
+PAGE_ARGS ?= tests/page
 
 # Pods and torchrun on virtual hosts: each test waits for hosts that die, begin again or never come.
 .PHONY: hosts-test

@@ -52,7 +52,7 @@ PARTS = {
         "augment | forecast | permutation | shares",
     ),
     "vision": (
-        "serving",
+        "labelling | serving",
         "predicting",
         "exporting",
         "fitting",

@@ -109,6 +109,8 @@ KNOWN_BY = {
     "vision/formats/voc.py::write_classes": OWN_FOLDER,
     "vision/formats/voc.py::write_voc": OWN_FOLDER,
     "vision/formats/yolo.py::write_yolo": OWN_FOLDER,
+    "vision/labelling/frames.py::make_frames": f"{OWN_FOLDER}, of a random name; put where nothing is",
+    "vision/labelling/proposing.py::propose": "a file of proposals, by place and name; it adds lines",
     "vision/predicting/part_files.py::PartFolder.remove": "parts by their names, in the folder of a job",
     "vision/predicting/part_files.py::PartWriter.__init__": f"it makes a new file; {RANDOM}",
     "vision/predicting/part_files.py::publish": f"{RANDOM}; put where nothing is",

@@ -14,6 +14,7 @@ PROGRAMS = "takes minutes; tests/frameworks/torch/test_headline_programs.py runs
 SHELL = "sets up an environment that the tests already have"
 DIGITS = "tests/frameworks/test_digits.py"
 CLUSTER = "needs a cluster; it was not run"
+PAGE = "serves until it is ended; tests/page/test_label_page.py drives it"
 IMAGE = "make image-test runs it as it stands, as root"
 REST = "--nproc-per-node 2 --master-addr node0 train.py"
 IN_A_CONTAINER = (
@@ -43,6 +44,12 @@ class Read:
 
 # The commands by page and text.
 COMMANDS: dict[tuple[str, str], Run | Read] = {
+    ("vision_labelling.md", "pip install 'multiring[vision]'"): Read(SHELL),
+    ("vision_labelling.md", "multiring vision label shapes"): Read(PAGE),
+    (
+        "vision_labelling.md",
+        "multiring vision label shapes --host 0.0.0.0 --port 8400 --token-file token",
+    ): Read(PAGE),
     ("guide_ray.md", "pip install 'multiring[ray]'"): Read(SHELL),
     ("guide_spark.md", "pip install 'multiring[spark]'"): Read(SHELL),
     ("guide_dask.md", "pip install 'multiring[dask]'"): Read(SHELL),

@@ -1,8 +1,9 @@
-"""multiring vision: check a folder of pictures, split it, import and export labels.
+"""multiring vision: check a folder of pictures, label and split it, import and export labels.
 
 The folder is a project: pictures, labels.sqlite with their labels, and runs with results. `check` finds unreadable
 pictures, duplicates, labels that contradict each other and more. `split` divides the labelled pictures, and keeps
-duplicates and frames of a video on one side. `import` and `export` read and write COCO, VOC, YOLO, CSV, ImageFolder and
+duplicates and frames of a video on one side. `label` starts a local page to label pictures on, and `frames` makes
+pictures of a video. `import` and `export` read and write COCO, VOC, YOLO, CSV, ImageFolder and
 PNG masks.
 
 `export-model` writes the model of a run as an ONNX file. `predict` answers for pictures and videos, also on many ranks.
@@ -59,6 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument("folder", type=Path, help="the project's folder")
     training.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="the options of the training")
     vision_models.add_actions(actions)
+    labelling = _action(actions, "label", "start a local page to label the pictures on")
+    labelling.add_argument("--host", default="127.0.0.1", help="the address to listen on (default 127.0.0.1)")
+    labelling.add_argument("--port", type=int, default=8400, help="the port, 0 for a free one (default 8400)")
+    labelling.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="a secret that browsers must give; other hosts need it"
+    )
+    framing = _action(actions, "frames", "make pictures of a video's frames")
+    framing.add_argument("video", help="the video, as a path in the folder")
+    framing.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth frame (default 1)")
 
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -71,6 +81,7 @@ def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action. Return 1 if `check` found an error, else 0."""
     acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train}
+    acts |= {"label": _label, "frames": _frames}
     return {**acts, **vision_models.ACTIONS}[arguments.action](arguments)
 
 
@@ -171,6 +182,35 @@ def _train(arguments: argparse.Namespace) -> int:
     from multiring.vision.fitting.train_command import train_command  # noqa: PLC0415
 
     train_command(arguments.folder, arguments.words)
+    return 0
+
+
+def _label(arguments: argparse.Namespace) -> int:
+    # Only the page needs starlette and uvicorn.
+    from multiring.vision.labelling.server import serve_page  # noqa: PLC0415
+
+    if not 0 <= arguments.port < 1 << 16:
+        raise ArgumentError(f"--port {arguments.port}: want 0 to 65535")
+    with _opened(arguments.folder) as project:
+        scan = project.scan()
+        pictures = len(project.summaries())
+
+    def ready(address: str) -> None:
+        if arguments.json:
+            show(json.dumps({"address": address, "pictures": pictures, "scan": asdict(scan)}, ensure_ascii=False))
+        else:
+            show(f"{counted(pictures, 'picture')}; label them at {address} (Ctrl-C ends the page)")
+
+    serve_page(arguments.folder, arguments.host, arguments.port, arguments.token_file, ready)
+    return 0
+
+
+def _frames(arguments: argparse.Namespace) -> int:
+    from multiring.vision.labelling.frames import make_frames  # noqa: PLC0415 -- a part of the page
+
+    with _opened(arguments.folder) as project:
+        made = make_frames(project, arguments.video, arguments.every)
+    show(json.dumps({"frames": made}) if arguments.json else f"{counted(len(made), 'frame')} of {arguments.video}")
     return 0
 
 

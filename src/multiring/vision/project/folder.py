@@ -186,6 +186,11 @@ class VisionProject:
         row = self._database.execute(f"{_IMAGES} WHERE id = ?", (self._image(path),)).fetchone()
         return _record(row)
 
+    def frames_of(self, video: str) -> tuple[ImageRecord, ...]:
+        """Return the pictures that are frames of a video, in the order of their numbers."""
+        rows = self._database.execute(f"{_IMAGES} WHERE video = ? ORDER BY frame, path", (video,))
+        return tuple(_record(row) for row in rows)
+
     def summaries(self, since: int = -1) -> tuple[PictureSummary, ...]:
         """Return what a list shows of each picture, in the order of their paths.
 
@@ -211,10 +216,15 @@ class VisionProject:
         """
         if (video is None) != (frame is None):
             raise ArgumentError(f"video {video!r} and frame {frame!r}: give both, or neither")
+        self.set_frames({path: None if video is None or frame is None else (video, frame)})
+
+    def set_frames(self, frames: Mapping[str, tuple[str, int] | None]) -> None:
+        """State for several pictures which frames of videos they are, as one change. See `set_frame`."""
         with transaction(self._database):
-            self._database.execute(
-                "UPDATE images SET video = ?, frame = ? WHERE id = ?", (video, frame, self._image(path))
-            )
+            for path, of in frames.items():
+                self._database.execute(
+                    "UPDATE images SET video = ?, frame = ? WHERE id = ?", (*(of or (None, None)), self._image(path))
+                )
 
     # ---- classes ----
 
@@ -259,9 +269,9 @@ class VisionProject:
         """Return the labelling of a picture, or None if nobody ever labelled it."""
         return self.labellings(path).get(path)
 
-    def labellings(self, path: str | None = None) -> dict[str, Labelling]:
-        """Return the labelling of each picture that ever had one, by path; or of one picture."""
-        return history.labellings(self._database, self._class_names(), path)
+    def labellings(self, path: str | None = None, *, video: str | None = None) -> dict[str, Labelling]:
+        """Return the labelling of each picture that ever had one, by path; or of a picture, or of a video's frames."""
+        return history.labellings(self._database, self._class_names(), path, video)
 
     def set_labels(
         self,

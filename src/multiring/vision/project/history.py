@@ -46,16 +46,20 @@ def add_labelling(
     database.execute("INSERT INTO labellings VALUES (?, ?, ?)", (change, image, text))
 
 
-def labellings(database: sqlite3.Connection, names: Mapping[int, str], path: str | None) -> dict[str, Labelling]:
-    """Return the last labelling of each picture that ever had one, or of one picture, by path.
+def labellings(
+    database: sqlite3.Connection, names: Mapping[int, str], path: str | None, video: str | None = None
+) -> dict[str, Labelling]:
+    """Return the last labelling of each picture that ever had one, or of some pictures, by path.
 
     Args:
         database: the project's database.
         names: the name of each class by its number.
         path: the picture, or None for all.
+        video: only the frames of this video, or None for all.
     """
-    where, values = ("", ()) if path is None else (" AND images.path = ?", (path,))
-    rows = database.execute(_LATEST + where + " ORDER BY images.path", values)
+    where = "" if path is None else " AND images.path = :path"
+    where += "" if video is None else " AND images.video = :video"
+    rows = database.execute(_LATEST + where + " ORDER BY images.path", {"path": path, "video": video})
     return {row[0]: _labelling(row[1:], names) for row in rows}
 
 
