@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.cluster_attacks import ODD
 from tests.support.cluster_cases import (
+    attacks_on,
     cases_on,
+    check_attack,
     check_digits,
     check_guide,
+    check_large_and_nested,
     check_nothing_left,
     check_raised,
     check_refused,
@@ -91,6 +95,22 @@ def test_bad_input_is_an_error_in_bounded_time(
     cases: dict[str, dict[str, Any]], case: str, error: str, text: str
 ) -> None:
     check_refused(cases[case], error, text)
+
+
+@pytest.fixture(scope="module")
+def attacks(hosts: ClusterHosts, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the reports of odd programs, run after all other jobs."""
+    del cases
+    return attacks_on(hosts, "dask", f"{hosts.address(0)}:8786")
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_rank_that_ends_oddly_is_named(attacks: dict[str, dict[str, Any]], kind: str) -> None:
+    check_attack(attacks, kind)
+
+
+def test_large_results_and_nested_jobs_arrive(attacks: dict[str, dict[str, Any]]) -> None:
+    check_large_and_nested(attacks)
 
 
 def test_the_guide_runs_as_it_stands(hosts: ClusterHosts) -> None:

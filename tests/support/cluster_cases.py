@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cluster_attacks import ODD
 from tests.support.cluster_drivers import MARK
 from tests.support.cluster_hosts import ClusterHosts
 from tests.support.page_blocks import BLOCK, ROOT
@@ -37,6 +40,54 @@ def cases_on(hosts: ClusterHosts, framework: str, address: str) -> dict[str, dic
     found = cases_of(output)
     sys.stdout.write("".join(f"{case['seconds']:7.1f} s {framework}: {name}\n" for name, case in found.items()))
     return found
+
+
+def attacks_on(hosts: ClusterHosts, framework: str, address: str) -> dict[str, dict[str, Any]]:
+    """Run odd programs while another driver's job runs, and kill that driver; return the reports by case.
+
+    Nothing may be left of either driver.
+    """
+    command = [sys.executable, "-m", "tests.support.cluster_attacks", framework, address]
+    folder = hosts.folder / "waiting"
+    folder.mkdir()
+    log = hosts.start(0, "waiting", *command, str(folder))
+    _wait_until(lambda: len(list(folder.glob("at-work-*"))) == 2, lambda: log.read_text(errors="replace"))
+    code, output = hosts.run(0, *command, timeout_s=LONGEST_S)
+    assert code == 0, output
+    found = cases_of(output)
+    sys.stdout.write("".join(f"{case['seconds']:7.1f} s {framework}: {name}\n" for name, case in found.items()))
+    assert _processes_of_ranks(hosts), "the ranks of the other driver have ended too early"
+    code, output = hosts.run(0, "kill", "-9", (folder / "driver").read_text(encoding="ascii"), timeout_s=60)
+    assert code == 0, output
+    _wait_until(lambda: not _processes_of_ranks(hosts), lambda: "\n".join(_processes_of_ranks(hosts)))
+    return found
+
+
+def check_attack(cases: dict[str, dict[str, Any]], kind: str) -> None:
+    """Check that a rank that ended oddly is named with its reason."""
+    case = cases[kind]
+    assert case.get("error") == "LaunchError", case
+    assert any(text in case["text"] for text in ODD[kind]), case["text"]
+    assert case["seconds"] < 150
+
+
+def check_large_and_nested(cases: dict[str, dict[str, Any]]) -> None:
+    """Check the odd programs that return."""
+    assert cases["large"].get("result") == [True, True], cases["large"]
+    assert cases["nested"].get("result") == [[2.0, [0, 1]], [2.0, [10, 11]]], cases["nested"]
+
+
+def _processes_of_ranks(hosts: ClusterHosts) -> list[str]:
+    """Return the processes of ranks, and those that ranks of the tests leave, on both hosts."""
+    signs = ("sleep 43", "multiring._launch", "ray::MultiringRank")
+    return [line for host in (0, 1) for line in hosts.processes(host) if any(sign in line for sign in signs)]
+
+
+def _wait_until(holds: Callable[[], bool], shown: Callable[[], str]) -> None:
+    until = time.monotonic() + 150
+    while not holds():
+        assert time.monotonic() < until, shown()
+        time.sleep(0.2)
 
 
 def reference_losses(factory: pytest.TempPathFactory) -> list[float]:
@@ -103,9 +154,7 @@ def check_guide(hosts: ClusterHosts, page: str) -> None:
 
 def check_nothing_left(hosts: ClusterHosts) -> None:
     """Check that no process of a rank is left on the hosts."""
-    for host in (0, 1):
-        left = [line for line in hosts.processes(host) if "sleep 43" in line or "multiring._launch" in line]
-        assert not left
+    assert _processes_of_ranks(hosts) == []
 
 
 def guide_commands(page: str) -> list[tuple[int, str]]:

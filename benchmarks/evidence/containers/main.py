@@ -3,13 +3,14 @@
     sudo python benchmarks/evidence/containers/main.py [--only TEXT]
 
 The image is packaging/Containerfile's; docs/guide_containers.md lists the restrictions. It needs podman, runc or crun,
-netavark, aardvark-dns and mmdebstrap (Debian: apt-get install). The base image is made by mmdebstrap, because no
-registry may be reachable. The commands of the page run as they stand; only the build gets build arguments for the base
-image and for this machine's package index (PIP_INDEX_URL, PIP_CERT, PIP_FIND_LINKS and TORCH_INDEX). Images stay in
-multiring's cache folder, so the next run is shorter. The exit code is 1 if a check fails.
+netavark, aardvark-dns and mmdebstrap (Debian: apt-get install). The commands of the page run as they stand. No registry
+may be reachable, so an image with the name of the default base is made by mmdebstrap. Its /etc/pip.conf names this
+machine's package indexes, and the release of torch that the tests use. Images stay in multiring's cache folder, so the
+next run is shorter. The exit code is 1 if a check fails.
 """
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -28,7 +29,8 @@ from multiring._settings import cache_folder, inherited_environment
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "guide_containers.md"
-BASE = "localhost/multiring-base:bookworm"
+PLAIN = "localhost/multiring-base:bookworm"
+BASE = "docker.io/library/debian:bookworm-slim"  # the default of packaging/Containerfile
 NEEDED = ("podman", "mmdebstrap")
 SECCOMP = Path("/usr/share/containers/seccomp.json")
 DEADLINE_S = 300.0
@@ -187,10 +189,12 @@ class Podman:
         """Use another runtime from now on."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         processes = min(4096, resource.getrlimit(resource.RLIMIT_NPROC)[1])
+        folders = ", ".join(f'"{each}:{each}:ro"' for each in folders_of_pip())
         # podman's default limits may be above this machine's, and then the runtime may not set them.
         limits = f'["nofile={min(soft, hard)}:{min(soft, hard)}", "nproc={processes}:{processes}"]'
         (self._folder / "containers.conf").write_text(
-            f'[engine]\nruntime = "{runtime}"\n[containers]\ndefault_ulimits = {limits}\n', encoding="utf-8"
+            f'[engine]\nruntime = "{runtime}"\n[containers]\ndefault_ulimits = {limits}\nvolumes = [{folders}]\n',
+            encoding="utf-8",
         )
 
     def run(self, words: Sequence[str], folder: Path | None = None, timeout_s: float = DEADLINE_S) -> Done:
@@ -209,13 +213,21 @@ class Podman:
 
 
 def make_base(podman: Podman, folder: Path) -> None:
-    """Make the base image, unless it is there, and choose a runtime that works here."""
-    if podman.run(["podman", "image", "exists", BASE]).code != 0:
+    """Make the base image, and choose a runtime that works here."""
+    if podman.run(["podman", "image", "exists", PLAIN]).code != 0:
         file = folder / "base.tar"
         made = podman.run(["mmdebstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(file)])
         require(made, "mmdebstrap")
-        require(podman.run(["podman", "import", str(file), BASE]), "podman import")
+        require(podman.run(["podman", "import", str(file), PLAIN]), "podman import")
         file.unlink()
+    settings = folder / "base"
+    settings.mkdir()
+    (settings / "pip.conf").write_text(pip_settings(), encoding="utf-8")
+    (settings / "constraints.txt").write_text(f"{torch_here()}\n", encoding="utf-8")
+    (settings / "Containerfile").write_text(
+        f"FROM {PLAIN}\nCOPY pip.conf /etc/pip.conf\nCOPY constraints.txt /etc/pip-constraints.txt\n", encoding="utf-8"
+    )
+    require(podman.run(["podman", "build", "-t", BASE, str(settings)]), "podman build of the base")
     for runtime in ("crun", "runc"):
         if shutil.which(runtime) is None:
             continue
@@ -233,21 +245,39 @@ def require(done: Done, what: str) -> None:
         raise SystemExit(f"{what} failed with {done.code}:\n{done.out}")
 
 
-def build_arguments() -> list[str]:
-    """Return the build arguments for this machine's package index."""
+def torch_here() -> str:
+    """Return the requirement of torch that the tests use, in its CPU build."""
     pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
-    given = {"BASE": BASE, "TORCH": f"torch=={pinned[1]}+cpu"}
-    here = inherited_environment()
-    given |= {name: here[name] for name in ("PIP_INDEX_URL", "TORCH_INDEX") if here.get(name)}
-    words = []
-    for name in ("PIP_CERT", "PIP_FIND_LINKS"):
-        if path := here.get(name):
-            given[name] = path
-            words += ["--volume", f"{path}:{path}:ro"]
-    if "PIP_FIND_LINKS" in given and "TORCH_INDEX" not in given:
-        given["TORCH_INDEX"] = given.get("PIP_INDEX_URL", "https://pypi.org/simple")  # torch's wheel is in the folder
-    return [*words, *(word for name, text in given.items() for word in ("--build-arg", f"{name}={text}"))]
+    return f"torch=={pinned[1]}+cpu"
+
+
+def pip_here(name: str) -> str:
+    """Return one of pip's settings on this machine, such as "cert", or an empty text."""
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    text = found.get(f":env:.{name}", found.get(f"global.{name}", "''"))
+    return str(ast.literal_eval(text))
+
+
+def folders_of_pip() -> list[str]:
+    """Return the files and folders of this machine that pip's settings name; every container sees them."""
+    words = " ".join(map(pip_here, ("cert", "find-links", "extra-index-url"))).split()
+    paths = [word.removeprefix("file://").removesuffix("/simple") for word in words]
+    return sorted({path for path in paths if path.startswith("/") and Path(path).exists()})
+
+
+def pip_settings() -> str:
+    """Return pip's settings for the base image.
+
+    PyPI is an additional index, because torch's index on the command line takes the place of the first one. Where that
+    index cannot be reached, pip must not try for long.
+    """
+    indexes = [pip_here("index-url") or "https://pypi.org/simple", *pip_here("extra-index-url").split()]
+    lines = ["[global]", f"index-url = {indexes[0]}", f"extra-index-url = {' '.join(indexes)}", "retries = 0"]
+    lines += ["timeout = 60", "constraint = /etc/pip-constraints.txt"]
+    lines += [f"{name} = {pip_here(name)}" for name in ("cert", "find-links") if pip_here(name)]
+    return "\n".join([*lines, ""])
 
 
 def commands_of_page() -> list[str]:
@@ -284,12 +314,10 @@ class Report:
 
 
 def run_page(podman: Podman, programs: Path, report: Report) -> None:
-    """Run the page's commands as they stand, after its build."""
+    """Run the page's commands as they stand: the first one in this checkout, the others where the programs are."""
     build, *others = commands_of_page()
-    words = shlex.split(build)
-    at = words.index("build") + 1
     began = time.monotonic()
-    done = podman.run([*words[:at], *build_arguments(), *words[at:]], ROOT, BUILD_S)
+    done = podman.run(["sh", "-c", build], ROOT, BUILD_S)
     report.add(build, done, is_right=done.code == 0, took_s=time.monotonic() - began)
     if done.code:
         return
@@ -298,7 +326,7 @@ def run_page(podman: Podman, programs: Path, report: Report) -> None:
         began = time.monotonic()
         done = podman.run(["sh", "-c", command], programs)
         words_wanted = [text for part, text in wanted.items() if part in command]
-        if "multiring run" in command:
+        if "multiring run -n 2" in command:
             words_wanted.append("rank 1 of 2: loss 0.0")
         is_right = done.code == 0 and all(text in done.out for text in words_wanted)
         report.add(command[:100], done, is_right=is_right, took_s=time.monotonic() - began)
@@ -320,8 +348,8 @@ def run_killed(podman: Podman, programs: Path, report: Report) -> None:
     ):
         require(podman.run(words), " ".join(words))
     options = ["--network", "lost", "--secret", "lost", "-e", "MULTIRING_SECRET_FILE=/run/secrets/lost"]
-    options += ["-e", "MULTIRING_RENDEZVOUS=lost0:29600", "-v", f"{programs}:/work:ro", "multiring", "torchrun"]
-    options += ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "lost0"]
+    options += ["-v", f"{programs}:/work:ro", "multiring", "multiring", "run", "--nodes", "2", "--meet", "lost0:29400"]
+    options += ["-n", "1"]
     for node in (0, 1):
         run = ["podman", "run", "--detach", "--name", f"lost{node}", *options, "--node-rank", str(node)]
         require(podman.run([*run, "wait.py"]), "podman run")
