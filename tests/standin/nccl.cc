@@ -52,6 +52,17 @@ CommunicatorPointer found(void* handle) {
   return at == communicators.end() ? nullptr : at->second;
 }
 
+// Whether aborts wait for the device's other communicators.
+std::atomic<bool> abort_waits{false};
+
+bool is_any_other_running(const CommunicatorPointer& communicator) {
+  const std::lock_guard lock(communicators_mutex);
+  for (const auto& [handle, each] : communicators)
+    if (each != communicator && each->device() == communicator->device() && each->running != 0 && !each->is_aborted())
+      return true;
+  return false;
+}
+
 void* keep(const CommunicatorPointer& communicator) {
   const std::lock_guard lock(communicators_mutex);
   communicators[communicator.get()] = communicator;
@@ -296,6 +307,7 @@ int ncclCommAbort(void* handle) {
   const CommunicatorPointer communicator = found(handle);
   if (communicator == nullptr) return refuse(standin::kInvalidArgument, "CommAbort : comm argument is invalid");
   communicator->abort();
+  while (abort_waits && is_any_other_running(communicator)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   DeviceOrder::of(communicator->device()).forget(communicator->id());
   const std::lock_guard lock(communicators_mutex);
   communicators.erase(handle);
@@ -422,6 +434,12 @@ int standin_nccl_fail(void* handle, int state, int operations) {
   if (communicator == nullptr) return standin::kInvalidArgument;
   communicator->fail_after(operations, state);
   return 0;
+}
+
+// From now on, an abort waits for operations of the device's other communicators that are not aborted.
+int standin_nccl_abort_waits() {
+  abort_waits = true;
+  return standin::kSuccess;
 }
 
 // From now on, collectives write their results so much later than they last look whether they are aborted.

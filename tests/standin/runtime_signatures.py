@@ -88,6 +88,7 @@ CONTROLS: dict[str, list[Any]] = {
 NCCL_CONTROLS: dict[str, list[Any]] = {
     "standin_nccl_fail": [c_void_p, c_int, c_int],
     "standin_nccl_write_late": [c_int],
+    "standin_nccl_abort_waits": [],
 }
 NCCL_CONTROL_TEXTS: dict[str, list[Any]] = {"standin_nccl_reports": []}
 # Functions of NCCL that multiring does not call, for the tests of the stand-in.

@@ -40,6 +40,7 @@ from multiring.errors import (
     UnsupportedError,
 )
 
+PATIENCE_S = 10.0
 REDUCED = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED, "int16", "uint16")
 OPS: dict[str, Callable[..., Any]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -356,6 +357,30 @@ def fall_silent(here: Here) -> None:
 def test_a_silent_rank_is_named() -> None:
     outcomes = report_of(fall_silent, 2, faults=[stop(1).at("posted")], stall_timeout_s=1.0).outcomes
     assert outcomes[0].error is None, outcomes
+
+
+def lose_two(here: Here) -> None:
+    """Lose a rank with operations of two groups on the device, if an abort waits for the device's other operations."""
+    _, engine, group = open_engine(here)
+    assert nccl().standin_nccl_abort_waits() == 0
+    groups = [group, group.twin()]
+    for each in groups:
+        each.all_reduce(device_array(each, [1.0]))
+    if here.rank == 1:
+        runtime().standin_occupy(engine._device.stream, 1_000_000)
+    handles = [each.all_reduce_async(device_array(each, [1.0])) for each in groups]
+    assert have_time(lambda: len(engine._device.in_flight) == len(groups), PATIENCE_S)
+    here.reach("posted")
+    began_s = time.monotonic()
+    for handle in handles:
+        with pytest.raises(PeerLostError, match="rank 1"):
+            handle.wait()
+    assert time.monotonic() - began_s < 5
+
+
+def test_an_abort_that_waits_for_another_group_ends() -> None:
+    outcomes = report_of(lose_two, 2, faults=[kill(1).at("posted").after(0.1)]).outcomes
+    assert [each.exit_code for each in outcomes] == [0, -signal.SIGKILL], outcomes
 
 
 def share(here: Here) -> str:

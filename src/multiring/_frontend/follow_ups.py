@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -39,7 +40,7 @@ EQUAL = 16
 class FollowUp(Protocol):
     """An operation, and what follows its agreement. The methods are called on the threads of `FollowUps`.
 
-    They must not raise.
+    `follow` must not raise.
     """
 
     answer: int
@@ -184,7 +185,8 @@ class FollowUps:
             if job.is_ahead:
                 with self._changed:  # what follows agreements starts before, as on the other ranks
                     self._changed.wait_for(lambda: self._plain == 0)
-                job.work.begin()
+                with suppress(Exception):  # of a group that has failed; what follows raises it
+                    job.work.begin()
             self._put(job)
             del job  # it holds the operation's tensors
         self._jobs.put(None)
@@ -210,5 +212,6 @@ class FollowUps:
             self._made_up += missing
         for _ in range(missing):
             assert self.make_up is not None  # noqa: S101 -- all ranks had answered YES
-            self.make_up()
+            with suppress(Exception):  # as above: a thread that ended here would leave the program waiting
+                self.make_up()
         job.work.follow()

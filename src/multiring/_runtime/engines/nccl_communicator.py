@@ -4,15 +4,17 @@ Several ranks: verified without GPUs only (docs/decisions/0115-nccl-engine.md).
 """
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import c_void_p
 
 import numpy as np
 from numpy.typing import NDArray
 
 from multiring._runtime.arrays import Buffer
-from multiring._runtime.engines.nccl_library import IN_PROGRESS, NcclConfig, NcclLibrary, UniqueId
+from multiring._runtime.engines.nccl_library import IN_PROGRESS, NcclConfig, NcclError, NcclLibrary, UniqueId
 from multiring._runtime.group.compile import Request
 from multiring._schedule import Collective, Splits
 from multiring.errors import StallError, UnsupportedError
@@ -34,6 +36,7 @@ _OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "average": 4}
 _BOOL_OPS = {"sum": "max", "product": "min"}  # any and all
 _BYTE = 0
 _SHORTEST_S, _LONGEST_S = 2e-5, 1e-3
+_ABORT_S = 0.5  # how long the device's thread waits for an abort
 
 
 def check_reduction(request: Request) -> None:
@@ -107,9 +110,20 @@ class NcclCommunicator:
         return None if state in (0, IN_PROGRESS) else self._library.error_of("NCCL", state, self._handle)
 
     def abort(self) -> None:
-        """End all operations of the communicator, finished or not. No other method may be called afterwards."""
-        if not self._is_aborted:
-            self._is_aborted = True
+        """End all operations of the communicator, finished or not. No other method may be called afterwards.
+
+        NCCL may wait for other work of the device, such as an operation of another communicator that waits for a rank
+        that has died, and that this thread must abort, too. So another thread waits, and this one only for a while.
+        """
+        if self._is_aborted:
+            return
+        self._is_aborted = True
+        thread = threading.Thread(target=self._call_abort, name="multiring nccl abort", daemon=True)
+        thread.start()
+        thread.join(_ABORT_S)
+
+    def _call_abort(self) -> None:
+        with suppress(NcclError):  # the communicator is given up in any case
             self._library.call("ncclCommAbort", self._handle)
 
     def put(self, request: Request, buffers: tuple[Buffer | None, Buffer], stream: c_void_p) -> None:
