@@ -55,6 +55,7 @@ PARTS = {
         "labelling | serving",
         "predicting",
         "exporting",
+        "scoring",
         "fitting",
         "models",
         "checks | formats",

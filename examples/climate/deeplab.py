@@ -11,16 +11,9 @@ import torch
 from examples.imagenet.resnet import EXPANSION, LAYERS, ResNet, zero_last_gammas
 from torch import Tensor, nn
 
+from multiring.vision.models.atrous import AtrousPyramid, dilated
+
 RATES = (12, 24, 36)
-
-
-def _convolution(inputs: int, outputs: int, size: int = 3, dilation: int = 1) -> nn.Sequential:
-    padding = dilation * (size // 2)
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, size, padding=padding, dilation=dilation, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    )
 
 
 def _doubling(inputs: int, outputs: int) -> nn.Sequential:
@@ -30,28 +23,6 @@ def _doubling(inputs: int, outputs: int) -> nn.Sequential:
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
-
-
-class AtrousPyramid(nn.Module):
-    """Features of each pixel's surroundings: a 1x1 convolution, three dilated ones, and the mean of the image.
-
-    Unlike the original, the mean passes no batch norm: it has one value per sample and channel. With one sample per
-    rank a batch norm would have nothing to normalise by, and with a few samples too little.
-    """
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(
-            [_convolution(inputs, width, 1), *(_convolution(inputs, width, 3, r) for r in RATES)]
-        )
-        self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, width, 1), nn.ReLU(inplace=True))
-        self.project = _convolution(width * (len(RATES) + 2), width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features of shape (n, width, h, w) for input of shape (n, inputs, h, w)."""
-        mean = self.mean(x).expand(-1, -1, x.shape[2], x.shape[3])
-        projected: Tensor = self.project(torch.cat([*(branch(x) for branch in self.branches), mean], 1))
-        return projected
 
 
 class DeepLabV3Plus(nn.Module):
@@ -69,14 +40,14 @@ class DeepLabV3Plus(nn.Module):
         del self.encoder.fc, self.encoder.avgpool
         zero_last_gammas(self.encoder)
         wide = width * EXPANSION
-        self.pyramid = AtrousPyramid(width * 8 * EXPANSION, wide)
-        self.early = _convolution(wide, width * 3 // 4, 1)
+        self.pyramid = AtrousPyramid(width * 8 * EXPANSION, wide, RATES)
+        self.early = dilated(wide, width * 3 // 4, 1)
         self.to_quarter = _doubling(wide, wide)
-        self.at_quarter = nn.Sequential(_convolution(wide + width * 3 // 4, wide), _convolution(wide, wide))
+        self.at_quarter = nn.Sequential(dilated(wide + width * 3 // 4, wide), dilated(wide, wide))
         self.to_half = _doubling(wide, wide)
-        self.at_half = nn.Sequential(_convolution(wide, wide), _convolution(wide, wide))
+        self.at_half = nn.Sequential(dilated(wide, wide), dilated(wide, wide))
         self.to_full = _doubling(wide, wide)
-        self.at_full = nn.Sequential(_convolution(wide, wide), _convolution(wide, wide), _convolution(wide, width * 2))
+        self.at_full = nn.Sequential(dilated(wide, wide), dilated(wide, wide), dilated(wide, width * 2))
         self.classify = nn.Conv2d(width * 2, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:

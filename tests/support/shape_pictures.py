@@ -58,6 +58,36 @@ def located_shapes(folder: Path, pictures: int, *, masks: bool = False, most: in
     return folder
 
 
+# Cycles of the four corners. Clips of all motions have the same frames, each twice; only the order differs.
+MOTIONS = {"clockwise": (0, 1, 3, 2), "back": (0, 2, 3, 1), "zigzag": (0, 1, 2, 3), "cross": (0, 3, 1, 2)}
+
+
+def moving_discs(folder: Path, each: int, seed: int = 1) -> Path:
+    """Make a project of clips of 8 frames, in which a disc jumps between four corners, labelled by its motion."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    names = [name for name in MOTIONS for _ in range(each)]
+    for number, name in enumerate(names):
+        ground = generator.integers(200, 256, (32, 32, 3), dtype=np.uint8)
+        colour, start = tuple(int(one) for one in generator.integers(0, 120, 3)), int(generator.integers(4))
+        for frame in range(8):
+            row, column = divmod(MOTIONS[name][(start + frame) % 4], 2)
+            image = Image.fromarray(ground)
+            ImageDraw.Draw(image).ellipse((2 + 16 * column, 2 + 16 * row, 13 + 16 * column, 13 + 16 * row), fill=colour)
+            image.save(folder / f"{number:03}-{frame}.png")
+    with VisionProject.create(folder) as project:
+        project.scan()
+        for name in MOTIONS:
+            project.add_class(name)
+        labels = {}
+        for image_record in project.images():
+            number, frame = (int(part) for part in image_record.path.removesuffix(".png").split("-"))
+            project.set_frame(image_record.path, f"video {number}", frame)
+            labels[image_record.path] = (Label(class_name=names[number]),)
+        project.set_many_labels(labels, "ann")
+    return folder
+
+
 def _drawn(generator: np.random.Generator, names: Sequence[str]) -> tuple[Image.Image, list[tuple[int, int, int, int]]]:
     """Return a picture of dark shapes on a light noisy ground, and the shapes' boxes; they do not overlap."""
     width, height = (int(each) for each in generator.integers(56, 80, 2))

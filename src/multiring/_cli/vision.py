@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     framing.add_argument("video", help="the video, as a path in the folder")
     framing.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth frame (default 1)")
 
+    scoring = _action(actions, "eval", "score a trained model on a part of its split, as a page with pictures")
+    scoring.add_argument("run", help="the run's name in FOLDER/runs")
+    scoring.add_argument("--part", default="val", help="the part of the split (default val)")
+    scoring.add_argument("--compare", metavar="RUN", help="another run, which is scored on the same pictures")
+    scoring.add_argument("--production", action="store_true", help="state that the run is in production, after scoring")
+
 
 def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -80,7 +86,7 @@ def _action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action. Return 1 if `check` found an error, else 0."""
-    acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train}
+    acts = {"check": _check, "split": _split, "import": _import, "export": _export, "train": _train, "eval": _eval}
     acts |= {"label": _label, "frames": _frames}
     return {**acts, **vision_models.ACTIONS}[arguments.action](arguments)
 
@@ -211,6 +217,26 @@ def _frames(arguments: argparse.Namespace) -> int:
     with _opened(arguments.folder) as project:
         made = make_frames(project, arguments.video, arguments.every)
     show(json.dumps({"frames": made}) if arguments.json else f"{counted(len(made), 'frame')} of {arguments.video}")
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from multiring.vision.scoring.production import set_production  # noqa: PLC0415 -- as in _train
+    from multiring.vision.scoring.score_page import write_score_page  # noqa: PLC0415
+    from multiring.vision.scoring.scored_runs import score_run  # noqa: PLC0415
+
+    names = [arguments.run, *([arguments.compare] if arguments.compare else [])]
+    scores = [score_run(arguments.folder, name, arguments.part) for name in names]
+    page = write_score_page(arguments.folder, *scores)
+    if arguments.production:
+        set_production(arguments.folder, arguments.run)
+    if arguments.json:
+        show(json.dumps({"page": str(page), "scores": [asdict(each) for each in scores]}, ensure_ascii=False))
+        return 0
+    for each in scores:
+        figures = ", ".join(f"{name} {value:.2f} %" for name, value in each.figures.items())
+        show(f"{each.run}, {counted(len(each.samples), 'sample')} of {each.part}: {figures}")
+    show(f"with pictures: {page}")
     return 0
 
 

@@ -64,7 +64,7 @@ class Checkpoints:
             ArgumentError: the checkpoint is of another model or data set, or damaged.
         """
         path = self._folder / BEST
-        if not mt.broadcast_object(mt.is_saved(path) if mt.rank() == 0 else None, name="best"):
+        if not mt.is_saved(path):
             return False
         mt.load(path, model=model, optimizer=recipe.optimizer, data=loader)
         return True

@@ -66,7 +66,7 @@ class Faulty(torch.nn.Module):
         squares = resize_pictures(pixels, size, fit)
         if self.fault == "resize":  # the nearest pixels instead of the triangle filter
             squares = torch.nn.functional.interpolate(pixels.permute(0, 3, 1, 2).float(), size=(size, size))
-        return self.model.answers(self.model.outputs(squares))
+        return self.model.answers(self.model.outputs(squares), (pixels.shape[1], pixels.shape[2]))
 
 
 def _files(project: VisionProject) -> dict[Path, bytes]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from multiring.data.readers.limits import library
 
 Pixels = NDArray[np.uint8]
+Boxes = NDArray[np.float64]
 _MOST_STRETCH = 1.25  # of a window's sides against each other
 
 
@@ -39,8 +40,32 @@ class PictureChange:
     gains: tuple[float, float, float]
 
     def pixels(self, square: Pixels) -> Pixels:
-        """Return the changed picture, uint8 (side, side, 3)."""
+        """Return the changed picture, uint8 (side, side, 3), or clip, (frames, side, side, 3)."""
+        if square.ndim == 4:
+            return np.stack([self.pixels(each) for each in square])
         return _coloured(self._moved(square, "BILINEAR"), self.gains)
+
+    def classes(self, square: Pixels) -> Pixels:
+        """Return the changed classes of pixels, uint8 (side, side)."""
+        return self._moved(square, "NEAREST")
+
+    def boxes(self, boxes: Boxes, side: int) -> Boxes:
+        """Return the changed boxes; their sides may be outside the square.
+
+        Args:
+            boxes: (k, 4): left, top, right and bottom in pixels.
+            side: of the square.
+        """
+        left, top, right, bottom = boxes.T
+        if self.is_mirrored:
+            left, right = side - right, side - left
+        for _ in range(self.turns):
+            left, top, right, bottom = top, side - right, bottom, side - left
+        first, second, third, fourth = (side * each for each in self.window)
+        across, down = side / (third - first), side / (fourth - second)
+        return np.stack(
+            [(left - first) * across, (top - second) * down, (right - first) * across, (bottom - second) * down], axis=1
+        )
 
     def _moved(self, square: Pixels, resampling: str) -> Pixels:
         image_library: Any = library("PIL.Image", "vision")
@@ -55,6 +80,9 @@ class PictureChange:
         chosen = getattr(image_library.Resampling, resampling)
         found: Pixels = np.asarray(image.resize((side, side), chosen, box=box))
         return found
+
+
+UNCHANGED = PictureChange(is_mirrored=False, turns=0, window=(0.0, 0.0, 1.0, 1.0), gains=(1.0, 1.0, 1.0))
 
 
 def draw_change(policy: AugmentationPolicy, generator: np.random.Generator) -> PictureChange:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from multiring.training import TrainingTask, wilson_interval
 from multiring.training.task import Batch
+from multiring.vision.fitting.augmentation import PictureChange
 from multiring.vision.fitting.targets import NOTHING, LabelledSample
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ class ClassifyTask(TrainingTask):
         found: nn.Module = self._made()
         return found
 
-    def targets(self, sample: LabelledSample) -> dict[str, Any]:
+    def targets(self, sample: LabelledSample, _change: PictureChange) -> dict[str, Any]:
         """Return the number of the sample's class."""
         return {"class": np.int64(self._outputs.index(sample.class_name))}
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return each picture's cross-entropy, with smoothed labels."""
         return cross_entropy(
-            logits_of(model, batch),
+            outputs_of(model, batch),
             torch.as_tensor(batch["class"]),
             label_smoothing=self._smoothing,
             reduction="none",
@@ -51,7 +52,7 @@ class ClassifyTask(TrainingTask):
 
     def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each picture's cross-entropy, and a confusion matrix: true classes by guesses."""
-        classes, logits = torch.as_tensor(batch["class"]), logits_of(model, batch)
+        classes, logits = torch.as_tensor(batch["class"]), outputs_of(model, batch)
         count = len(self._outputs)
         pairs = classes * count + logits.argmax(1)
         return cross_entropy(logits, classes, reduction="none"), torch.bincount(pairs, minlength=count**2)
@@ -78,8 +79,8 @@ class ClassifyTask(TrainingTask):
         return {ACCURACY: float(100 * totals.max() / totals.sum())}
 
 
-def logits_of(model: nn.Module, batch: Batch) -> Tensor:
+def outputs_of(model: nn.Module, batch: Batch) -> Tensor:
     """Return a model's outputs for a batch of squares, as float32, or as float64 if the weights are."""
     pixels = torch.as_tensor(batch["pixels"])
-    outputs: Tensor = cast("VisionModel", model).outputs(pixels.permute(0, 3, 1, 2))
+    outputs: Tensor = cast("VisionModel", model).outputs(pixels.movedim(-1, -3))
     return outputs if outputs.dtype == torch.float64 else outputs.float()

@@ -10,12 +10,14 @@ from multiring.errors import ArgumentError
 from multiring.training.options import TrainingOptions
 from multiring.vision.models.architectures import ENCODERS, HEADS
 
+_MOST_SIZE = {"classify": 192, "detect": 320, "segment": 320, "act": 96}  # pixels, chosen by the recipe
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionOptions(TrainingOptions):
     """The additional options of a training on pictures. Defaults of epochs, batch and more depend on the data."""
 
-    kind: str = "classify"  # classify
+    kind: str = "classify"  # classify pictures, detect boxes, segment pixels, or act: classify clips of video
     split: str = "split"  # the name of the split in runs/splits
     train: str = "train"  # the part of the split to train on; several with a comma between them
     val: str = "val"  # the part of the split that chooses the best checkpoint; empty: the last checkpoint is the best
@@ -24,7 +26,8 @@ class VisionOptions(TrainingOptions):
     blocks: int = 2  # residual blocks of each of the four stages
     size: int = 0  # side in pixels of the square that the network sees; 0: by the pictures
     fit: str = ""  # stretch or letterbox: how pictures become squares; empty: by the kind
-    dropout: float = 0.2  # the share of pooled features that training leaves out
+    head: int = 64  # channels of the part of the network that is the kind's own; classify has none
+    frames: int = 8  # frames of a clip that the network sees, for act
     smoothing: float = 0.05  # the share of a label that is spread over all classes
     mirror: bool = True  # augment by mirroring left and right
     turns: bool = False  # augment by all turns of 90 degrees too: pictures have no upper end
@@ -39,11 +42,12 @@ class VisionOptions(TrainingOptions):
         require_choice("kind", self.kind, tuple(HEADS))
         require_choice("architecture", self.architecture, tuple(ENCODERS))
         require_choice("fit", self.fit, ("", "stretch", "letterbox"))
-        for name in ("width", "blocks"):
+        for name in ("width", "blocks", "head"):
             require_number(name, getattr(self, name), 1)
-        for name in ("dropout", "smoothing", "crop", "colour"):
+        for name in ("smoothing", "crop", "colour"):
             require_number(name, getattr(self, name), below=1)
         require_number("cache_mib", self.cache_mib)
+        require_number("frames", self.frames, 2)
         if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
             raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
 
@@ -66,6 +70,9 @@ def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, ep
     steps = max(1, samples // batch) * epochs
     return {
         "kind": kind,
+        "fit": "letterbox" if kind in {"detect", "segment"} else "stretch",
+        # A motion to the left and one to the right are two actions.
+        "mirror": kind != "act",
         "optimizer": "adamw",
         "batch": batch,
         "epochs": epochs,
@@ -75,7 +82,7 @@ def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, ep
         "ema": min(0.999, max(0.5, 1 - 20 / steps)),
         "clip": 5.0,
         "evaluate_every": max(1.0, epochs / 20),
-        "size": min(192, max(32, 32 * math.ceil(longer_side / 32))),
+        "size": min(_MOST_SIZE[kind], max(32, 32 * math.ceil(longer_side / 32))),
         "log_every": max(1, min(10, steps // 20)),
         "peak": False,
     }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from multiring.data.dataset import generator_for
 from multiring.data.orders import ExactOrder, Order, SequentialOrder, digest_of_order
 from multiring.errors import DataError
-from multiring.vision.fitting.augmentation import AugmentationPolicy, draw_change
+from multiring.vision.fitting.augmentation import UNCHANGED, AugmentationPolicy, PictureChange, draw_change
 from multiring.vision.fitting.targets import LabelledSample
 from multiring.vision.models.preprocessing import prepare_picture
 from multiring.vision.pictures import decode_picture
@@ -54,6 +54,7 @@ class SampleOptions:
         batch: samples of a batch for training; 0 keeps the order of the samples, for scoring.
         policy: how pictures change in training; None leaves them as they are.
         cache_bytes: the largest size of the squares that are kept in memory.
+        frames: of a clip that the network sees, evenly spaced over the clip.
     """
 
     size: int
@@ -62,6 +63,7 @@ class SampleOptions:
     batch: int = 0
     policy: AugmentationPolicy | None = None
     cache_bytes: int = 0
+    frames: int = 1
 
 
 class PictureSamples:
@@ -70,7 +72,7 @@ class PictureSamples:
     Args:
         folder: the project's folder.
         samples: the pictures.
-        targets: returns the other fields of a sample, by the labelled sample.
+        targets: returns the other fields of a sample, by the labelled sample and the change of its picture.
         options: how pictures become samples.
 
     Raises:
@@ -81,7 +83,7 @@ class PictureSamples:
         self,
         folder: Path,
         samples: Sequence[LabelledSample],
-        targets: Callable[[LabelledSample], dict[str, Any]],
+        targets: Callable[[LabelledSample, PictureChange], dict[str, Any]],
         options: SampleOptions,
     ) -> None:
         self.seed, self.all = options.seed, tuple(samples)
@@ -91,9 +93,9 @@ class PictureSamples:
             if options.batch
             else SequentialOrder(len(samples))
         )
-        told = [f"{each.path}\n{each.digest}\n{each.labels!r}\n" for each in samples]
+        told = [f"{each.path}\n{each.digest}\n{each.labels!r} {each.frames}\n" for each in samples]
         self.digest = hashlib.sha256(f"{options.size} {options.fit}\n{''.join(told)}".encode()).hexdigest()
-        self._kept: dict[int, Pixels] = {}
+        self._kept: dict[str, Pixels] = {}
         self._free = options.cache_bytes
         self._lock = threading.Lock()
 
@@ -102,45 +104,78 @@ class PictureSamples:
         return self.order.length
 
     def sample(self, number: int, epoch: int = 0, draw: int = 0) -> dict[str, Any]:
-        """Return a sample: "pixels", uint8 (size, size, 3), "number" and the targets.
+        """Return a sample: "pixels", uint8 (size, size, 3) or (frames, size, size, 3), "number" and the targets.
 
         Raises:
             DataError: the picture cannot be read, or its file changed since the last scan.
         """
-        square = self.square(number)
-        policy = self._options.policy
+        policy, change = self._options.policy, UNCHANGED
         if policy is not None:
             change = draw_change(policy, generator_for(self.seed, epoch, number, draw))
-            square = change.pixels(square)
-        return {"pixels": square, "number": np.int64(number), **self._targets(self.all[number])}
+        return {
+            "pixels": change.pixels(self.squares(number)),
+            "number": np.int64(number),
+            **self._targets(self.all[number], change),
+        }
 
-    def square(self, number: int) -> Pixels:
-        """Return a picture as the network sees it, without augmentation."""
-        kept = self._kept.get(number)
+    def squares(self, number: int) -> Pixels:
+        """Return a picture, or a clip's frames, as the network sees them without augmentation."""
+        sample = self.all[number]
+        if not sample.frames:
+            return self._square(sample.path, sample.digest)
+        return np.stack([self._square(*each) for each in chosen_frames(sample, self._options.frames)])
+
+    def _square(self, path: str, digest: str) -> Pixels:
+        kept = self._kept.get(path)
         if kept is not None:
             return kept
-        square = prepare_picture(read_sample(self._folder, self.all[number]), self._options.size, self._options.fit)
+        square = prepare_picture(read_pixels(self._folder, path, digest), self._options.size, self._options.fit)
         with self._lock:
-            if number not in self._kept and square.nbytes <= self._free:
+            if path not in self._kept and square.nbytes <= self._free:
                 self._free -= square.nbytes
-                self._kept[number] = square
+                self._kept[path] = square
         return square
 
 
-def read_sample(folder: Path, sample: LabelledSample) -> Pixels:
-    """Return a sample's pixels, uint8 (height, width, 3).
+def chosen_frames(sample: LabelledSample, frames: int) -> list[tuple[str, str]]:
+    """Return the paths and digests of frames that a network sees of a clip, evenly spaced over it."""
+    places = (np.arange(frames) + 0.5) * len(sample.frames) / frames
+    return [sample.frames[int(place)] for place in places]
+
+
+def read_sample(folder: Path, sample: LabelledSample, frames: int) -> Pixels:
+    """Return a sample as `VisionModel` takes it: pixels (height, width, 3), or (frames, height, width, 3) of a clip.
+
+    Raises:
+        DataError: as of `read_pixels`; or frames of a clip have other sizes.
+    """
+    if not sample.frames:
+        return read_pixels(folder, sample.path, sample.digest)
+    found = [read_pixels(folder, *each) for each in chosen_frames(sample, frames)]
+    if len({each.shape for each in found}) > 1:
+        raise DataError(f"the frames of the clip from {sample.path!r} have several sizes: want one size in a video")
+    return np.stack(found)
+
+
+def read_pixels(folder: Path, name: str, digest: str) -> Pixels:
+    """Return a picture's pixels, uint8 (height, width, 3).
+
+    Args:
+        folder: the project's folder.
+        name: the picture's path in it.
+        digest: SHA-256 of the file at the last scan.
 
     Raises:
         DataError: the picture cannot be read, or its file changed since the last scan, so that the labels may be wrong.
     """
-    path = folder / sample.path
+    path = folder / name
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"picture {sample.path!r} cannot be read: {error.strerror or error}") from error
-    if hashlib.sha256(data).hexdigest() != sample.digest:
+        raise DataError(f"picture {name!r} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(data).hexdigest() != digest:
         raise DataError(
-            f"picture {sample.path!r} was changed since the last scan: run `multiring vision check {folder}`, and see "
-            "whether its labels still hold"
+            f"picture {name!r} was changed since the last scan: run `multiring vision check {folder}`, and see whether "
+            "its labels still hold"
         )
-    return decode_picture(f"picture {sample.path!r}", data).pixels
+    return decode_picture(f"picture {name!r}", data).pixels

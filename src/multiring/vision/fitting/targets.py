@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multiring.errors import DataError
@@ -28,6 +28,7 @@ class LabelledSample:
         labels: its labels; empty if nothing is in the picture.
         class_name: of a whole picture, or NOTHING.
         group: the stated group, or "".
+        frames: for a clip: each frame's picture and digest, in their order; the other attributes are the first one's.
     """
 
     path: str
@@ -37,6 +38,7 @@ class LabelledSample:
     labels: tuple[Label, ...]
     class_name: str
     group: str
+    frames: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +89,15 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
         if part not in split.parts:
             raise DataError(f"split {split.name!r} has no part {part!r}: want one of {', '.join(split.parts)}")
         _require_readable(project, part, split.parts[part], images)
-        samples = []
+        samples: list[LabelledSample] = []
         for path in split.parts[part]:
             made = _sample(images[path], labellings.get(path), kind)
             if isinstance(made, str):
                 left_out[made] += 1
             else:
                 samples.append(made)
+        if kind == "act":
+            samples = clips(samples, images)
         if not samples:
             raise DataError(
                 f"part {part!r} of split {split.name!r} has no picture with labels for the kind {kind!r}: label some, "
@@ -101,7 +105,8 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
             )
         found[part] = tuple(samples)
     every = [each for samples in found.values() for each in samples]
-    _require_consistent(every, images)
+    if kind != "act":  # frames of two actions may be equal
+        _require_consistent(every, images)
     used = {label.class_name for each in every for label in each.labels}
     classes = tuple(name for name in project.classes() if name in used)
     if not classes:
@@ -112,7 +117,7 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
         parts=found,
         has_nothing=any(not each.labels for each in every),
         left_out=left_out,
-        labels_digest=labels_digest([images[each.path] for each in every], labellings),
+        labels_digest=labels_digest([images[path] for each in every for path in paths_of(each)], labellings),
         split=split,
     )
 
@@ -136,6 +141,50 @@ def require_enough(data: LabelledParts, part: str) -> None:
 
 def _labels(data: LabelledParts, part: str) -> list[Label]:
     return [label for each in data.parts[part] for label in each.labels]
+
+
+def paths_of(sample: LabelledSample) -> tuple[str, ...]:
+    """Return the paths of a sample's pictures: one, or those of a clip's frames."""
+    return tuple(path for path, _ in sample.frames) or (sample.path,)
+
+
+def clips(samples: Sequence[LabelledSample], images: Mapping[str, ImageRecord]) -> list[LabelledSample]:
+    """Return the clips in frames of videos: neighbouring labelled frames of one class, at least two.
+
+    A frame without a labelling, or with another class, ends a clip. Frames that were not kept as pictures do not.
+
+    Raises:
+        DataError: a picture is no frame of a video.
+    """
+    by_video: dict[str, list[LabelledSample]] = defaultdict(list)
+    places: dict[str, dict[str, int]] = {}
+    for image in images.values():
+        if image.video is not None:
+            places.setdefault(image.video, {})[image.path] = image.frame or 0
+    for each in samples:
+        video = images[each.path].video
+        if video is None:
+            raise DataError(
+                f"picture {each.path!r} is no frame of a video: the kind 'act' needs frames, which set_frame states"
+            )
+        by_video[video].append(each)
+    found = []
+    for video, labelled in sorted(by_video.items()):
+        order = sorted(places[video], key=lambda path: (places[video][path], path))
+        numbers = {path: number for number, path in enumerate(order)}
+        ordered = sorted(labelled, key=lambda each: numbers[each.path])
+        runs: list[list[LabelledSample]] = []
+        for each in ordered:
+            last = runs[-1][-1] if runs else None
+            is_next = last is not None and numbers[each.path] == numbers[last.path] + 1
+            if last is not None and is_next and last.class_name == each.class_name:
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+        found += [
+            replace(run[0], frames=tuple((each.path, each.digest) for each in run)) for run in runs if len(run) > 1
+        ]
+    return found
 
 
 def _sample(image: ImageRecord, labelling: Labelling | None, kind: str) -> LabelledSample | str:

@@ -14,16 +14,16 @@ from multiring.training import TrainingOptions, TrainingRun, evaluate, parse_opt
 from multiring.training.checkpoints import Checkpoints
 from multiring.training.run_folder import OPTIONS
 from multiring.vision.checks.split_files import make_split, read_split
-from multiring.vision.fitting.augmentation import AugmentationPolicy
-from multiring.vision.fitting.classify_task import ClassifyTask
+from multiring.vision.fitting.detect_task import DetectTask
 from multiring.vision.fitting.fit_options import VisionOptions, options_class, recipe_by_size
-from multiring.vision.fitting.samples import PictureSamples, SampleOptions
-from multiring.vision.fitting.targets import NOTHING, LabelledParts, labelled_parts, require_enough
+from multiring.vision.fitting.kinds import build_task, describe
+from multiring.vision.fitting.targets import LabelledParts, labelled_parts, require_enough
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, save_model
 from multiring.vision.project.folder import VisionProject
 
 DEFAULT_SPLIT = "split"
+UNCHOSEN_THRESHOLD = 0.3  # of a detector without a validation part
 _SHARES = {"train": 0.8, "val": 0.2}
 # Options that decide which data are read, and on which other options depend.
 _EARLY = ("kind", "split", "train", "val", "batch", "epochs")
@@ -128,50 +128,9 @@ def _recipe(data: LabelledParts, told: dict[str, Any]) -> dict[str, Any]:
     return recipe_by_size(told.get("kind", _DEFAULTS["kind"]), len(samples), int(longer), max(batch, 0), max(epochs, 0))
 
 
-def _described(options: VisionOptions, data: LabelledParts) -> ModelDescription:
-    return ModelDescription(
-        kind=options.kind,
-        classes=data.classes,
-        size=options.size,
-        fit=options.fit or "stretch",
-        architecture=options.architecture,
-        arguments={"width": options.width, "blocks": options.blocks, "dropout": options.dropout},
-        has_nothing=data.has_nothing,
-        digests={"labels": data.labels_digest, "split": data.split.digest},
-        split=data.split.name,
-        seed=options.seed,
-    )
-
-
-def _task(options: VisionOptions, data: LabelledParts, described: ModelDescription) -> ClassifyTask:
-    def made() -> VisionModel:
-        model = VisionModel(described)
-        if options.sync_norm and not options.plain:
-            model.network = mt.convert_sync_batchnorm(model.network)
-        return model
-
-    task = ClassifyTask(made, (*data.classes, *[NOTHING] * data.has_nothing), options.smoothing)
-    policy = AugmentationPolicy(mirror=options.mirror, turns=options.turns, crop=options.crop, colour=options.colour)
-    training, cache = data.parts[options.train], options.cache_mib << 20
-    if options.batch > len(training):
-        raise ArgumentError(f"batch={options.batch}, but there are {len(training)} training samples: want at most that")
-    plain = SampleOptions(size=options.size, fit=described.fit, seed=options.seed, cache_bytes=cache // 4)
-    drawn = dataclasses.replace(plain, batch=options.batch, policy=policy, cache_bytes=cache)
-    task.training = PictureSamples(data.folder, training, task.targets, drawn)
-    if options.val:
-        task.evaluations = {options.val: PictureSamples(data.folder, data.parts[options.val], task.targets, plain)}
-    left = ", ".join(f"{count} {reason}" for reason, count in sorted(data.left_out.items()))
-    task.about = (
-        f"{len(training)} training pictures of {data.folder.resolve().name}, split {data.split.name!r}"
-        + (f"; left out: {left}" if left else "")
-        + "."
-    )
-    return task
-
-
 def _train(options: VisionOptions, data: LabelledParts) -> Path | None:
-    described = _described(options, data)
-    task = _task(options, data, described)
+    described = describe(options, data)
+    task = build_task(options, data, described)
     run = TrainingRun(task, options)
     run.train()
     if not _is_finished(run, options):
@@ -180,16 +139,19 @@ def _train(options: VisionOptions, data: LabelledParts) -> Path | None:
     if not options.plain:
         Checkpoints(run.folder, options.keep).load_best(run.model, run.recipe, run.loader)
     scores: dict[str, float] = {}
+    threshold = 0.0
     for name, samples in task.evaluations.items():
         place = (run.rank, run.ranks)
         found = evaluate(run.model, samples, task.measure, batch=options.batch, place=place, recipe=run.recipe)
         run.progress.counts[name], run.progress.losses[name] = found.counts, found.loss
         run.progress.scores[name] = scores = task.scores(found.counts)
+    if isinstance(task, DetectTask):
+        threshold = task.best_threshold(run.progress.counts[options.val]) if options.val else UNCHOSEN_THRESHOLD
     with nullcontext(True) if options.plain else mt.on_first_rank() as is_first:
         if is_first:
             with run.recipe.average.applied() if run.recipe.average is not None else nullcontext():
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                _save(run, dataclasses.replace(described, scores=scores, when=now))
+                _save(run, dataclasses.replace(described, scores=scores, when=now, threshold=threshold))
     run.write_report(model=f"{described.architecture}, width {options.width}")
     return run.folder if run.rank == 0 else None
 

@@ -6,13 +6,22 @@ from typing import Any
 from torch import nn
 
 from multiring.errors import DataError
+from multiring.vision.models.clip_classifier import ClipClassifier
 from multiring.vision.models.description import ModelDescription
+from multiring.vision.models.detector import CentrePointDetector
 from multiring.vision.models.residual import PictureClassifier, ResidualEncoder
+from multiring.vision.models.segmenter import PictureSegmenter
 
 # The arguments of each encoder with their defaults.
-ENCODERS: Mapping[str, Mapping[str, int | float]] = {"resnet": {"width": 32, "blocks": 2}}
+ENCODERS: Mapping[str, Mapping[str, int]] = {"resnet": {"width": 32, "blocks": 2}}
 # The additional arguments of each kind with their defaults.
-HEADS: Mapping[str, Mapping[str, int | float]] = {"classify": {"dropout": 0.2}}
+HEADS: Mapping[str, Mapping[str, int]] = {
+    "classify": {},
+    "detect": {"head": 64},
+    "segment": {"head": 64},
+    "act": {"head": 64},
+}
+_MOST = 4096  # channels or blocks
 
 
 def require_arguments(kind: str, architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,9 +39,8 @@ def require_arguments(kind: str, architecture: str, arguments: Mapping[str, Any]
         if name not in defaults:
             raise DataError(f"{architecture} has no argument {name!r}: want one of {', '.join(sorted(defaults))}")
         wanted = type(defaults[name])
-        if type(value) is not wanted or not (0 <= value < 1 if wanted is float else 1 <= value <= 4096):
-            bounds = "a number of 0 or more and below 1" if wanted is float else "a whole number from 1 to 4096"
-            raise DataError(f"{architecture}: {name}={value!r}: want {bounds}")
+        if type(value) is not wanted or not 1 <= value <= _MOST:
+            raise DataError(f"{architecture}: {name}={value!r}: want a whole number from 1 to {_MOST}")
     return {**defaults, **arguments}
 
 
@@ -44,4 +52,11 @@ def build_network(description: ModelDescription) -> nn.Module:
     """
     given = require_arguments(description.kind, description.architecture, description.arguments)
     encoder = ResidualEncoder(given["width"], given["blocks"])
-    return PictureClassifier(encoder, description.outputs, given["dropout"])
+    outputs = description.outputs
+    if description.kind == "classify":
+        return PictureClassifier(encoder, outputs)
+    if description.kind == "detect":
+        return CentrePointDetector(encoder, outputs, given["head"])
+    if description.kind == "segment":
+        return PictureSegmenter(encoder, 1 + outputs, given["head"])
+    return ClipClassifier(encoder, outputs, given["head"])

@@ -19,7 +19,7 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 DIGESTS = ("labels", "split", "weights")
 _FORMAT = 1
 _KEY = "multiring_model"
-_MOST_SIDE, _MOST_FRAMES = 4096, 1024
+_MOST_SIDE, _MOST_FRAMES, _MOST_CLASSES = 4096, 1024, 255
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +79,11 @@ class ModelDescription:
         is_named = bool(self.classes) and all(each.strip() for each in self.classes)
         _require("classes", self.classes, is_named, "at least one, each with a name")
         _require("classes", self.classes, len(set(self.classes)) == len(self.classes), "each name once")
+        # Maps of places come from five halvings of the resolution, and classes of pixels are bytes.
+        is_whole = self.kind in {"classify", "act"} or self.size % 32 == 0
+        _require("size", self.size, is_whole, f"a multiple of 32 pixels for the kind {self.kind}")
+        has_room = self.kind != "segment" or len(self.classes) < _MOST_CLASSES
+        _require("classes", self.classes, has_room, f"fewer than {_MOST_CLASSES} for the kind segment")
         _require("size", self.size, 8 <= self.size <= _MOST_SIDE, f"8 to {_MOST_SIDE} pixels")
         is_clip = 1 < self.frames <= _MOST_FRAMES
         is_frames = is_clip if self.kind == "act" else self.frames == 1

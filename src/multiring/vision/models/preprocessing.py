@@ -83,6 +83,24 @@ def prepare_picture(pixels: NDArray[np.uint8], size: int, fit: str) -> NDArray[n
     return found
 
 
+def resize_classes(classes: NDArray[np.uint8], size: int, fit: str, fill: int) -> NDArray[np.uint8]:
+    """Return the classes of a picture's pixels as the square that a network learns, by the nearest pixel.
+
+    Args:
+        classes: uint8 (height, width).
+        size: the side of the square.
+        fit: "stretch" or "letterbox".
+        fill: the class of the letterbox's free end.
+    """
+    height, width = classes.shape
+    down, across = (float(each) for each in side_ratios(height, width, size, fit, torch.device("cpu")))
+    rows, columns = (((np.arange(size) + 0.5) * each).astype(np.int64) for each in (down, across))
+    found: NDArray[np.uint8] = classes[np.minimum(rows, height - 1)[:, None], np.minimum(columns, width - 1)[None, :]]
+    found[rows >= height] = fill
+    found[:, columns >= width] = fill
+    return found
+
+
 def normalise(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Return values of 0 to 255, (..., 3, height, width), with the mean 0 and the deviation 1 of a data set.
 

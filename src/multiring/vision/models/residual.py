@@ -89,18 +89,16 @@ class PictureClassifier(nn.Module):
     Args:
         encoder: returns features of pictures, the last ones of the lowest resolution; has `channels`.
         outputs: the number of logits.
-        dropout: the share of the pooled features that training leaves out.
     """
 
-    def __init__(self, encoder: PictureEncoder, outputs: int, dropout: float) -> None:
+    def __init__(self, encoder: PictureEncoder, outputs: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(encoder.channels[-1], outputs)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, outputs) for pictures (n, 3, h, w)."""
-        logits: Tensor = self.head(self.dropout(self.encoder(x)[-1].mean((2, 3))))
+        logits: Tensor = self.head(self.encoder(x)[-1].mean((2, 3)))
         return logits

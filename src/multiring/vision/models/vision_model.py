@@ -11,7 +11,8 @@ from multiring.data.readers.limits import library
 from multiring.errors import DataError
 from multiring.vision.models.architectures import build_network
 from multiring.vision.models.description import WEIGHTS, ModelDescription, read_description, write_description
-from multiring.vision.models.preprocessing import normalise, resize_pictures
+from multiring.vision.models.detector import best_boxes
+from multiring.vision.models.preprocessing import axis_weights, normalise, resize_pictures, side_ratios
 
 _KEY = "multiring_model"  # in the header of our files of weights
 
@@ -21,7 +22,7 @@ class VisionModel(nn.Module):
 
     Attributes:
         description: what the model is.
-        network: takes normalised squares, float (n, 3, size, size).
+        network: takes normalised squares. See docs/vision.md for the networks of the kinds.
     """
 
     mean: Tensor
@@ -35,27 +36,70 @@ class VisionModel(nn.Module):
         self.register_buffer("std", torch.tensor(description.std).reshape(3, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Return the answers for pictures of one size.
+        """Return the answers for pictures or clips of one size.
 
         Args:
-            pixels: uint8 (n, height, width, 3), red, green and blue, of any height and width.
+            pixels: uint8 (n, height, width, 3), red, green and blue, of any height and width. For the kind "act":
+                (n, frames, height, width, 3), with the description's number of frames.
 
         Returns:
-            "probabilities" of the classes, float32 (n, classes). What a row lacks to 1 is the probability that nothing
-            is in the picture; it is 0 if the model was trained without such pictures.
+            For the kinds "classify" and "act": "probabilities" of the classes, float32 (n, classes). What a row lacks
+            to 1 is the probability of "nothing"; it is 0 if the model was trained without such samples.
+            For "detect": "boxes", float32 (n, k, 4), left, top, right and bottom in pixels of the input; "scores",
+            float32 (n, k), 0 to 1 and falling; "classes", int64 (n, k). Rows of score 0 are no boxes.
+            For "segment": "classes", uint8 (n, height, width), 0 for nothing, 1 for the first class; and "confidence",
+            float32 (n,), the mean over the pixels of the chosen class's probability.
         """
-        description = self.description
-        squares = resize_pictures(pixels, description.size, description.fit)
-        return self.answers(self.outputs(squares))
+        description, size = self.description, self.description.size
+        sides = pixels.shape[-3], pixels.shape[-2]
+        if description.kind == "act":
+            squares = resize_pictures(pixels.flatten(0, 1), size, description.fit)
+            return self.answers(self.outputs(squares.reshape(-1, description.frames, 3, size, size)), sides)
+        return self.answers(self.outputs(resize_pictures(pixels, size, description.fit)), sides)
 
     def outputs(self, squares: Tensor) -> Tensor:
-        """Return the network's outputs for squares of 0 to 255, (n, 3, size, size), in the type of its weights."""
+        """Return the network's outputs for squares of 0 to 255, in the type of its weights.
+
+        Args:
+            squares: (n, 3, size, size), or (n, frames, 3, size, size) for the kind "act".
+        """
         found: Tensor = self.network(normalise(squares.to(self.mean.dtype), self.mean, self.std))
         return found
 
-    def answers(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Return the answers of `forward` from the network's outputs."""
-        return {"probabilities": outputs.softmax(1)[:, : len(self.description.classes)]}
+    def answers(self, outputs: Tensor, sides: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the answers of `forward` from the network's outputs.
+
+        Args:
+            outputs: of `outputs`.
+            sides: the height and the width of the pictures in pixels.
+        """
+        description = self.description
+        if description.kind in {"classify", "act"}:
+            return {"probabilities": outputs.softmax(1)[:, : len(description.classes)]}
+        height, width = sides
+        down, across = side_ratios(height, width, description.size, description.fit, outputs.device)
+        if description.kind == "segment":
+            return self._classes_of_pixels(outputs, sides, (down, across))
+        boxes, scores, classes = best_boxes(outputs, len(description.classes))
+        boxes = boxes * torch.stack([across, down, across, down])
+        ends = torch.stack([_scalar(each, outputs) for each in (width, height, width, height)])
+        return {"boxes": torch.minimum(boxes.clamp(min=0.0), ends), "scores": scores, "classes": classes}
+
+    def _classes_of_pixels(
+        self, logits: Tensor, sides: tuple[int, int], ratios: tuple[Tensor, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the class of each pixel of the input; logits are interpolated between their cells' centres."""
+        (height, width), (down, across) = sides, ratios
+        cell = self.description.size // logits.shape[2]
+        rows = axis_weights(height, logits.shape[2], 1 / (cell * down))
+        columns = axis_weights(width, logits.shape[3], 1 / (cell * across))
+        spread = torch.matmul(torch.matmul(rows, logits), columns.transpose(0, 1))
+        sure, classes = spread.softmax(1).max(1)
+        return {"classes": classes.to(torch.uint8), "confidence": sure.mean((1, 2))}
+
+
+def _scalar(number: int, like: Tensor) -> Tensor:
+    return torch.scalar_tensor(number, dtype=torch.float32, device=like.device)
 
 
 def load_model(folder: Path | str) -> VisionModel:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.shape_pictures import classified_shapes
+from tests.support.shape_pictures import classified_shapes, located_shapes, moving_discs
 
 from multiring._cli import main
 from multiring.errors import ArgumentError, DataError
@@ -16,6 +16,7 @@ from multiring.vision import Box, Label, VisionProject, make_split, read_picture
 from multiring.vision.fitting.train_command import train_model
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.vision_model import load_model
+from multiring.vision.scoring.scored_runs import score_run
 
 # A network that learns shapes in seconds.
 SMALL: dict[str, Any] = {"width": 8, "blocks": 1, "size": 64, "noise": False, "rate": 3e-3}
@@ -56,6 +57,32 @@ def test_classes_and_nothing_are_learnt(tmp_path: Path) -> None:
     assert described.scores["accuracy"] == pytest.approx(right)
     with pytest.raises(ArgumentError, match=r"run 'classify' in .* is finished: give another --name"):
         train_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "score", "least", "options"),
+    [
+        ("detect", "mAP50", 60, {"epochs": 40, "head": 16, "rate": 5e-3}),
+        ("segment", "mean IoU", 60, {"epochs": 20, "head": 16, "rate": 5e-3}),
+        ("act", "accuracy", 90, {"epochs": 15, "head": 16, "size": 32, "crop": 0.0}),
+    ],
+)
+def test_boxes_pixels_and_motions_are_learnt(
+    tmp_path: Path, kind: str, score: str, least: float, options: dict[str, Any]
+) -> None:
+    folder = tmp_path / "shapes"
+    if kind == "act":
+        moving_discs(folder, 12)
+    else:
+        located_shapes(folder, 48, masks=kind == "segment")
+    run = train_model(folder, kind=kind, **{**SMALL, **options})
+    assert run is not None
+    described = load_model(run).description
+    assert described.scores[score] >= least
+    assert described.fit == ("stretch" if kind == "act" else "letterbox")
+    # The score of the report, on pictures as they are, agrees with the score in training, on squares.
+    assert score_run(folder, kind).figures[score] == pytest.approx(described.scores[score], abs=4)
+    assert bool(described.threshold) == (kind == "detect")
 
 
 def small_project(folder: Path, labels: dict[str, tuple[Label, ...] | None], **parts: float) -> Path:

@@ -1,0 +1,93 @@
+"""The description and the task of a training, by its kind."""
+
+import dataclasses
+from typing import Any
+
+import multiring.torch as mt
+from multiring.errors import ArgumentError
+from multiring.vision.fitting.augmentation import AugmentationPolicy
+from multiring.vision.fitting.classify_task import ClassifyTask
+from multiring.vision.fitting.detect_task import DetectTask
+from multiring.vision.fitting.fit_options import VisionOptions
+from multiring.vision.fitting.samples import PictureSamples, SampleOptions
+from multiring.vision.fitting.segment_task import SegmentTask
+from multiring.vision.fitting.targets import NOTHING, LabelledParts
+from multiring.vision.models.architectures import HEADS
+from multiring.vision.models.description import ModelDescription
+from multiring.vision.models.vision_model import VisionModel
+
+VisionTask = ClassifyTask | DetectTask | SegmentTask
+
+
+def describe(options: VisionOptions, data: LabelledParts) -> ModelDescription:
+    """Return the description of the model that a training will make, without scores."""
+    given = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
+    return ModelDescription(
+        kind=options.kind,
+        classes=data.classes,
+        size=options.size,
+        fit=options.fit,
+        frames=options.frames if options.kind == "act" else 1,
+        architecture=options.architecture,
+        arguments={name: given[name] for name in ("width", "blocks", *HEADS[options.kind])},
+        has_nothing=data.has_nothing and options.kind in {"classify", "act"},
+        digests={"labels": data.labels_digest, "split": data.split.digest},
+        split=data.split.name,
+        seed=options.seed,
+    )
+
+
+def build_task(options: VisionOptions, data: LabelledParts, described: ModelDescription) -> VisionTask:
+    """Return the task of a training, with its data.
+
+    Raises:
+        ArgumentError: a batch has more samples than there are.
+    """
+
+    def made() -> VisionModel:
+        model = VisionModel(described)
+        if options.sync_norm and not options.plain:
+            model.network = mt.convert_sync_batchnorm(model.network)
+        return model
+
+    task = task_of(described, data, made, options.smoothing)
+    policy = AugmentationPolicy(mirror=options.mirror, turns=options.turns, crop=options.crop, colour=options.colour)
+    training, cache = data.parts[options.train], options.cache_mib << 20
+    if options.batch > len(training):
+        raise ArgumentError(f"batch={options.batch}, but there are {len(training)} training samples: want at most that")
+    plain = SampleOptions(
+        size=options.size,
+        fit=described.fit,
+        seed=options.seed,
+        cache_bytes=cache // 4,
+        frames=described.frames,
+    )
+    drawn = dataclasses.replace(plain, batch=options.batch, policy=policy, cache_bytes=cache)
+    task.training = PictureSamples(data.folder, training, task.targets, drawn)
+    if options.val:
+        task.evaluations = {options.val: PictureSamples(data.folder, data.parts[options.val], task.targets, plain)}
+    what = "clips" if options.kind == "act" else "pictures"
+    left = ", ".join(f"{count} {reason}" for reason, count in sorted(data.left_out.items()))
+    task.about = (
+        f"{len(training)} training {what} of {data.folder.resolve().name}, split {data.split.name!r}"
+        + (f"; left out: {left}" if left else "")
+        + "."
+    )
+    return task
+
+
+def task_of(described: ModelDescription, data: LabelledParts, made: Any, smoothing: float = 0.0) -> VisionTask:
+    """Return the task of a kind of model, without its data.
+
+    Args:
+        described: the model's description.
+        data: all samples.
+        made: returns a new model.
+        smoothing: the share of a label that is spread over all classes; for the kinds "classify" and "act".
+    """
+    if described.kind == "detect":
+        most = max(len(each.labels) for samples in data.parts.values() for each in samples)
+        return DetectTask(made, described.classes, size=described.size, fit=described.fit, most=most)
+    if described.kind == "segment":
+        return SegmentTask(made, described.classes, size=described.size, fit=described.fit)
+    return ClassifyTask(made, (*described.classes, *[NOTHING] * described.has_nothing), smoothing)

@@ -1,0 +1,41 @@
+"""A classifier of clips: features of each frame, then convolutions over time and place.
+
+The convolutions see three frames at a time, so the order of the frames counts. A mean of single frames would not know
+it.
+"""
+
+from torch import Tensor, nn
+
+from multiring.vision.models.residual import PictureEncoder
+
+_STAGE = 2  # of the encoder's outputs: 1/16 of the resolution, where places still differ
+
+
+def _over_time(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv3d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)
+    )
+
+
+class ClipClassifier(nn.Module):
+    """A network that returns one logit for each class of a clip.
+
+    Args:
+        encoder: returns features of pictures.
+        outputs: the number of logits.
+        width: channels of the convolutions over time.
+    """
+
+    def __init__(self, encoder: PictureEncoder, outputs: int, width: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.over_time = nn.Sequential(_over_time(encoder.channels[_STAGE], width), _over_time(width, width))
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, outputs) for clips (n, frames, 3, h, w)."""
+        frames = x.shape[1]
+        features = self.encoder(x.flatten(0, 1))[_STAGE]
+        clips = features.unflatten(0, (-1, frames)).transpose(1, 2)
+        logits: Tensor = self.head(self.over_time(clips).mean((2, 3, 4)))
+        return logits
