@@ -64,6 +64,18 @@ COMMANDS: dict[tuple[str, str], Run | Read] = {
             "train.py"
         ),
     ): Read(TORCHRUN),
+    ("vision_training.md", "multiring vision train shapes --kind classify"): Read(
+        "takes minutes; tests/frameworks/vision/test_vision_training.py trains smaller models"
+    ),
+    ("vision_training.md", "multiring run -n 2 -- multiring vision train shapes --kind classify --name on-two"): Read(
+        "takes minutes; tests/frameworks/vision/test_vision_training.py trains smaller models"
+    ),
+    ("vision_training.md", "multiring vision eval shapes classify"): Read(
+        "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
+    ),
+    ("vision_training.md", "multiring vision eval shapes on-two --compare classify --production"): Read(
+        "needs a trained run; tests/frameworks/vision/test_vision_scores.py runs it"
+    ),
     ("gpu.md", "multiring verify gpu"): Read("needs a GPU; tests/cuda/test_verify.py runs parts of it"),
     ("README.md", "pip install torch --index-url https://download.pytorch.org/whl/cpu"): Read(SHELL),
     ("README.md", "pip install '.[torch]'"): Read(SHELL),

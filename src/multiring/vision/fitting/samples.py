@@ -25,7 +25,7 @@ class FullBatchOrder:
     """A new order for each epoch, without the samples that would not fill the last batch.
 
     So all batches have the same size. Batch norms over ranks need it: in a smaller batch, a rank could be without a
-    sample, and the others would wait for its statistics for ever. Each epoch leaves out other samples.
+    sample, and the others would wait for its statistics without end. Each epoch leaves out other samples.
 
     Args:
         samples: the number of samples.

@@ -17,6 +17,7 @@ STRIDE = 4  # pixels of the square for a cell of the maps
 SIDES = 4  # left, top, right, bottom
 MOST_BOXES = 100  # of a picture
 _DISTANCE = 16.0  # pixels of the square for 1 of the network's output
+_ALIKE = 1 - 1e-4  # of a peak's score: another cell beside it counts as equal
 _FIRST_SCORE = -4.0  # the logit of a new network's scores: almost no cell is a centre
 
 
@@ -103,7 +104,8 @@ def best_boxes(maps: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         scores, boxes and classes are 0.
     """
     heat = maps[:, :classes].sigmoid()
-    is_peak = (heat == max_pool2d(heat, 3, 1, 1)).to(heat.dtype)
+    # Rounding differs between libraries. Cells that differ by less are all peaks, so that it does not decide.
+    is_peak = (heat >= max_pool2d(heat, 3, 1, 1) * _ALIKE).to(heat.dtype)
     cells = maps.shape[2] * maps.shape[3]
     scores, places = (heat * is_peak).flatten(1).topk(min(MOST_BOXES, classes * cells), dim=1)
     is_one = scores > 0
