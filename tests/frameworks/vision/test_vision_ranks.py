@@ -51,7 +51,7 @@ def test_any_number_of_ranks_has_the_same_losses(tmp_path: Path, kind: str, numb
         run_ranks(train, ranks, str(folder), f"on-{ranks}", options, process=TORCH, deadline_s=300.0)
     one, *others = (losses(folder, f"on-{ranks}") for ranks in numbers)
     assert len(one) == STEPS
-    assert min(one) < 0.9 * one[0]
+    assert min(one) < 0.95 * one[0]  # it learns, so that the steps differ
     for other in others:
         np.testing.assert_allclose(other, one, atol=1e-6)
 
