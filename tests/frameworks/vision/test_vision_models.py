@@ -42,7 +42,7 @@ def lively(description: ModelDescription) -> VisionModel:
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
             module.running_mean.uniform_(-0.2, 0.2)  # type: ignore[union-attr]
         if isinstance(module, torch.nn.Conv2d) and module.kernel_size == (1, 1) and module.bias is not None:
-            torch.nn.init.normal_(module.weight)  # of the last layer: without it, all scores are nearly equal
+            torch.nn.init.normal_(module.weight)  # of the last layer: new ones give nearly equal scores
     return model.eval()
 
 
@@ -163,18 +163,35 @@ def test_the_model_exports_with_its_preprocessing_for_any_size(tmp_path: Path, k
             assert found[name].dtype == values.dtype
             assert len(values) == number + 1
             if kind == "detect" and name != "scores":
-                # Boxes of nearly equal scores may change places.
-                scores = np.pad(wanted["scores"], ((0, 0), (1, 1)), constant_values=(2, -1))
-                told = (-np.diff(scores) > 1e-4).astype(bool)
-                alone = told[:, :-1] & told[:, 1:]
-                assert alone.sum() >= number + 1
-                np.testing.assert_allclose(found[name][alone], values[alone], atol=1e-2)
-            elif name == "classes":
+                continue
+            if name == "classes":
                 assert np.mean(found[name] == values) > 0.999
             else:
                 np.testing.assert_allclose(found[name], values, atol=1e-4)
             spread = max(spread, float(np.ptp(values)))
+        if kind == "detect":
+            one, other = told_boxes(found), told_boxes(wanted)
+            assert min(shared(one, other), shared(other, one)) >= 0.95
     assert spread > 0.01  # the answers depend on the pictures
+
+
+def told_boxes(answers: dict[str, Any]) -> list[Any]:
+    """Return the boxes of each picture as rows: four sides, score and class."""
+    rows = np.concatenate([answers["boxes"], answers["scores"][..., None], answers["classes"][..., None]], axis=2)
+    return [each[each[:, 4] > 1e-6] for each in rows]
+
+
+def shared(boxes: list[Any], others: list[Any]) -> float:
+    """Return the share of boxes that others have too. Boxes of nearly equal scores may change places.
+
+    Of neighbouring cells with equal scores, rounding decides which are peaks; a letterbox's black end has such cells.
+    """
+    near = [
+        (np.abs(one[:, None] - other[None]) <= [0.01, 0.01, 0.01, 0.01, 1e-4, 0]).all(2).any(1)
+        for one, other in zip(boxes, others, strict=True)
+    ]
+    assert sum(map(len, near)) >= len(near)
+    return float(np.concatenate(near).mean())
 
 
 def described(kind: str, fit: str) -> ModelDescription:
