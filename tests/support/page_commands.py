@@ -16,10 +16,10 @@ DIGITS = "tests/frameworks/test_digits.py"
 CLUSTER = "needs a cluster; it was not run"
 PAGE = "serves until it is ended; tests/page/test_label_page.py drives it"
 IMAGE = "make image-test runs it as it stands, as root"
-REST = "--nproc-per-node 2 --master-addr node0 train.py"
+REST = "--meet node0:29400 -n 2 train.py"
 IN_A_CONTAINER = (
     "--network train --secret train-secret -e MULTIRING_SECRET_FILE=/run/secrets/train-secret "
-    '-e MULTIRING_RENDEZVOUS=node0:29600 -v "$PWD:/work:ro" multiring torchrun --nnodes 2'
+    '-v "$PWD:/work:ro" multiring multiring run --nodes 2'
 )
 
 
