@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from multiring.errors import DataError
 from multiring.vision.labels import Box, Label, Mask
 from multiring.vision.models.description import ModelDescription
 from multiring.vision.run_lengths import run_lengths_of
@@ -35,7 +36,17 @@ def predictions_of(description: ModelDescription, answers: Mapping[str, Any]) ->
     Args:
         description: the model's.
         answers: what `VisionModel` or its ONNX file returned, by name: arrays or tensors on the host.
+
+    Raises:
+        DataError: an answer has a number that is not finite.
     """
+    for name, each in answers.items():
+        values = np.asarray(each)
+        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            raise DataError(
+                f"the model's answer has {name} that are not finite numbers: its weights are damaged, or its training "
+                "diverged; train it again"
+            )
     if description.kind == "detect":
         rows = zip(*(np.asarray(answers[name]) for name in ("boxes", "scores", "classes")), strict=True)
         return [_detected(description, boxes, scores, classes) for boxes, scores, classes in rows]

@@ -21,10 +21,14 @@ class PredictionInput:
     Attributes:
         name: the path as the caller gave it, or the path below the folder that the caller gave, with "/".
         is_video: whether the file is a video.
+        size: of the file in bytes.
+        changed: when the file was changed, in ns since 1970.
     """
 
     name: str
     is_video: bool
+    size: int
+    changed: int
 
 
 def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
@@ -35,6 +39,7 @@ def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
 
     Raises:
         ArgumentError: a path does not exist, a folder has no picture, or a file is named twice.
+        DataError: a folder cannot be read.
     """
     found: list[PredictionInput] = []
     for path in paths:
@@ -56,11 +61,19 @@ def find_inputs(paths: Sequence[Path]) -> list[PredictionInput]:
 
 
 def _below(folder: Path) -> Iterator[PredictionInput]:
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for name in sorted(names):
             if Path(name).suffix.lower() in ENDINGS | VIDEO_ENDINGS and not name.startswith("."):
                 yield _input(Path(place, name))
+
+
+def _refuse(error: OSError) -> None:
+    """Raise DataError for a folder that cannot be read: without it, its pictures would be missing silently."""
+    raise DataError(
+        f"folder {str(error.filename)!r} cannot be read: {error.strerror or error}; let it be read, or name the "
+        "folders beside it"
+    ) from error
 
 
 def _input(path: Path) -> PredictionInput:
@@ -68,7 +81,23 @@ def _input(path: Path) -> PredictionInput:
         path.as_posix().encode()
     except UnicodeEncodeError:
         raise ArgumentError(f"{str(path)!r}: want a name in UTF-8; rename the file") from None
-    return PredictionInput(name=path.as_posix(), is_video=path.suffix.lower() in VIDEO_ENDINGS)
+    is_video = path.suffix.lower() in VIDEO_ENDINGS
+    try:
+        found = path.stat()
+    except OSError:  # a link to nothing, or a file that was removed just now; reading it tells
+        return PredictionInput(name=path.as_posix(), is_video=is_video, size=-1, changed=-1)
+    return PredictionInput(name=path.as_posix(), is_video=is_video, size=found.st_size, changed=found.st_mtime_ns)
+
+
+def require_unchanged(each: PredictionInput) -> None:
+    """Raise DataError if the file is not the one that `find_inputs` found.
+
+    Raises:
+        DataError: it has another size or another time of its last change, or is not there any more.
+    """
+    now = _input(Path(each.name))
+    if (now.size, now.changed) != (each.size, each.changed):
+        raise DataError(f"{each.name!r} was changed while the job ran: predict it again when it is complete")
 
 
 class Video:

@@ -4,6 +4,7 @@ Each process appends to a file of its own, a line for each chunk, so no process 
 kill cut off belongs to the end of a file. Lines are only added. The chunks of a cut-off line are predicted again.
 """
 
+import io
 import json
 import os
 import secrets
@@ -57,11 +58,17 @@ class PartFolder:
         return path.is_file() and path.read_bytes() == _text(job)
 
     def done(self) -> dict[ChunkId, Records]:
-        """Return the records of the finished chunks, and of videos whose end was found under (input, -1)."""
+        """Return the records of the finished chunks, and of videos whose end was found under (input, -1).
+
+        Of a chunk that several starts wrote, the records are those without an error, and of these the ones with more
+        frames, whatever the names of the parts are.
+        """
         found: dict[ChunkId, Records] = {}
         for path in sorted(self.folder.glob(_PART.format(_ANY))):
             for line in _whole_lines(path):
-                found[line["chunk"][0], line["chunk"][1]] = line["records"]
+                chunk = line["chunk"][0], line["chunk"][1]
+                if chunk not in found or _worth(line["records"]) > _worth(found[chunk]):
+                    found[chunk] = line["records"]
         return found
 
     def open_part(self) -> "PartWriter":
@@ -98,6 +105,13 @@ def _text(job: Mapping[str, Any]) -> bytes:
     return json.dumps({_KEY: 1, **job}, ensure_ascii=False, sort_keys=True).encode()
 
 
+def _worth(records: Records) -> tuple[int, int, int, str]:
+    """Return what decides between two records of a chunk. The larger is better."""
+    errors = sum("error" in each for each in records)
+    frames = sum(each["frames"] for each in records if isinstance(each.get("frames"), int))
+    return -errors, frames, len(records), json.dumps(records, sort_keys=True)
+
+
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a part up to the first that is cut off or damaged."""
     with path.open("rb") as file:
@@ -124,6 +138,15 @@ def require_new(out: Path) -> None:
         raise ArgumentError(f"{str(out)!r} is there already: remove it, or give another name")
     if not out.parent.is_dir():
         raise ArgumentError(f"{str(out)!r}: there is no folder {str(out.parent)!r}")
+
+
+def has_bytes(out: Path, data: Iterator[bytes]) -> bool:
+    """Return whether the file at `out` has exactly these bytes. All data are taken from the iterator."""
+    is_same = out.is_file()
+    with out.open("rb") if is_same else io.BytesIO() as file:
+        for each in data:
+            is_same = is_same and file.read(len(each)) == each
+        return is_same and not file.read(1)
 
 
 def publish(out: Path, data: Iterator[bytes]) -> None:

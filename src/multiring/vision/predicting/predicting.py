@@ -1,11 +1,12 @@
 """Predict labels for pictures and videos on all ranks of a job, each picture once, in the order of the input."""
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,12 +16,21 @@ from multiring.vision.formats.coco import coco_values
 from multiring.vision.formats.label_sets import LabelledPicture, LabelSet
 from multiring.vision.labels import from_json
 from multiring.vision.predicting.inputs import PredictionInput, find_inputs
-from multiring.vision.predicting.part_files import ChunkId, PartFolder, Records, publish, require_new
+from multiring.vision.predicting.part_files import ChunkId, PartFolder, Records, has_bytes, publish, require_new
 from multiring.vision.predicting.predictors import Predictor
-from multiring.vision.predicting.shares import END, PredictionShare, picture_chunks, video_chunks
+from multiring.vision.predicting.shares import (
+    END,
+    PredictionShare,
+    chunk_frames,
+    finished,
+    picture_chunks,
+    video_chunks,
+)
 
 FORMATS = ("jsonl", "coco")
 _TEXT_BYTES = 1 << 12
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +71,12 @@ def predict(
         every: of a video, frames 0, every, 2 * every, ... are answered.
 
     Returns:
-        What was done, on every rank.
+        What was done. Pictures and problems are told on rank 0 alone.
 
     Raises:
         ArgumentError: an argument is wrong, a path does not exist, or `out` or its parts are of something else.
-        DataError: a chunk is missing at the end, because ranks do not see the same folder.
+        DataError: a folder cannot be read; ranks have other models, inputs or options, or read a video differently; or
+            a chunk is missing at the end, because ranks do not see the same folder. The parts are kept.
     """
     parts = PartFolder(out)
 
@@ -76,69 +87,83 @@ def predict(
             raise ArgumentError("COCO holds boxes and masks, and this model answers with a class: want --format jsonl")
         if every < 1:
             raise ArgumentError(f"every {every}: want at least 1")
-        told = {"inputs": [asdict(each) for each in find_inputs(paths)], "model": predictor.digest, "every": every}
-        job = {**told, "format": file_format}
+        found = [asdict(each) for each in find_inputs(paths)]
+        job = {"inputs": found, "model": predictor.identity, "every": every, "format": file_format}
         # A kill between the last two steps of a job leaves the whole result and some of its parts.
         if not parts.is_of(job):
             require_new(out)
         parts.begin(job)
 
-    _together(group, begin)
-    # Inputs are listed once more on each rank; a difference would leave chunks missing, which the last step finds.
-    inputs = find_inputs(paths)
-    done = parts.done()
+    _together(group, begin, ranks=[0])
+    # Each rank lists the inputs itself, because every rank reads them.
+    inputs = _together(group, lambda: find_inputs(paths))
+    done = _together(group, lambda: finished(inputs, every, parts.done()))
     _require_alike(group, len(done), len(inputs))
-    part = parts.open_part()
-    try:
-        share = PredictionShare(
-            rank=group.rank, ranks=group.size, predictor=predictor, inputs=inputs, every=every, done=done, part=part
-        )
-        share.predict_pictures()
-        share.predict_videos()
-    finally:
-        part.close()
-    group.barrier()
-    results: list[PredictionResult] = []
+    alike = {
+        "the model": predictor.identity,
+        "the files": [(each.name, each.size) for each in inputs],
+        "the options": (every, file_format),
+        "the finished chunks": sorted(done),
+    }
+    _require_same(group, {name: json.dumps(told, sort_keys=True) for name, told in alike.items()})
+
+    def answer() -> dict[str, str]:
+        part = parts.open_part()
+        try:
+            share = PredictionShare(
+                rank=group.rank, ranks=group.size, predictor=predictor, inputs=inputs, every=every, done=done, part=part
+            )
+            share.predict_pictures()
+            return share.predict_videos()
+        finally:
+            part.close()
+
+    _require_same(group, _together(group, answer))
+    tally: Counter[str] = Counter()
+    problems: list[str] = []
 
     def end() -> None:
-        records = _in_order(inputs, parts.done())
-        tally: Counter[str] = Counter()
-        problems: list[str] = []
-        lines = _counted(records, tally, problems)
-        if out.exists():
-            list(lines)
-        else:
-            publish(out, lines if file_format == "jsonl" else _coco(lines, predictor, out))
-        parts.remove()
-        results.append(PredictionResult(pictures=tally["pictures"], problems=tuple(problems), resumed=len(done)))
+        lines = _counted(_in_order(inputs, every, parts.done()), tally, problems)
+        _finish(parts, out, lines if file_format == "jsonl" else _coco(lines, predictor, out))
 
-    _together(group, end)
-    return results[0] if results else PredictionResult(pictures=0, problems=(), resumed=len(done))
+    _together(group, end, ranks=[0])
+    return PredictionResult(pictures=tally["pictures"], problems=tuple(problems), resumed=len(done))
 
 
-def _together(group: Group, act: Callable[[], None]) -> None:
-    """Run a function on rank 0. If it fails, raise its error on every rank.
+def _together(group: Group, act: Callable[[], T], *, ranks: Collection[int] | None = None) -> T:
+    """Run a function on all or some ranks, and return its result. If it fails on one, raise on every rank.
+
+    Args:
+        group: the ranks that call this.
+        act: the function.
+        ranks: the ranks that run it; the others wait, and get None. Default: all.
 
     Raises:
-        MultiringError: what the function raised; on other ranks a DataError of the same text.
+        Exception: what the function raised on this rank, but a DataError for an OSError. On ranks where it raised
+            nothing: a DataError with the text of the first rank that failed.
     """
     failed: Exception | None = None
-    if group.rank == 0:
-        try:
-            act()
-        except MultiringError as error:
-            failed = error
-        except OSError as error:
-            failed = DataError(f"{error.filename or 'a file'!r}: {error.strerror or error}")
+    result: Any = None
+    try:
+        if ranks is None or group.rank in ranks:
+            result = act()
+    except OSError as error:
+        failed = DataError(f"{error.filename or 'a file'!r}: {error.strerror or error}")
+    except Exception as error:  # noqa: BLE001 -- the other ranks wait, and must hear of it, whatever it is
+        failed = error
+    first = np.array([group.size if failed is None else group.rank], np.int64)
+    group.all_reduce(first, op="min")
+    if first[0] == group.size:
+        return cast("T", result)
     text = np.zeros(_TEXT_BYTES, np.uint8)
     if failed is not None:
-        said = (str(failed) or type(failed).__name__).encode()[:_TEXT_BYTES]
-        text[: len(said)] = np.frombuffer(said, np.uint8)
-    group.broadcast(text)
+        said = str(failed) if isinstance(failed, MultiringError) else f"{type(failed).__name__}: {failed}"
+        data = said.encode(errors="replace")[:_TEXT_BYTES]
+        text[: len(data)] = np.frombuffer(data, np.uint8)
+    group.broadcast(text, root=int(first[0]))
     if failed is not None:
         raise failed
-    if text.any():
-        raise DataError(f"rank 0: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
+    raise DataError(f"rank {first[0]}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def _require_alike(group: Group, done: int, inputs: int) -> None:
@@ -152,21 +177,62 @@ def _require_alike(group: Group, done: int, inputs: int) -> None:
         )
 
 
+def _require_same(group: Group, texts: Mapping[str, str]) -> None:
+    """Raise DataError on every rank unless each text is the same on all ranks. Names and order must be the same."""
+    if not texts:
+        return
+    digests = [hashlib.sha256(each.encode()).digest()[:8] for each in texts.values()]
+    own = np.frombuffer(b"".join(digests), np.int64)
+    ends = np.concatenate([own, ~own])  # the largest complement is that of the smallest
+    group.all_reduce(ends, op="max")
+    for number, name in enumerate(texts):
+        if ends[number] != ~ends[len(texts) + number]:
+            raise DataError(
+                f"{name!r} is not the same on all ranks; on rank {group.rank} it is "
+                f"{list(texts.values())[number]:.200}: want the same files and options on all ranks, and files that do "
+                "not change meanwhile"
+            )
+
+
 # ---- the result ----
 
 
-def _in_order(inputs: Sequence[PredictionInput], done: Mapping[ChunkId, Records]) -> Iterator[dict[str, Any]]:
+def _finish(parts: PartFolder, out: Path, data: Iterator[bytes]) -> None:
+    """Write the result, and remove the parts. Parts are kept if another file has taken the result's place.
+
+    Raises:
+        ArgumentError: there is a file at `out` with other bytes.
+    """
+    if not out.exists():
+        publish(out, data)
+    elif not has_bytes(out, data):
+        raise ArgumentError(
+            f"{str(out)!r} was made by something else: it was left as it is, and so were the answers in "
+            f"{str(parts.folder)!r}. Move that file away, and give the same command again"
+        )
+    parts.remove()
+
+
+def _in_order(
+    inputs: Sequence[PredictionInput], every: int, done: Mapping[ChunkId, Records]
+) -> Iterator[dict[str, Any]]:
     """Yield the records in the order of the input.
 
     Raises:
-        DataError: a chunk is missing, or has other pictures.
+        DataError: a chunk is missing, or has other pictures or frames.
     """
     pictures = dict(picture_chunks(inputs))
     for number, each in enumerate(inputs):
         if each.is_video:
             [end] = _found(done, (number, END), each.name)
             for chunk in video_chunks([end]):
-                yield from _found(done, (number, chunk), each.name)
+                records = _found(done, (number, chunk), each.name)
+                if [record["frame"] for record in records] != chunk_frames(chunk, int(end["frames"]), every):
+                    raise DataError(
+                        f"a part of {each.name!r} has {len(records)} frames, and not those that its end asks for: give "
+                        "the same command again, which answers them anew"
+                    )
+                yield from records
             if "error" in end:
                 yield end
         elif (number, 0) in pictures:

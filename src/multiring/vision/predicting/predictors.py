@@ -26,12 +26,22 @@ class Predictor:
     Attributes:
         description: what the model is.
         digest: SHA-256 of the file with the weights, as hexadecimal digits.
+        threads: threads of one call.
     """
 
-    def __init__(self, description: ModelDescription, digest: str, answer: Callable[[Pixels], Answers]) -> None:
+    def __init__(
+        self, description: ModelDescription, digest: str, answer: Callable[[Pixels], Answers], *, threads: int = 1
+    ) -> None:
         self.description = description
         self.digest = digest
+        self.threads = threads
         self._answer = answer
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """Everything that the bits of an answer depend on: the weights, the description beside them, the threads."""
+        described = hashlib.sha256(self.description.to_json().encode()).hexdigest()
+        return {"weights": self.digest, "description": described, "threads": self.threads}
 
     @classmethod
     def open(cls, path: Path, *, threads: int = 1) -> "Predictor":
@@ -46,11 +56,12 @@ class Predictor:
             UnsupportedError: onnxruntime or torch is not installed.
         """
         if path.is_dir():
-            found = cls(*_of_run(path, threads))
+            found = cls(*_of_run(path, threads), threads=threads)
         else:
             session = ExportedSession.open(path, threads=threads)
             described = description_of(session.model, repr(str(path)))
-            found = cls(described, session.model.digest, lambda pixels: session.run({"pixels": pixels}))
+            digest = session.model.digest
+            found = cls(described, digest, lambda pixels: session.run({"pixels": pixels}), threads=threads)
         if found.description.kind == "act":
             raise DataError(f"{str(path)!r} takes clips of {found.description.frames} frames: want a model of pictures")
         return found
@@ -59,7 +70,7 @@ class Predictor:
         """Return the answers for pictures of one size, uint8 (n, height, width, 3).
 
         Raises:
-            DataError: as of `require_sides`.
+            DataError: as of `require_sides` and `predictions_of`.
         """
         require_sides(pixels.shape[1], pixels.shape[2])
         return predictions_of(self.description, self._answer(pixels))

@@ -1,5 +1,6 @@
 """A rank's share of a prediction: the chunks of pictures, and of each video's frames, that it answers for."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from multiring.errors import DataError
 from multiring.vision.pictures import Pixels, read_picture
-from multiring.vision.predicting.inputs import PredictionInput, Video
+from multiring.vision.predicting.inputs import PredictionInput, Video, require_unchanged
 from multiring.vision.predicting.part_files import ChunkId, PartWriter, Records
 from multiring.vision.predicting.predictors import Predictor, answer_values, require_sides
 
@@ -50,16 +51,22 @@ class PredictionShare:
             for each in pictures:
                 record: dict[str, Any] = {"picture": each.name}
                 try:
-                    batch.add(record, read_picture(Path(each.name)).pixels)
+                    pixels = read_picture(Path(each.name)).pixels
+                    require_unchanged(each)
+                    batch.add(record, pixels)
                 except DataError as error:
                     batch.add_problem(record, str(error))
             self.part.add(number, batch.records())
 
-    def predict_videos(self) -> None:
+    def predict_videos(self) -> dict[str, str]:
         """Answer for the rank's share of the frames of all videos.
 
         Every rank decodes every video, which costs little beside a model, so each finds the end by itself.
+
+        Returns:
+            What this rank found at the end of each video that was not done, by its name. Ranks must find the same.
         """
+        found: dict[str, str] = {}
         for number, each in enumerate(self.inputs):
             if not each.is_video or self._is_done(number):
                 continue
@@ -70,26 +77,29 @@ class PredictionShare:
                     self._predict_frames(number, told, video)
                 finally:
                     video.close()
+                if "error" not in told:
+                    require_unchanged(each)
             except DataError as error:
                 told["error"] = str(error)
             self.part.add((number, END), [told])
+            found[each.name] = json.dumps(told, sort_keys=True)
+        return found
 
     def _predict_frames(self, number: int, told: dict[str, Any], video: Video) -> None:
         """Answer for frames of a video. Count all frames that are answered by some rank in `told`."""
         chunk, batch = 0, _Batch(self.predictor)
-        try:
-            while video.grab():
-                if (video.frames - 1) % self.every:
-                    continue
-                if told["frames"] == (chunk + 1) * _CHUNK:
-                    self._add(number, chunk, batch)
-                    chunk, batch = chunk + 1, _Batch(self.predictor)
-                told["frames"] += 1
-                if self._is_mine(number, chunk):
-                    batch.add_frame({"video": told["video"], "frame": video.frames - 1}, video)
-        finally:
-            if told["frames"]:
+        while _grabbed(video, told):
+            if (video.frames - 1) % self.every:
+                continue
+            if told["frames"] == (chunk + 1) * _CHUNK:
                 self._add(number, chunk, batch)
+                chunk, batch = chunk + 1, _Batch(self.predictor)
+            told["frames"] += 1
+            if self._is_mine(number, chunk):
+                batch.add_frame({"video": told["video"], "frame": video.frames - 1}, video)
+        # Only at the end of the frames: a chunk that something interrupted must not look finished.
+        if told["frames"]:
+            self._add(number, chunk, batch)
 
     def _add(self, number: int, chunk: int, batch: "_Batch") -> None:
         if self._is_mine(number, chunk):
@@ -120,6 +130,43 @@ def picture_chunks(inputs: Sequence[PredictionInput]) -> list[tuple[ChunkId, lis
 def video_chunks(end: Records) -> range:
     """Return the chunks of a video from the record of its end."""
     return range(-(-int(end[0]["frames"]) // _CHUNK))
+
+
+def chunk_frames(chunk: int, frames: int, every: int) -> list[int]:
+    """Return the numbers of the frames of a video's chunk, if `frames` frames of the video are answered."""
+    return [every * number for number in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, frames))]
+
+
+def finished(inputs: Sequence[PredictionInput], every: int, found: Mapping[ChunkId, Records]) -> dict[ChunkId, Records]:
+    """Return the chunks of an earlier start that need not be answered again.
+
+    The end of a video that could not be read, or not whole, is not among them: the next start may read it. Neither is
+    a chunk with other frames than those that the end of its video, or a whole chunk, has.
+    """
+    kept: dict[ChunkId, Records] = {}
+    for (number, chunk), records in found.items():
+        if number >= len(inputs):
+            continue
+        if inputs[number].is_video:
+            [end] = found.get((number, END), [{"frames": (chunk + 1) * _CHUNK, "error": ""}])
+            is_kept = "error" not in end
+            if chunk != END:
+                frames = int(end["frames"]) if is_kept else (chunk + 1) * _CHUNK
+                is_kept = [each["frame"] for each in records] == chunk_frames(chunk, frames, every)
+        else:
+            is_kept = True
+        if is_kept:
+            kept[number, chunk] = records
+    return kept
+
+
+def _grabbed(video: Video, told: dict[str, Any]) -> bool:
+    """Advance to the next frame. At the end, or at a damage, which `told` gets, return False."""
+    try:
+        return video.grab()
+    except DataError as error:
+        told["error"] = str(error)
+        return False
 
 
 class _Batch:
@@ -167,7 +214,19 @@ class _Batch:
         return self._records
 
     def _answer(self, same: Sequence[tuple[dict[str, Any], Pixels]]) -> None:
-        answers = self._predictor.predict(np.stack([pixels for _, pixels in same]))
+        """Answer for pictures of one size. One that the model refuses gets the reason, and the others their answers."""
+        try:
+            answers = self._predictor.predict(np.stack([pixels for _, pixels in same]))
+        except DataError as error:
+            if len(same) > 1:
+                for each in same:
+                    self._answer([each])
+                return
+            record, pixels = same[0]
+            named = " ".join(f"{name} {record[name]!r}" for name in ("picture", "video", "frame") if name in record)
+            record["error"] = f"{named}: {error}"
+            self._pixels -= pixels.size // 3
+            return
         for (record, pixels), answer in zip(same, answers, strict=True):
             record.update(answer_values(answer, pixels.shape[1], pixels.shape[0]))
             self._pixels -= pixels.size // 3
