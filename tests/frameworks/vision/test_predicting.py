@@ -197,7 +197,7 @@ def test_coco_holds_boxes_scores_frames_and_what_was_unreadable(
         return [Prediction(labels=(each,), scores=(0.25,), confidence=0.5) for each in labels]
 
     monkeypatch.setattr("multiring.vision.predicting.predictors.predictions_of", answers)
-    described = ModelDescription(kind="detect", classes=("a", "b"), size=16, architecture="resnet")
+    described = ModelDescription(kind="detect", classes=("a", "b"), size=32, architecture="resnet")
     folder = mixed_folder(tmp_path / "in")
     monkeypatch.chdir(tmp_path)
     done = alone(Predictor(described, "0" * 64, boxes), [Path("in")], tmp_path / "out.json", file_format="coco")
