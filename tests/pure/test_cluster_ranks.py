@@ -7,6 +7,7 @@ from multiring._launch.cluster_ranks import (
     WorkerFacts,
     check_function,
     check_release,
+    check_start_timeout,
     check_versions,
     check_workers,
     positions_of,
@@ -38,6 +39,13 @@ def test_ranks_of_a_host_are_consecutive_and_the_first_worker_is_rank_0() -> Non
     ]  # fmt: skip
     assert [(each.cross_rank, each.cross_size) for each in places] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
     assert [each.hostname for each in places] == list("aabbc")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0, -1.0, 1e9, "60", None, True])
+def test_a_start_timeout_that_no_timer_can_take_is_refused(seconds: object) -> None:
+    with pytest.raises(ArgumentError, match=r"start_timeout_s=.*: want a number of seconds above 0, at most 1e\+07"):
+        check_start_timeout(seconds)
+    assert check_start_timeout(60) == 60.0
 
 
 def test_ranks_are_spread_over_the_workers_as_their_slots_allow() -> None:

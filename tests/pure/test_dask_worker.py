@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,19 @@ def test_a_rank_whose_task_comes_twice_runs_once() -> None:
     assert end_in(ends[0]) == Returned(7)
     assert isinstance(end_in(worker.keep_rank(JOB, POSITION)), Ended)
     assert Keeper.count == 1
+
+
+def test_no_rank_starts_after_the_drivers_end_of_the_job() -> None:
+    """Also while another rank of the job still runs on the same worker."""
+    begin(LONG_S)
+    thread, _ = kept()
+    worker._jobs[JOB].keepers[0].stop = lambda: None  # type: ignore[method-assign] # the rank takes its time
+    assert worker.end_job(JOB) == 1
+    late = end_in(worker.keep_rank(JOB, replace(POSITION, rank=1)))
+    assert late == Ended("was not started: the job is over")
+    assert Keeper.count == 1
+    Keeper.has_ended.set()
+    thread.join()
 
 
 def test_a_driver_that_died_before_the_ranks_leaves_no_port_and_no_job() -> None:

@@ -191,11 +191,11 @@ def test_the_secret_is_told_and_not_written(
         (("--env", "LR"), "--env 'LR': want NAME=VALUE"),
         (("--env", "A B=1"), "--env 'A B': want a variable's name"),
         (("--env", "MULTIRING_SECRET=x"), "--env MULTIRING_SECRET: the launcher gives each rank its own"),
-        (("--env", "MULTIRING_SECRET_FILE=x"), "--env MULTIRING_SECRET_FILE='x': the launcher gives each rank"),
-        (("--env", "JOB_COMPLETION_INDEX=1"), "--env JOB_COMPLETION_INDEX='1': the pods' system sets this variable"),
-        (("--env", "REPLICA_INDEX=1"), "--env REPLICA_INDEX='1': the pods' system sets this variable"),
-        (("--env", "PET_NNODES=4"), "--env PET_NNODES='4': the pods' system sets this variable"),
-        (("--env", "NOTE=a\udcffb"), "--env NOTE='a\\udcffb' is not UTF-8"),
+        (("--env", "MULTIRING_SECRET_FILE=x"), "--env MULTIRING_SECRET_FILE: the launcher gives each rank"),
+        (("--env", "JOB_COMPLETION_INDEX=1"), "--env JOB_COMPLETION_INDEX: the pods' system sets this variable"),
+        (("--env", "REPLICA_INDEX=1"), "--env REPLICA_INDEX: the pods' system sets this variable"),
+        (("--env", "PET_NNODES=4"), "--env PET_NNODES: the pods' system sets this variable"),
+        (("--env", "NOTE=a\udcffb"), "the value of --env NOTE is not UTF-8"),
         (("--pods", "100001"), "100001 pods: want at most 100000"),
         (("--ranks-per-pod", "1000000000000"), "1000000000000 ranks in each pod: want at most 100000"),
         (("--max-restarts", "1000000000"), "1000000000 restarts of 3 pods: Kubernetes counts lost pods up to"),
@@ -212,7 +212,7 @@ def test_the_secret_is_told_and_not_written(
         (("--name", "é"), "'é' as the job's name"),
         (("--image", "r.example/t@sha256:12"), "'r.example/t@sha256:12' as an image"),
         (("--image", "r.example/t:1 "), "'r.example/t:1 ' as an image"),
-        (("--env", "RANK=1"), "--env RANK='1': the launcher gives each rank its own RANK"),
+        (("--env", "RANK=1"), "--env RANK: the launcher gives each rank its own RANK"),
         (("--env", "MULTIRING_ENGINES=tcp"), "unknown setting MULTIRING_ENGINES='tcp'; did you mean"),
         (("--volume", "results"), "--volume 'results': want CLAIM:FOLDER"),
         (("--volume", "a:/x", "--volume", "a:/y"), "with each claim once"),
@@ -220,6 +220,13 @@ def test_the_secret_is_told_and_not_written(
         (("--volume", "results:/tmp/"), "'/tmp/' as the folder of the volume results"),
         (("--volume", "a:/x", "--volume", "b:/x"), "'/x' as the folder of the volume b"),
         (("--volume", "A:/x"), "'A' as a volume's claim"),
+        (("--env", "NOTE=a\0b"), "the value of --env NOTE has a NUL character"),
+        (("--volume", "a:/x\0y"), "the folder '/x\\x00y' of the volume a has a NUL character"),
+        (("--volume", "a:/proc"), "'/proc' as the folder of the volume a: it would cover"),
+        (("--volume", "a:/sys/fs"), "'/sys/fs' as the folder of the volume a: it would cover"),
+        (("--volume", "a:/dev"), "'/dev' as the folder of the volume a: it would cover"),
+        (("--volume", "a:/run"), "'/run' as the folder of the volume a: it would cover"),
+        (("--volume", "a:/run/multiring/x"), "'/run/multiring/x' as the folder of the volume a: it would cover"),
     ],
 )
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -241,6 +248,19 @@ def test_an_empty_command_is_named(words: tuple[str, ...], capsys: pytest.Captur
 def test_a_command_that_is_no_text_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["manifest", "kubernetes", *COMMON, "--", "python", "a\udcff.py"]) == 2
     assert "the word 'a\\udcff.py' of the command is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_command_with_a_nul_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["manifest", "kubernetes", *COMMON, "--", "python", "a\0.py"]) == 2
+    assert "the word 'a\\x00.py' of the command has a NUL character" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["TOKEN=s3cret\udcff", "TOKEN=s3cret\0", "PET_X=s3cret", "MULTIRING_RANK=s3cret"])
+def test_errors_do_not_show_the_values_of_variables(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["manifest", "kubernetes", *COMMON, "--env", word, "--", "true"]) == 2
+    told = capsys.readouterr().err
+    assert "s3cret" not in told
+    assert f"--env {word.partition('=')[0]}" in told
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -181,6 +181,34 @@ def test_a_host_that_cannot_start_its_ranks_is_not_waited_for(tmp_path: Path) ->
     assert f"cannot execute {str(script)!r}: its interpreter does not exist" in done.stderr
 
 
+def test_no_rank_starts_if_its_log_cannot_be_written(tmp_path: Path) -> None:
+    mark = tmp_path / "started"
+    done = subprocess.run(
+        [*module_command("multiring", "run"), "--hosts", "localhost:2", "--log-dir", "/proc/no", "touch", str(mark)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "cannot write /proc/no/rank-0.out: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0
+    assert not mark.exists()
+
+
+def test_what_agents_say_of_ranks_that_were_not_made_is_no_error() -> None:
+    job, sessions, theirs = hosts_job(0)
+    job._members.clear()
+    job._host_of.clear()
+    job._hear(sessions[0], {"pids": {"0": 7}, "start": 0})
+    job._hear(sessions[0], StreamData(0, 0, STDOUT, b"text"))
+    job._hear(sessions[0], {"ended": 0, "code": 3, "lines": [], "memory": "", "start": 0})
+    assert job._reap_ended() == []
+    for each in theirs:
+        each.close()
+    job._sessions.close(0)
+
+
 def ssh_to_here(folder: Path) -> dict[str, str]:
     """Make a program ssh that runs its command on this host, and return the variables to find it."""
     folder.mkdir(exist_ok=True)

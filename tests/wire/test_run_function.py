@@ -1,6 +1,7 @@
 """`multiring.run`: run a function on ranks of this machine, from a script or a notebook."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 import multiring
+from multiring._launch import function_launcher
+from multiring._launch.pickled_call import CallFolder
 from multiring.errors import ArgumentError, LaunchError
 
 
@@ -60,6 +63,53 @@ def test_a_ranks_error_is_the_cause() -> None:
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
+class OnlyThereError(ArithmeticError):
+    """Can be unpickled in the process that made it, and in no other."""
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return made_there, (os.getpid(),)
+
+
+def made_there(process: int) -> OnlyThereError:
+    if os.getpid() != process:
+        raise OSError("this is another process")
+    return OnlyThereError()
+
+
+def test_an_error_that_cannot_be_unpickled_hides_neither_its_rank_nor_its_traceback() -> None:
+    def fail() -> None:
+        if multiring.init().rank == 1:
+            raise OnlyThereError("rank one is unhappy")
+        time.sleep(1000)
+
+    with pytest.raises(LaunchError, match=r"rank 1 raised\nTraceback(?s:.*)rank one is unhappy") as raised:
+        multiring.run(fail, ranks=2)
+    assert "cannot be unpickled in the calling process: OSError: this is another process" in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_result_that_cannot_be_unpickled_names_its_rank() -> None:
+    def answer() -> object:
+        return OnlyThereError() if multiring.init().rank == 1 else 0
+
+    with pytest.raises(LaunchError, match=r"rank 1 has ended, but its result .*: OSError: this is another process"):
+        multiring.run(answer, ranks=2)
+
+
+def test_an_internal_error_of_the_launcher_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = {"ranks": 1, "python": sys.executable, "hosts": None, "ssh_words": [], "variables": [], "log_dir": ""}
+    (tmp_path / "job.json").write_text(json.dumps({**told, "horovod": False, "grace_s": 5.0}))
+
+    def broken(*_: object) -> int:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(function_launcher, "die_with", lambda _: None)
+    monkeypatch.setattr(function_launcher, "run_local", broken)
+    with pytest.raises(IndexError):
+        function_launcher.main([str(os.getpid()), str(tmp_path / "job.json")])
+    assert "the launcher has failed: IndexError: list index out of range" in str(CallFolder(tmp_path).refusal)
+
+
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])
 def test_a_number_of_ranks_that_makes_no_job(ranks: object) -> None:
     with pytest.raises(ArgumentError, match=r"ranks=.*: want an integer, at least 1"):
@@ -96,6 +146,41 @@ def test_interrupting_once_lets_ranks_save_and_twice_kills(tmp_path: Path) -> No
         _, told = asking.communicate(timeout=30)
         assert asking.returncode == -signal.SIGINT, told
         assert ("killing ranks 0, 1" in told) == (kind == "deaf")
+
+
+def test_a_terminals_interrupt_counts_once(tmp_path: Path) -> None:
+    """It reaches every process of the caller's group."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "import multiring\n"
+        "def wait(folder):\n"
+        "    here = pathlib.Path(folder) / os.environ['MULTIRING_RANK']\n"
+        "    try:\n"
+        "        here.write_text('up')\n"
+        "        time.sleep(1000)\n"
+        "    except KeyboardInterrupt:\n"
+        "        time.sleep(1)\n"
+        "        here.write_text('saved')\n"
+        "        raise\n"
+        "if __name__ == '__main__':\n"
+        "    multiring.run(wait, 2, (sys.argv[1],))\n"
+    )
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    asking = subprocess.Popen(
+        [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(folder, "up")
+    os.killpg(asking.pid, signal.SIGINT)
+    _, told = asking.communicate(timeout=60)
+    assert asking.returncode == -signal.SIGINT, told
+    assert "killing" not in told
+    wait_for(folder, "saved")
+
+
+def test_the_launcher_gets_no_signals_of_the_callers_terminal() -> None:
+    assert multiring.run(lambda: os.getsid(os.getppid()), 1) != [os.getsid(0)]
 
 
 def wait_for(folder: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from multiring.errors import ArgumentError, LaunchError
 
 # Variables of the driver that the ranks get, too. The others belong to the driver's host.
 _HANDED_ON = ("MULTIRING_", "HOROVOD_", "OMP_NUM_THREADS")
+_MOST_START_S = 1e7  # 116 days; a timer of Python refuses an endless time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,17 @@ def check_workers(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"{count!r} workers: want an integer, at least 1")
     return count
+
+
+def check_start_timeout(seconds: object) -> float:
+    """Return the seconds that a cluster may take to start a job, as a user has given them.
+
+    Raises:
+        ArgumentError: it is not a number above 0 that a timer can take.
+    """
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= _MOST_START_S:
+        raise ArgumentError(f"start_timeout_s={seconds!r}: want a number of seconds above 0, at most {_MOST_START_S:g}")
+    return float(seconds)
 
 
 def check_function(function: object) -> None:

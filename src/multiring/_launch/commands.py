@@ -48,9 +48,8 @@ def refuse_places(variables: Mapping[str, str], *, horovod: bool, timeline: bool
         given |= {*HOROVOD_PLACE.values(), *CARRIERS}
     found = sorted(given & set(variables))
     if found:
-        # A secret must not be in a terminal's log.
-        shown = "" if found[0] in environment_of(secret="") else f"={variables[found[0]]!r}"
-        raise ArgumentError(f"--env {found[0]}{shown}: the launcher gives each rank its own {found[0]}; leave it out")
+        # A value may be a secret, which must not be in a terminal's log: the variable's name says enough.
+        raise ArgumentError(f"--env {found[0]}: the launcher gives each rank its own {found[0]}; leave it out")
     (name,) = environment_of(timeline="")
     if timeline and name in variables:
         raise ArgumentError(f"--env {name}={variables[name]!r}: --timeline already names the file; leave one out")

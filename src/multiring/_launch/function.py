@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from multiring._launch.commands import refuse_places
+from multiring._launch.first_failure import Ended, end_in
 from multiring._launch.job import JobOptions
 from multiring._launch.pickled_call import CallFolder, Failure, Outcome, Returned
 from multiring._settings import inherited_environment
@@ -115,7 +116,8 @@ def run_function(
         code = _launched(Path(folder) / _TOLD, options.job.variables)
         if (refusal := call.refusal) is not None:
             raise refusal
-        return _results(code, call.outcomes(ranks), options.failed)
+        ends = [None if outcome is None else end_in(outcome) for outcome in call.outcomes(ranks)]
+        return _results(code, ends, options.failed)
 
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:
@@ -127,6 +129,9 @@ def _launched(told: Path, variables: Mapping[str, str]) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
+        # A terminal sends Ctrl-C to the whole process group. The launcher gets it from this process only: it takes a
+        # second SIGINT as the wish to kill the ranks at once. If this process dies, the kernel kills the launcher.
+        start_new_session=True,
     )
     with process:
         interrupts: list[KeyboardInterrupt] = []
@@ -166,16 +171,19 @@ def _passed_on(pipe: IO[bytes], decoder: codecs.IncrementalDecoder, stream: Text
     return bool(data)
 
 
-def _results(code: int, outcomes: Sequence[Outcome | None], failed: str) -> list[Any]:
-    returned = [each.value for each in outcomes if isinstance(each, Returned)]
-    if code == 0 and len(returned) == len(outcomes):
+def _results(code: int, ends: Sequence[Outcome | Ended | None], failed: str) -> list[Any]:
+    returned = [each.value for each in ends if isinstance(each, Returned)]
+    if code == 0 and len(returned) == len(ends):
         return returned
-    failures = [(rank, each) for rank, each in enumerate(outcomes) if isinstance(each, Failure)]
+    failures = [(rank, each) for rank, each in enumerate(ends) if isinstance(each, Failure)]
     # A rank that raises because it lost another rank is not the cause of the failure.
     causes = [(rank, failure) for rank, failure in failures if not failure.is_consequence]
     if causes:
         rank, failure = causes[0]
         raise LaunchError(f"{failed}: rank {rank} raised\n{failure.text}") from failure.error
-    missing = [rank for rank, each in enumerate(outcomes) if each is None]
+    for rank, end in enumerate(ends):
+        if isinstance(end, Ended):  # its result cannot be unpickled here
+            raise LaunchError(f"{failed}: rank {rank} {end.text}")
+    missing = [rank for rank, each in enumerate(ends) if each is None]
     told = "".join(f"\nrank {rank} raised\n{failure.text}" for rank, failure in failures)
     raise LaunchError(f"{failed}: exit code {code}; ranks {missing} neither returned nor raised{told}")

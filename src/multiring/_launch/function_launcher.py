@@ -16,7 +16,7 @@ from multiring._launch.local import run_local
 from multiring._launch.pickled_call import CallFolder
 from multiring._launch.rank_starts import die_with
 from multiring._settings import inherited_environment
-from multiring.errors import MultiringError
+from multiring.errors import LaunchError, MultiringError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,6 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     except MultiringError as error:
         call.refuse(error)
         return 2
+    except Exception as error:
+        call.refuse(
+            LaunchError(f"the launcher has failed: {type(error).__name__}: {error}; its traceback is on stderr")
+        )
+        raise
 
 
 if __name__ == "__main__":

@@ -49,10 +49,21 @@ class HostsJob(HostsLoop):
         if not self._wait_until_ready():
             return
         told = self._start_message()
+        # A log that cannot be opened ends the job here, before an agent starts the user's program.
+        hosts = [session for session in self._sessions.all for _ in range(session.ranks)]
+        members: list[JobProcess] = []
+        try:
+            for rank, session in enumerate(hosts):
+                members.append(self._member(session, rank, len(hosts)))
+        except BaseException:
+            for member in members:
+                member.out.close()
+                member.err.close()
+            raise
+        self._members, self._host_of = members, hosts
         for session in self._sessions.all:
             session.is_over = False
             session.send(begin={**told, "index": session.index}, start=self._number)
-            self._members += [self._member(session) for _ in range(session.ranks)]
         self._began_s = time.monotonic()
 
     def _start_message(self) -> Message:
@@ -73,13 +84,11 @@ class HostsJob(HostsLoop):
             "stdin_rank": self._options.stdin_rank,
         }
 
-    def _member(self, session: HostSession) -> JobProcess:
-        rank = len(self._host_of)
-        self._host_of.append(session)
+    def _member(self, session: HostSession, rank: int, ranks: int) -> JobProcess:
         name, place = f"rank {rank}", f" on {session.name}"
         if session.shows_itself:
             return JobProcess(name, None, ToldLines(), ToldLines(), place=place)
-        names = self._options.logs(rank, sum(each.ranks for each in self._sessions.all))
+        names = self._options.logs(rank, ranks)
         start = Start(
             name=name,
             tag=f"[{rank}] ",

@@ -219,6 +219,8 @@ class HostsLoop(Job):
             if message.stream == OUTCOME:
                 self._outcomes.setdefault(message.rank, bytearray()).extend(message.data)
                 return
+            if message.rank >= len(self._members):
+                return
             member = self._members[message.rank]
             output = member.out if message.stream == STDOUT else member.err
             if isinstance(output, ShownOutput):
@@ -247,7 +249,8 @@ class HostsLoop(Job):
 
     def _on_pids(self, _session: HostSession, message: Message) -> None:
         for rank, pid in message["pids"].items():
-            self._members[int(rank)].known_as = pid
+            if int(rank) < len(self._members):
+                self._members[int(rank)].known_as = pid
 
     def _on_loss(self, _session: HostSession, message: Message) -> None:
         rank, lost = message["lost"]
@@ -269,8 +272,8 @@ class HostsLoop(Job):
             raise LaunchError(text) if message["code"] is None else CommandError(text, message["code"])
 
     def _on_end(self, _session: HostSession, message: Message) -> None:
-        member = self._members[message["ended"]]
-        if member.code is None:
+        member = self._members[message["ended"]] if message["ended"] < len(self._members) else None
+        if member is not None and member.code is None:
             self._record_end(member, message["code"])
             if self._task.call is not None:
                 self._task.call.take(message["ended"], bytes(self._outcomes.pop(message["ended"], b"")))

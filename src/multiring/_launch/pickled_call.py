@@ -35,13 +35,27 @@ class Returned:
 class Failure:
     """The exception that the function raised on a rank.
 
-    `text` is the traceback. `error` is the exception, or None if it cannot be pickled. `is_consequence` means that the
-    rank failed because it lost another rank.
+    `text` is the traceback. `error` is the exception, or None if it cannot be pickled, or cannot be unpickled in this
+    process. `is_consequence` means that the rank failed because it lost another rank.
     """
 
     text: str
     error: BaseException | None
     is_consequence: bool
+
+    def __reduce__(self) -> tuple[Callable[..., "Failure"], tuple[str, bytes | None, bool]]:
+        # The error is a pickle of its own: a caller that cannot unpickle it must still get the text.
+        error = None if self.error is None else _dumps(self.error)
+        return _unpickled_failure, (self.text, error, self.is_consequence)
+
+
+def _unpickled_failure(text: str, data: bytes | None, is_consequence: bool) -> Failure:  # noqa: FBT001 -- for pickle
+    try:
+        error = None if data is None else pickle.loads(data)  # noqa: S301 -- from a rank of the job
+    except Exception as wrong:  # noqa: BLE001 -- unpickling can raise any exception
+        error = None
+        text += f"\n(this error cannot be unpickled in the calling process: {type(wrong).__name__}: {wrong})"
+    return Failure(text, error, is_consequence)
 
 
 Outcome = Returned | Failure
@@ -94,10 +108,10 @@ class CallFolder:
         if (outcome := _complete(written)) is not None:
             (self._folder / f"rank-{rank}").write_bytes(outcome)
 
-    def outcomes(self, ranks: int) -> Sequence[Outcome | None]:
-        """Return the outcome of each rank; None for a rank that has written no outcome."""
+    def outcomes(self, ranks: int) -> Sequence[bytes | None]:
+        """Return the pickled outcome of each rank; None for a rank that has written no outcome."""
         files = [self._folder / f"rank-{rank}" for rank in range(ranks)]
-        return [outcome_of(file.read_bytes()) if file.exists() else None for file in files]
+        return [file.read_bytes() if file.exists() else None for file in files]
 
 
 class CallFiles:

@@ -18,6 +18,8 @@ SECRET_FOLDER = "/run/multiring"  # noqa: S105 -- a folder's name
 # Variables that tell a pod its number.
 _PLACES = ("JOB_COMPLETION_INDEX", "REPLICA_INDEX")
 _OWN_PATHS = ("/", SHARED_MEMORY, SCRATCH, SECRET_FOLDER)
+_HIDING = ("/run", "/var/run")  # folders that contain the secret's
+_SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", f"{SECRET_FOLDER}/")
 _LABEL_CHARACTERS = 63
 _SUBDOMAIN_CHARACTERS = 253
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -189,8 +191,8 @@ class PodJob:
             if not _VARIABLE.fullmatch(name):
                 raise ArgumentError(f"--env {name!r}: want a variable's name of letters, digits and '_'")
             if name in _PLACES or name.startswith("PET_"):
-                raise ArgumentError(f"--env {name}={text!r}: the pods' system sets this variable; leave it out")
-            _check_text(text, f"--env {name}={text!r}")
+                raise ArgumentError(f"--env {name}: the pods' system sets this variable; leave it out")
+            _check_text(text, f"the value of --env {name}")  # which may be a secret
         taken = set(_OWN_PATHS)
         for claim, path in self.volumes.items():
             _check_name(claim, _SUBDOMAIN, _SUBDOMAIN_CHARACTERS, "a volume's claim", "RFC 1123 subdomain")
@@ -200,6 +202,11 @@ class PodJob:
                 raise ArgumentError(
                     f"{path!r} as the folder of the volume {claim}: want an absolute path other than "
                     f"{', '.join(sorted(taken))}"
+                )
+            if folder in _HIDING or f"{folder}/".startswith(_SYSTEM_FOLDERS):
+                raise ArgumentError(
+                    f"{path!r} as the folder of the volume {claim}: it would cover or change a folder of the system, "
+                    f"or that of the job's secret, {SECRET_FOLDER}; want a folder of your own, like /data"
                 )
             taken.add(folder)
 
@@ -218,7 +225,9 @@ def bytes_of(quantity: str, what: str) -> int:
 
 
 def _check_text(text: str, what: str) -> None:
-    """Raise ArgumentError if `text` has bytes that are no UTF-8, which no manifest can pass on."""
+    """Raise ArgumentError if `text` has bytes that are no UTF-8, or a NUL, which no manifest or program can take."""
+    if "\0" in text:
+        raise ArgumentError(f"{what} has a NUL character, which no program can take: want text without it")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from multiring._launch.cluster_ranks import check_function, check_release, check_workers, variables_to_hand_on
+from multiring._launch.cluster_ranks import (
+    check_function,
+    check_release,
+    check_start_timeout,
+    check_workers,
+    variables_to_hand_on,
+)
 from multiring._launch.pickled_call import pickled_call
 from multiring._settings import inherited_environment
 from multiring.dask.job import DaskJob
@@ -54,7 +60,7 @@ def run(  # noqa: PLR0913 -- what the call is, and where it runs
         raise ArgumentError(f"{client!r}: want a dask.distributed.Client that is not asynchronous")
     call = pickled_call(function, tuple(args), dict(kwargs or {}))
     variables = variables_to_hand_on(inherited_environment(), dict(env or {}))
-    with DaskJob(client, count, start_timeout_s) as job:
+    with DaskJob(client, count, check_start_timeout(start_timeout_s)) as job:
         ends = job.run(call, variables)
         if ends.has_failed:
             raise ends.error("multiring.dask.run: the function did not return on every rank")

@@ -26,6 +26,7 @@ class _KeptJob:
     - keepers: the running ranks.
     - started: the ranks that were started. Dask may send a task again, for example after a broken connection, and a
       rank must not run twice.
+    - is_ended: the driver has ended the job; a task that comes late starts no rank.
     """
 
     call: bytes
@@ -34,6 +35,7 @@ class _KeptJob:
     patience_s: float
     keepers: dict[int, RankKeeper] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    is_ended: bool = False
 
 
 _jobs: dict[str, _KeptJob] = {}
@@ -75,6 +77,8 @@ def keep_rank(job: str, position: HorovodPosition) -> bytes:
         kept = _jobs.get(job)
         if kept is None:  # the job is over, or Dask has restarted the worker
             return pickled_outcome(Ended("was not started: its Dask worker does not know the job (any more)"))
+        if kept.is_ended:
+            return pickled_outcome(Ended("was not started: the job is over"))
         if position.rank in kept.started:
             return pickled_outcome(Ended("was not started again: Dask has sent its task twice to the same worker"))
         keeper = RankKeeper(kept.call, position, kept.place, kept.variables)
@@ -99,6 +103,8 @@ def end_job(job: str) -> int:
     """Ask the ranks of a job to end, refuse new ones, and return how many still run. The driver may ask again."""
     with _lock:
         kept = _jobs.get(job)
+        if kept is not None:
+            kept.is_ended = True
         running = {} if kept is None else dict(kept.keepers)
         for keeper in running.values():
             keeper.stop()

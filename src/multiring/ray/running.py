@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from multiring._launch.cluster_ranks import check_function, check_workers
+from multiring._launch.cluster_ranks import check_function, check_start_timeout, check_workers
 from multiring._launch.pickled_call import pickled_call
 from multiring.ray.actors import RankActors, WorkerRequest
 
@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913 -- what the call is, and how it is placed
         resources=dict(resources or {"CPU": 1}),
         placement=placement,
         variables=dict(env or {}),
-        start_timeout_s=start_timeout_s,
+        start_timeout_s=check_start_timeout(start_timeout_s),
     )
     call = pickled_call(function, tuple(args), dict(kwargs or {}))
     with RankActors(request) as ranks:

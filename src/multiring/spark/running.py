@@ -3,7 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from multiring._launch.cluster_ranks import check_function, check_release, check_workers, variables_to_hand_on
+from multiring._launch.cluster_ranks import (
+    check_function,
+    check_release,
+    check_start_timeout,
+    check_workers,
+    variables_to_hand_on,
+)
 from multiring._launch.pickled_call import pickled_call
 from multiring._settings import inherited_environment
 from multiring.errors import LaunchError, StateError, UnsupportedError
@@ -50,7 +56,7 @@ def run(  # noqa: PLR0913 -- what the call is, and where it runs
     count = check_workers(context.defaultParallelism if num_proc is None else num_proc)
     call = pickled_call(function, tuple(args), dict(kwargs or {}))
     variables = variables_to_hand_on(inherited_environment(), dict(env or {}))
-    return BarrierJob(context, count, start_timeout_s).run(call, variables, horovod=horovod)
+    return BarrierJob(context, count, check_start_timeout(start_timeout_s)).run(call, variables, horovod=horovod)
 
 
 def active_context() -> Any:

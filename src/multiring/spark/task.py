@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from multiring._launch.cluster_ranks import ClusterRendezvous, WorkerFacts, positions_of, rank_order
@@ -29,24 +30,24 @@ def keep_rank(call: bytes, variables: Mapping[str, str], job: str, *, horovod: b
 
     context = BarrierTaskContext.get()
     index = context.partitionId()
-    try:
-        facts = [
-            WorkerFacts(**each)
-            for each in map(json.loads, context.allGather(json.dumps(asdict(facts_here(f"task {index}")))))
-        ]
-        reserved, message = None, ""
-        if index == 0:
-            reserved = ReservedPlace(variables, is_one_host=len({each.host for each in facts}) == 1)
-            message = json.dumps({**reserved.told, "secret": draw_secret(), "job": job})
-        place = ClusterRendezvous(**json.loads(context.allGather(message)[0]))
-    except MultiringError as error:
-        raise LaunchError(f"{BEGIN}the ranks could not be started: {error}{END}") from None
-    order = rank_order([each.host for each in facts])
-    rank = order.index(index)
-    position = positions_of([facts[each] for each in order])[rank]
-    data = RankKeeper(call, position, place, variables, horovod=horovod).run()
-    if reserved is not None:
-        reserved.release()
+    with ExitStack() as stack:  # an executor lives on after a failed task, and must not keep the ports
+        try:
+            facts = [
+                WorkerFacts(**each)
+                for each in map(json.loads, context.allGather(json.dumps(asdict(facts_here(f"task {index}")))))
+            ]
+            message = ""
+            if index == 0:
+                reserved = ReservedPlace(variables, is_one_host=len({each.host for each in facts}) == 1)
+                stack.callback(reserved.release)
+                message = json.dumps({**reserved.told, "secret": draw_secret(), "job": job})
+            place = ClusterRendezvous(**json.loads(context.allGather(message)[0]))
+        except MultiringError as error:
+            raise LaunchError(f"{BEGIN}the ranks could not be started: {error}{END}") from None
+        order = rank_order([each.host for each in facts])
+        rank = order.index(index)
+        position = positions_of([facts[each] for each in order])[rank]
+        data = RankKeeper(call, position, place, variables, horovod=horovod).run()
     end = end_in(data)
     if isinstance(end, Returned):
         return rank, data
