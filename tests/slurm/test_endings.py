@@ -120,4 +120,4 @@ def test_a_killed_host_is_named_in_time(cluster: SlurmCluster) -> None:
     errors = job.communicate(timeout=120)[1]
     assert job.returncode != 0
     assert "host2" in errors
-    assert time.monotonic() - began < 45, errors  # 30 s and the time of a busy machine
+    assert time.monotonic() - began < 30, errors

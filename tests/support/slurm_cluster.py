@@ -47,11 +47,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-# A host that does not answer is lost within half a minute; the default is five minutes.
+# A host that does not answer is lost within 20 s; the default is five minutes. Slurm waits for its last question's
+# answer for MessageTimeout.
 SlurmdTimeout=5
 SlurmctldTimeout=30
 KillWait=3
-MessageTimeout=10
+MessageTimeout=5
 InactiveLimit=0
 DebugFlags=NO_CONF_HASH
 MpiDefault={mpi}
