@@ -29,7 +29,7 @@ from multiring._runtime.bootstrap.rendezvous_client import Client
 from multiring._runtime.bootstrap.rendezvous_point import meet_by_exchange
 from multiring._runtime.job.joining import join_job
 from multiring._settings import Settings
-from multiring.errors import ArgumentError, LaunchError
+from multiring.errors import ArgumentError, LaunchError, RendezvousError
 
 STEP = "77.3.0-abcd"
 
@@ -196,6 +196,36 @@ def test_ranks_meet_the_present_rank_0_where_the_former_ones_text_is_found_first
         assert meet(known, {"of": 1}, timeout_s=60.0) == [{"of": 0}, {"of": 1}]
         thread.join()
         assert met == [[{"of": 0}, {"of": 1}]]
+
+
+@pytest.mark.parametrize(
+    ("of_rank_0", "here", "error"),
+    [
+        ("of the user", None, "this rank has none, but rank 0 has one"),
+        (None, "of the user", "this rank has, but rank 0 has none"),
+    ],
+)
+def test_a_secret_on_some_ranks_only_is_no_leftover(of_rank_0: str | None, here: str | None, error: str) -> None:
+    """The error comes at once, and not as a way that tells nothing until the time is over."""
+    listener = listen(TcpAddress("127.0.0.1", 0))
+    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    secret = b"\x11" * 32 if of_rank_0 is None else of_rank_0.encode()
+    first = placed(0, rendezvous=place, secret=secret, job="new", listener=listener)
+
+    def wait() -> None:
+        with suppress(RendezvousError):
+            meet(first, {"of": 0}, timeout_s=5.0)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    told = {"rendezvous": place, "secret": secret.hex() if of_rank_0 is None else "", "job": "new"}
+    way = Board("a", {"a": json.dumps(told)})
+    way.may_be_stale = True
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=error):
+        meet_by_exchange(Settings(init_timeout_s=120.0, secret=here), placed(1), [way])
+    assert time.monotonic() - began < 60.0
+    thread.join()
 
 
 def test_a_rank_0_that_is_slow_or_out_of_reach_is_no_leftover() -> None:

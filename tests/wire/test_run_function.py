@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 import multiring
 from multiring._launch import function_launcher
+from multiring._launch.function import call_folder
 from multiring._launch.pickled_call import CallFolder
 from multiring.errors import ArgumentError, LaunchError
 
@@ -61,6 +63,29 @@ def test_a_ranks_error_is_the_cause() -> None:
     with pytest.raises(LaunchError, match=r"did not return on every rank: rank 1 raised\nTraceback") as raised:
         multiring.run(fail, ranks=2)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_folders_of_killed_callers_are_removed_and_those_of_others_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = (
+        "import tempfile, time\nfrom multiring._launch.function import call_folder\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "with call_folder() as folder:\n    print(folder, flush=True)\n    time.sleep(1000)\n"
+    )
+    with call_folder() as kept:
+        caller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert caller.stdout is not None
+        left = Path(caller.stdout.readline().strip())
+        assert {kept, left} == set(tmp_path.iterdir())
+        assert multiring.run(os.getpid, 1)
+        assert {kept, left} == set(tmp_path.iterdir())
+        caller.kill()
+        caller.communicate()
+        assert multiring.run(os.getpid, 1)
+        assert {kept} == set(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 class OnlyThereError(ArithmeticError):

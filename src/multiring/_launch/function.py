@@ -7,14 +7,17 @@ process starts and watches the ranks. It stops all of them if one fails.
 """
 
 import codecs
+import fcntl
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -28,6 +31,8 @@ from multiring.errors import ArgumentError, LaunchError
 
 _READ_BYTES = 1 << 16
 _TOLD = "job.json"
+_FOLDER = "multiring-run-"  # begins the name of a call's folder
+_LOCK = "caller"  # the file that the caller locks while it needs the folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +104,8 @@ def run_function(
     if not isinstance(count, int) or count < 1:
         raise ArgumentError(f"ranks={ranks!r}: want an integer, at least 1")
     refuse_places(options.job.variables, horovod=options.job.horovod, timeline=False)
-    with tempfile.TemporaryDirectory(prefix="multiring-run-") as folder:
-        call = CallFolder(Path(folder))
+    with call_folder() as folder:
+        call = CallFolder(folder)
         call.send(function, tuple(args), dict(kwargs))
         told = {
             "ranks": ranks,
@@ -112,12 +117,34 @@ def run_function(
             "horovod": options.job.horovod,
             "grace_s": options.job.grace_s,
         }
-        (Path(folder) / _TOLD).write_text(json.dumps(told), encoding="utf-8")
-        code = _launched(Path(folder) / _TOLD, options.job.variables)
+        (folder / _TOLD).write_text(json.dumps(told), encoding="utf-8")
+        code = _launched(folder / _TOLD, options.job.variables)
         if (refusal := call.refusal) is not None:
             raise refusal
         ends = [None if outcome is None else end_in(outcome) for outcome in call.outcomes(ranks)]
         return _results(code, ends, options.failed)
+
+
+@contextmanager
+def call_folder() -> Iterator[Path]:
+    """Make a private folder, and remove it at the end. Folders whose callers were killed are removed, too."""
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as name:
+        draft = Path(name) / "draft"
+        with draft.open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process ends, in any way
+            draft.rename(Path(name) / _LOCK)  # no other process sees the file before it is locked
+            yield Path(name)
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError):  # it is being made or removed, or its caller holds the lock
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open("r+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
 
 
 def _launched(told: Path, variables: Mapping[str, str]) -> int:

@@ -159,13 +159,14 @@ class Client:
             self._first_until = time.monotonic() + self._join(self._talk)
         return self._talk
 
-    def fault_of_place(self) -> str:
+    def fault_of_place(self, *, knows_secret: bool = True) -> str:
         """Connect once, and return why it is sure that rank 0 of this job does not listen at the address, or "".
 
         The connection is closed again. A slow or unreachable rank 0 is no proof: the rendezvous itself goes on trying.
+        If this rank does not know the secret, only the greeting is heard.
         """
         try:
-            self._introduce(self._dial()).line.sock.close()
+            self._introduce(self._dial(), self._prove if knows_secret else _greeted).line.sock.close()
         except (ConnectionRefusedError, RendezvousError) as error:
             return f"{self._address}: {getattr(error, 'strerror', None) or error}"
         except _WithItselfError as error:
@@ -257,10 +258,10 @@ class Client:
         if uid != os.getuid():
             raise RendezvousError(f"{self._address} is held by uid {uid}, this rank runs as uid {os.getuid()}")
 
-    def _introduce(self, sock: socket.socket) -> _Talk:
+    def _introduce(self, sock: socket.socket, prove: Callable[[_Connection], Seal] | None = None) -> _Talk:
         """Authenticate this rank and rank 0 to each other on `sock`.
 
-        The socket is closed on failure.
+        The socket is closed on failure. `prove` replaces `_prove`.
 
         Raises:
             _AttemptError, OSError: the connection ended before that.
@@ -268,7 +269,7 @@ class Client:
         """
         line = _Connection(sock, self._deadline, self._say_quiet)
         try:
-            seal = self._prove(line)
+            seal = (prove or self._prove)(line)
         except FrameError as error:
             sock.close()
             raise RendezvousError(f"{self._address} does not speak {PROTOCOL!r}: {error}") from None
@@ -282,10 +283,7 @@ class Client:
         return _Talk(line, seal, str(self._address))
 
     def _prove(self, line: _Connection) -> Seal:
-        hello = decode(line.read_frame())
-        server_nonce = hello.get("nonce")
-        if hello.get("hello") != PROTOCOL or not isinstance(server_nonce, str) or not is_nonce(server_nonce):
-            raise FrameError(shown(hello.get("refused", "an unknown greeting")))
+        server_nonce = _nonce_of_greeting(line)
         nonce, rank, secret = new_nonce(), self._identity.rank, self._identity.secret
         mine = proof(secret, "client", server_nonce, nonce, rank)
         line.write(frame(encode({"nonce": nonce, "rank": rank, "proof": mine})))
@@ -312,6 +310,19 @@ class Client:
         self._timeout_s = float(welcome["timeout_s"])
         self._secret = self._secret or bytes.fromhex(welcome.get("secret", ""))
         return float(welcome["remaining_s"])
+
+
+def _nonce_of_greeting(line: _Connection) -> str:
+    hello = decode(line.read_frame())
+    nonce = hello.get("nonce")
+    if hello.get("hello") != PROTOCOL or not isinstance(nonce, str) or not is_nonce(nonce):
+        raise FrameError(shown(hello.get("refused", "an unknown greeting")))
+    return nonce
+
+
+def _greeted(line: _Connection) -> Seal:
+    """Hear rank 0's greeting, and return a seal that opens nothing: this rank has no secret to prove."""
+    return Seal(proof(b"", "session", _nonce_of_greeting(line), new_nonce(), 0), "client")
 
 
 def _probe_when_silent(sock: socket.socket) -> None:

@@ -149,10 +149,12 @@ def meet_by_exchange(settings: Settings, numbers: Identity, ways: Sequence[Place
         told = json.loads(text)
         if "error" in told:
             return ""
-        place = replace(
-            numbers, rendezvous=told["rendezvous"], secret=own_secret or bytes.fromhex(told["secret"]), job=told["job"]
-        )
-        return Client(place, parse_address(place.rendezvous), VERSION, _GREETING_S).fault_of_place()
+        # A secret that only one of the two ranks was given is no sign of a former program: that is refused below. So
+        # rank 0 is asked with the secret that it tells, if it tells one.
+        secret = bytes.fromhex(told["secret"]) or own_secret
+        place = replace(numbers, rendezvous=told["rendezvous"], secret=secret or b"", job=told["job"])
+        client = Client(place, parse_address(place.rendezvous), VERSION, _GREETING_S)
+        return client.fault_of_place(knows_secret=secret is not None)
 
     told = json.loads(fetch(ways, settings.init_timeout_s, _BY_HAND, WaitingLines().say, fault_of))
     _refuse_error(told)
