@@ -101,7 +101,6 @@ KNOWN_BY = {
     "training/loop.py::TrainingRun._write": "a run's folder by its options; it adds a line",
     "training/run_folder.py::discard_metrics_after": "a run's folder by its options",
     "training/run_folder.py::write_result": "a run's folder by its options",
-    "training/options.py::write": "a run's folder by its options; otherwise it refuses",
     "training/report.py::_svg": "written to memory",
     "vision/formats/coco.py::write_coco": OWN_FOLDER,
     "vision/formats/exchange.py::_copy": "it makes a new file",

@@ -28,6 +28,7 @@ from multiring.training.checkpoints import Checkpoints
 from multiring.training.circumstances import circumstances
 from multiring.training.devices import device_of, placed
 from multiring.training.evaluation import combine_batch_norm_statistics, evaluate, per_sample
+from multiring.training.micro_batches import micro_batches, require_equal_passes
 from multiring.training.options import TrainingOptions
 from multiring.training.recipe import build_recipe, steps_per_epoch
 from multiring.training.run_folder import METRICS, discard_metrics_after, read_baselines, write_report, write_result
@@ -96,7 +97,9 @@ class TrainingRun:
         self.model.to(self.device)
         part = -(-options.batch // self.ranks)
         self.passes = -(-part // options.micro_batch) if options.micro_batch else 1
-        steps = steps_per_epoch(task.training.order.length, options.batch)
+        samples = task.training.order.length
+        require_equal_passes(self.model, batch=options.batch, samples=samples, ranks=self.ranks, passes=self.passes)
+        steps = steps_per_epoch(samples, options.batch)
         self.total_steps = steps * options.epochs
         self.recipe = build_recipe(options, self.model, steps, self.passes)
         self.loader = Loader(task.training, options.batch, rank=self.rank, ranks=self.ranks, workers=options.workers)
@@ -116,8 +119,8 @@ class TrainingRun:
         Raises:
             StateError: on every rank: the loss is not finite. The message names the step and the rank. The last
                 checkpoint is unchanged.
-            ArgumentError: the folder has files that are not a run's, its checkpoint has another model, batch size or
-                data set, or the task returned losses of a wrong shape.
+            ArgumentError: the folder has files that are not a run's, its checkpoint has another model, batch size,
+                data set or evaluation set, or the task returned losses of a wrong shape.
         """
         checkpoints = None if self.options.plain else Checkpoints(self.folder, self.options.keep)
         if checkpoints is not None:
@@ -176,7 +179,7 @@ class TrainingRun:
         share, recipe = self.loader.share, self.recipe
         whole = torch.zeros((), dtype=torch.float64, device=self.device)
         recipe.optimizer.zero_grad()
-        for part in _parts(placed(batch, self.device), share.samples, self.passes):
+        for part in micro_batches(placed(batch, self.device), share.samples, self.passes):
             with recipe.precision.autocast():
                 loss = per_sample(self.task.losses(self.model, part), part).sum() / share.total
             recipe.precision.backward(loss)
@@ -359,15 +362,15 @@ class TrainingRun:
     def _saved_values(self) -> dict[str, Any]:
         progress = self.progress
         times = {"trained_s": progress.trained_s, "waited_s": progress.waited_s, "wall_s": self._wall_s()}
-        return {"best": progress.best, "batch": self.options.batch, **times}
+        return {"best": progress.best, "batch": self.options.batch, "scored": _scored_sets(self.task), **times}
 
     def _restore(self, values: dict[str, Any]) -> None:
-        batch = values.pop("batch", self.options.batch)
-        if batch != self.options.batch:
+        if (batch := values.pop("batch", self.options.batch)) != self.options.batch:
             raise ArgumentError(
                 f"batch={self.options.batch}, but the checkpoint in {self.folder} was trained with batch={batch}: want "
                 "the same batch, or another folder"
             )
+        _require_scored(self.task, values.pop("scored", {}), self.folder)
         for name, value in values.items():
             setattr(self.progress, name, value)
 
@@ -403,11 +406,19 @@ def _report_of_peak(task: TrainingTask, model: Any, options: TrainingOptions) ->
     return mt.training_report(model, lambda plain: task.losses(plain, few).sum(), samples=2, dtype=options.precision)
 
 
-def _parts(batch: Batch, samples: int, passes: int) -> Iterator[Batch]:
-    """Yield a batch in micro-batches of similar size; nothing if the rank has no samples."""
-    for number in range(min(passes, samples)):
-        chosen = slice(number * samples // min(passes, samples), (number + 1) * samples // min(passes, samples))
-        yield {name: value[chosen] for name, value in batch.items()}
+def _scored_sets(task: TrainingTask) -> dict[str, str]:
+    """Return the digests of the evaluation sets, on which the best score depends."""
+    return {name: samples.digest for name, samples in task.evaluations.items()}
+
+
+def _require_scored(task: TrainingTask, scored: Mapping[str, str], folder: Path) -> None:
+    """Raise ArgumentError if an evaluation set is not the one that a checkpoint was scored on."""
+    for name, digest in _scored_sets(task).items():
+        if scored.get(name, digest) != digest:
+            raise ArgumentError(
+                f"evaluation set {name!r} is not the one that the checkpoint in {folder} was scored on, so that its "
+                "best score means nothing now: want the same samples and labels, or another folder"
+            )
 
 
 def _by_name(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multiring._replacing import replace_file
 from multiring._schedule import WIRES
 from multiring.convergence.arguments import require_choice, require_number
 from multiring.errors import ArgumentError
@@ -107,6 +108,14 @@ def meanings(kind: type[TrainingOptions]) -> dict[str, str]:
 def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> Chosen:
     """Return the options of a command line; if they are wrong, end the program with a message and exit code 2.
 
+    The arguments and errors are those of `given_options`.
+    """
+    return kind(**given_options(kind, words, description))
+
+
+def given_options(kind: type[Chosen], words: Sequence[str] | None = None, description: str = "") -> dict[str, Any]:
+    """Return the options that a command line gives, without defaults; if they are wrong, end the program as above.
+
     `--options FILE` reads a TOML file. Each option also has a flag, such as `--evaluate-every`, which overrides the
     file.
 
@@ -136,9 +145,10 @@ def parse_options(kind: type[Chosen], words: Sequence[str] | None = None, descri
     try:
         said = {} if path is None else read_options(path, kind)
         said.update({name: value for name, value in found.items() if value is not None})
-        return kind(**said)
+        kind(**said)  # raises an error if a value is out of its range
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    return said
 
 
 def read_options(path: Path | str, kind: type[TrainingOptions]) -> dict[str, Any]:
@@ -176,7 +186,8 @@ def write(options: TrainingOptions, folder: Path) -> None:
             "or the folder of a run"
         )
     text = "".join(f"{name} = {_toml(value)}\n" for name, value in dataclasses.asdict(options).items())
-    (folder / OPTIONS).write_text(text, encoding="utf-8")
+    # A kill meanwhile leaves the former file: the next start goes on with the options in it.
+    replace_file(folder / OPTIONS, text.encode(), is_ours=lambda _: True, what="the options of a run")
 
 
 def _toml(value: object) -> str:

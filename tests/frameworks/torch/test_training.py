@@ -12,10 +12,13 @@ import torch
 from tests.support.ranks import Here, Process, RanksFailed, run_ranks
 from torch import Tensor, nn
 
+import multiring.torch as mt
 from multiring.data import ArrayDataset
 from multiring.errors import ArgumentError
 from multiring.training import TrainingOptions, TrainingRun, TrainingTask, evaluate, model_dtype, parse_options
 from multiring.training.loop import _collated
+from multiring.training.micro_batches import require_equal_passes
+from multiring.training.options import write
 from multiring.training.task import Batch
 
 TORCH = Process(nursery="torch", beforehand=("multiring.training",))
@@ -116,6 +119,61 @@ def test_options_out_of_range_are_refused(words: str, told: str, capsys: pytest.
     with pytest.raises(SystemExit):
         parse_options(TrainingOptions, [words])
     assert told in capsys.readouterr().err
+
+
+def test_a_torn_write_of_the_options_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(TrainingOptions(batch=3), tmp_path)
+    before = (tmp_path / "options.toml").read_bytes()
+
+    def killed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", killed)  # all bytes are written, but are not known to be on the disk
+    with pytest.raises(KeyboardInterrupt):
+        write(TrainingOptions(batch=4), tmp_path)
+    assert (tmp_path / "options.toml").read_bytes() == before
+
+
+def test_a_checkpoint_that_was_scored_on_other_samples_is_refused(tmp_path: Path) -> None:
+    options = TrainingOptions(**{**COMMON, "run": str(tmp_path / "run"), "device": "cpu", "minutes": 1e-9})
+    begun = TrainingRun(Line(), options).train().step
+    task = Line()
+    task.evaluations = {"held": ArrayDataset({"x": np.ones((3, 3)), "y": np.ones(3)}, shuffle=False)}
+    with pytest.raises(ArgumentError, match="evaluation set 'held' is not the one that the checkpoint in"):
+        TrainingRun(task, options).train()
+    assert TrainingRun(Line(), options).train().step > begun
+
+
+class Normed(Line):
+    """A task whose batch norms wait for every rank."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 1), mt.SyncBatchNorm(1))
+
+
+def make_normed(_: Here, options: dict[str, Any]) -> None:
+    TrainingRun(Normed(), TrainingOptions(**{**COMMON, **options}))
+
+
+def test_batch_norms_over_ranks_refuse_batches_that_leave_a_rank_without_a_micro_batch(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(make_normed, 2, {"run": str(tmp_path / "run")}, process=TORCH)
+    # The last batch of an epoch has 1 of 13 samples.
+    assert "batch=4 on 2 ranks: a batch of 1 samples gives a rank 1 micro-batches and another 0" in str(caught.value)
+    assert "2 ranks failed" in str(caught.value)
+
+    def told(batch: int, samples: int, ranks: int, passes: int, model: nn.Module | None = None) -> str:
+        try:
+            require_equal_passes(model or Normed().model(), batch=batch, samples=samples, ranks=ranks, passes=passes)
+        except ArgumentError as error:
+            return str(error)
+        return ""
+
+    assert "a batch of 8 samples gives a rank 1 micro-batches and another 0" in told(8, 16, 16, 1)
+    assert "a batch of 5 samples gives a rank 3 micro-batches and another 2" in told(5, 10, 2, 3)
+    fit = [(5, 10, 2, 2), (4, 12, 2, 2), (16, 16, 16, 1), (4, 14, 2, 1), (1, 13, 1, 1)]
+    assert [told(*each) for each in fit] == [""] * len(fit)
+    assert told(8, 16, 16, 1, nn.BatchNorm1d(1)) == ""
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

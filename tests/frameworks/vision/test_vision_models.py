@@ -76,6 +76,9 @@ def test_a_saved_model_gives_the_same_answers(tmp_path: Path) -> None:
         ({"arguments": {"depth": 3}}, "resnet has no argument 'depth'"),
         ({"arguments": {"width": 0}}, "width=0: want a whole number"),
         ({"arguments": {"width": 16}}, "does not fit its model.json"),
+        ({"classes": [*CLASSIFIER.classes[::-1]]}, "trained with other classes, another preprocessing"),
+        ({"mean": [0.4, 0.5, 0.5]}, "trained with other classes, another preprocessing"),
+        ({"fit": "letterbox"}, "trained with other classes, another preprocessing"),
     ],
 )
 def test_a_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.ranks import Here, Process, run_ranks
+from tests.support.ranks import Here, Process, RanksFailed, run_ranks
 from tests.support.shape_pictures import classified_shapes, located_shapes
 
-from multiring.vision import VisionProject, make_split
+from multiring.vision import Label, VisionProject, make_split
 from multiring.vision.fitting.train_command import train_model
 
 TORCH = Process(nursery="torch", beforehand=("multiring.training", "multiring.vision.fitting.train_command"))
@@ -27,6 +27,32 @@ SMALL: dict[str, Any] = {"width": 8, "blocks": 1, "size": 32, "log_every": 1, "p
 def train(_: Here, folder: str, name: str, options: dict[str, Any]) -> float:
     run = train_model(folder, name=name, **{**SMALL, **options})
     return 0.0 if run is None else json.loads((run / "model.json").read_text(encoding="utf-8"))["seed"]
+
+
+def train_on(here: Here, folders: list[str], options: dict[str, Any]) -> float:
+    return train(here, folders[here.rank], "apart", options)
+
+
+def test_ranks_with_other_labels_or_options_refuse_on_every_rank(tmp_path: Path) -> None:
+    folders = [classified_shapes(tmp_path / name, 6) for name in ("first", "second")]
+    for folder in folders:
+        with VisionProject.open(folder) as project:
+            make_split(project, {"train": 1.0})
+    with VisionProject.open(folders[1]) as project:
+        path = next(iter(project.labellings()))
+        [label] = project.labellings()[path].labels or ()
+        project.set_labels(path, (Label(class_name={"disc": "block", "block": "disc"}[label.class_name]),), "ann")
+
+    def told(names: list[Path], **options: Any) -> str:
+        with pytest.raises(RanksFailed) as caught:
+            run_ranks(train_on, 2, [str(each) for each in names], {"val": "", **options}, process=TORCH)
+        assert "2 ranks failed" in str(caught.value)
+        return str(caught.value)
+
+    assert "rank 1 has labels" in told(folders)
+    assert "rank 1 cannot train: " in told([folders[0], tmp_path / "none"])
+    assert "batch=1 on 2 ranks: a batch of 1 samples gives" in told([folders[0]] * 2, batch=1)
+    assert not any((folder / "runs" / "apart").exists() for folder in folders)
 
 
 def losses(folder: Path, name: str) -> list[float]:

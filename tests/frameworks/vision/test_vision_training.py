@@ -13,6 +13,8 @@ from tests.support.shape_pictures import classified_shapes, located_shapes, movi
 from multiring._cli import main
 from multiring.errors import ArgumentError, DataError
 from multiring.vision import Box, Label, VisionProject, make_split, read_picture, read_split
+from multiring.vision.fitting import train_command
+from multiring.vision.fitting.fit_options import recipe_by_size
 from multiring.vision.fitting.train_command import train_model
 from multiring.vision.models.answers import predictions_of
 from multiring.vision.models.vision_model import load_model
@@ -113,6 +115,11 @@ BOX = (Box(class_name="b", left=1, top=1, width=9, height=9),)
         ({"0.png": BOX, "1.png": BOX}, {}, "has no picture with labels for the kind 'classify'"),
         ({"0.png": A, "1.png": B}, {"val": "val"}, "split 'split' has no part 'val': want one of train"),
         ({"0.png": A, "1.png": B}, {"split": "other"}, "the project has no split 'other'"),
+        (
+            {"0.png": A, "1.png": B, "2.png": A, "3.png": B, "4.png": ()},
+            {},
+            "part 'train' .* has 1 picture with nothing in them: want at least 2",
+        ),
     ],
 )
 def test_data_that_cannot_be_trained_on_are_refused(
@@ -172,3 +179,83 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["vision", "train", str(folder), "--val=", "--size", "33"])
     assert "size=33: want 0, or a multiple of 32" in capsys.readouterr().err
+
+
+def test_a_file_of_options_decides_which_data_are_read(tmp_path: Path) -> None:
+    folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    with VisionProject.open(folder) as project:
+        make_split(project, {"train": 0.7, "held": 0.3}, name="other")
+    given = tmp_path / "given.toml"
+    given.write_text('split = "other"\nval = ""\nbatch = 3\nepochs = 1\nwidth = 8\nblocks = 1\n', encoding="utf-8")
+    assert main(["vision", "train", str(folder), "--options", str(given), "--size=32", "--batch=2"]) == 0
+    run = folder / "runs" / "classify"
+    assert load_model(run).description.split == "other"
+    assert json.loads((run / "result.json").read_text(encoding="utf-8"))["about"].startswith("4 training pictures")
+    told = (run / "options.toml").read_text(encoding="utf-8")
+    assert all(each in told for each in ('split = "other"', "batch = 2\n", "epochs = 1\n", "size = 32\n"))
+    with pytest.raises(ArgumentError, match=r"run='.*elsewhere': this training's is '.*runs/again'; leave the option"):
+        train_model(folder, name="again", val="", run=str(tmp_path / "elsewhere"))
+
+
+def test_the_recipe_gives_each_rank_a_sample() -> None:
+    assert [recipe_by_size("classify", 60, 32, ranks=ranks)["batch"] for ranks in (1, 8, 16, 99)] == [8, 8, 16, 60]
+    assert recipe_by_size("classify", 60, 32, batch=4, ranks=16)["batch"] == 4
+
+
+def test_damaged_options_of_an_interrupted_run_are_refused(tmp_path: Path) -> None:
+    folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    (folder / "runs" / "classify").mkdir(parents=True)
+    path = folder / "runs" / "classify" / "options.toml"
+    for text, told in (
+        ("epochs = 7\n", "lacks the option 'architecture', so it is damaged"),
+        ("epo", "cannot be read"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match=f"{told}.*remove the folder"):
+            train_model(folder, val="")
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_part_to_train_on_is_not_the_one_that_chooses(tmp_path: Path) -> None:
+    folder = small_project(tmp_path / "project", {"0.png": A, "1.png": B})
+    with pytest.raises(ArgumentError, match="val='train' is the part to train on"):
+        train_model(folder, val="train")
+
+
+def test_pictures_that_were_labelled_after_the_split_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels: dict[str, tuple[Label, ...] | None] = {f"{number}.png": A if number % 2 else B for number in range(6)}
+    folder = small_project(tmp_path / "project", {**labels, "6.png": None, "7.png": None})
+    with VisionProject.open(folder) as project:
+        project.set_labels("6.png", A, "ann")
+    assert train_model(folder, val="", epochs=1, **SMALL) is not None
+    assert "1 labelled picture in no part of split 'split', which was made before: not" in capsys.readouterr().out
+
+
+def test_a_group_in_two_parts_is_refused(tmp_path: Path) -> None:
+    labels: dict[str, tuple[Label, ...] | None] = {f"{number}.png": A if number % 2 else B for number in range(8)}
+    folder = small_project(tmp_path / "project", labels, train=0.5, val=0.5)
+    with VisionProject.open(folder) as project:
+        split = read_split(project)
+        for part in ("train", "val"):
+            project.set_group(split.parts[part][0], "twins")
+    with pytest.raises(DataError, match=r"have the same group, but are in the parts '\w+' and '\w+' of split 'split'"):
+        train_model(folder)
+
+
+def test_a_split_that_another_rank_has_written_meanwhile_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small_project(tmp_path / "project", {f"{number}.png": A if number % 2 else B for number in range(6)})
+    calls = []
+
+    def late(project: VisionProject, name: str = "split") -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            raise DataError("the project has no split 'split'")
+        return read_split(project, name)
+
+    monkeypatch.setattr(train_command, "read_split", late)
+    assert train_model(folder, val="", epochs=1, **SMALL) is not None
+    assert calls == ["split", "split"]

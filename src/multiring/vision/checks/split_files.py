@@ -102,6 +102,28 @@ def read_split(project: VisionProject, name: str = "split") -> ProjectSplit:
     return found
 
 
+def require_undivided(project: VisionProject, split: ProjectSplit) -> None:
+    """Raise DataError if equal pictures, frames of a video or a stated group are in two parts of a split.
+
+    `make_split` divides none of them, but a group or a video can be stated after it, and files can change. Near
+    duplicates are not compared again.
+    """
+    parts = {path: part for part, paths in split.parts.items() for path in paths}
+    firsts: dict[tuple[str, str], str] = {}
+    for image in project.images():
+        if image.path not in parts:
+            continue
+        keys = {"group": image.group, "video": image.video, "pixels": image.pixels_digest if image.is_usable else None}
+        for what, key in keys.items():
+            first = firsts.setdefault((what, key), image.path) if key is not None else image.path
+            if parts[first] != parts[image.path]:
+                raise DataError(
+                    f"pictures {first!r} and {image.path!r} have the same {what}, but are in the parts "
+                    f"{parts[first]!r} and {parts[image.path]!r} of split {split.name!r}, so that scores would be of "
+                    "what was trained on: make another split"
+                )
+
+
 def _path(project: VisionProject, name: str) -> Path:
     folder = project.runs / "splits"
     folder.mkdir(exist_ok=True)

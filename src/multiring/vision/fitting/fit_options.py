@@ -1,6 +1,5 @@
 """The options of `multiring vision train`, and their values by the amount of data."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ class VisionOptions(TrainingOptions):
 
     kind: str = "classify"  # classify pictures, detect boxes, segment pixels, or act: classify clips of video
     split: str = "split"  # the name of the split in runs/splits
-    train: str = "train"  # the part of the split to train on; several with a comma between them
+    train: str = "train"  # the part of the split to train on
     val: str = "val"  # the part of the split that chooses the best checkpoint; empty: the last checkpoint is the best
     architecture: str = "resnet"  # resnet
     width: int = 32  # channels of the network's first stage
@@ -46,13 +45,19 @@ class VisionOptions(TrainingOptions):
             require_number(name, getattr(self, name), 1)
         for name in ("smoothing", "crop", "colour"):
             require_number(name, getattr(self, name), below=1)
+        if self.val == self.train:
+            raise ArgumentError(
+                f"val={self.val!r} is the part to train on: want another part of the split, or an empty value"
+            )
         require_number("cache_mib", self.cache_mib)
         require_number("frames", self.frames, 2)
         if self.size and (self.size % 32 or not 32 <= self.size <= 2048):
             raise ArgumentError(f"size={self.size}: want 0, or a multiple of 32 from 32 to 2048 pixels")
 
 
-def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, epochs: int = 0) -> dict[str, Any]:
+def recipe_by_size(
+    kind: str, samples: int, longer_side: int, *, batch: int = 0, epochs: int = 0, ranks: int = 1
+) -> dict[str, Any]:
     """Return the options that depend on the amount of data; a user's own values override them.
 
     Few pictures are seen more often, in smaller batches. The number of steps grows with the square root of the number
@@ -62,10 +67,11 @@ def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, ep
         kind: the kind of model.
         samples: the number of training samples.
         longer_side: the median of the pictures' longer sides in pixels.
-        batch: the samples of a step; 0: by the number of samples.
+        batch: the samples of a step; 0: by the number of samples, and at least one for each rank.
         epochs: passes over all samples; 0: by the number of samples.
+        ranks: the number of ranks.
     """
-    batch = batch or min(samples, 8 if samples < 64 else 16 if samples < 512 else 32)
+    batch = batch or min(samples, max(ranks, 8 if samples < 64 else 16 if samples < 512 else 32))
     epochs = epochs or min(200, max(8, round(1800 / math.sqrt(samples))))
     steps = max(1, samples // batch) * epochs
     return {
@@ -86,17 +92,3 @@ def recipe_by_size(kind: str, samples: int, longer_side: int, batch: int = 0, ep
         "log_every": max(1, min(10, steps // 20)),
         "peak": False,
     }
-
-
-def options_class(defaults: dict[str, Any]) -> type[VisionOptions]:
-    """Return `VisionOptions` with other defaults, for `parse_options`."""
-    own = {each.name: each for each in dataclasses.fields(VisionOptions)}
-    made = dataclasses.make_dataclass(
-        "VisionOptions",
-        [(name, own[name].type, dataclasses.field(default=value)) for name, value in defaults.items()],
-        bases=(VisionOptions,),
-        frozen=True,
-        kw_only=True,
-    )
-    found: type[VisionOptions] = made
-    return found

@@ -14,6 +14,7 @@ from multiring.vision.project.records import ImageRecord, Labelling
 
 NOTHING = ""  # the class of a picture that somebody has seen, and nothing is in it
 FEWEST = 2  # samples of a class
+UNSPLIT = "in no part of the split"  # a reason to leave labelled pictures out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +51,7 @@ class LabelledParts:
         classes: the classes that the samples have, in the project's order.
         parts: the samples of each part, by its name.
         has_nothing: a sample of some part has nothing in it.
-        left_out: how many pictures of the parts were left out, by the reason.
+        left_out: how many pictures were left out, by the reason. Of pictures in no part, only labelled ones count.
         labels_digest: of all samples' files and labels.
         split: the split.
     """
@@ -104,6 +105,10 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
                 "or make another split"
             )
         found[part] = tuple(samples)
+    split_paths = {path for paths in split.parts.values() for path in paths}
+    labelled = (path for path, each in labellings.items() if each.labels is not None and path in images)
+    if unsplit := sum(images[path].is_usable and path not in split_paths for path in labelled):
+        left_out[UNSPLIT] = unsplit
     every = [each for samples in found.values() for each in samples]
     if kind != "act":  # frames of two actions may be equal
         _require_consistent(every, images)
@@ -122,8 +127,8 @@ def labelled_parts(project: VisionProject, split: ProjectSplit, kind: str, parts
     )
 
 
-def require_enough(data: LabelledParts, part: str) -> None:
-    """Raise DataError if a class has too few samples in the part for training."""
+def require_enough(data: LabelledParts, part: str, kind: str) -> None:
+    """Raise DataError if a class, or "nothing" where it is an output, has too few samples in the part for training."""
     counts = Counter(name for each in data.parts[part] for name in {label.class_name for label in each.labels})
     for name in data.classes:
         if counts[name] < FEWEST:
@@ -132,6 +137,13 @@ def require_enough(data: LabelledParts, part: str) -> None:
                 f"class {name!r} has {many} in part {part!r} of split {data.split.name!r}: want at least {FEWEST}. "
                 "Label more pictures of it and make another split, or remove its labels"
             )
+    empty = sum(not each.labels for each in data.parts[part])
+    if kind in {"classify", "act"} and data.has_nothing and empty < FEWEST:
+        raise DataError(
+            f"part {part!r} of split {data.split.name!r} has {empty} {'picture' if empty == 1 else 'pictures'} with "
+            f"nothing in them: want at least {FEWEST}, as other parts have such pictures, or none in any part. Label "
+            "more of them and make another split, or remove their labels"
+        )
     if len(data.classes) + data.has_nothing < 2 and not any(type(each) is not Label for each in _labels(data, part)):
         raise DataError(
             f"all pictures are of the one class {data.classes[0]!r}: want a second class, or pictures with nothing in "

@@ -10,14 +10,15 @@ from typing import Any, cast
 
 import multiring.torch as mt
 from multiring.errors import ArgumentError, DataError
-from multiring.training import TrainingOptions, TrainingRun, evaluate, parse_options, read_options
+from multiring.training import TrainingOptions, TrainingRun, evaluate, read_options
 from multiring.training.checkpoints import Checkpoints
+from multiring.training.options import given_options
 from multiring.training.run_folder import OPTIONS
-from multiring.vision.checks.split_files import make_split, read_split
+from multiring.vision.checks.split_files import make_split, read_split, require_undivided
 from multiring.vision.fitting.detect_task import DetectTask
-from multiring.vision.fitting.fit_options import VisionOptions, options_class, recipe_by_size
+from multiring.vision.fitting.fit_options import VisionOptions, recipe_by_size
 from multiring.vision.fitting.kinds import build_task, describe
-from multiring.vision.fitting.targets import LabelledParts, labelled_parts, require_enough
+from multiring.vision.fitting.targets import UNSPLIT, LabelledParts, labelled_parts, require_enough
 from multiring.vision.models.description import DESCRIPTION, ModelDescription
 from multiring.vision.models.vision_model import VisionModel, save_model
 from multiring.vision.project.folder import VisionProject
@@ -25,8 +26,9 @@ from multiring.vision.project.folder import VisionProject
 DEFAULT_SPLIT = "split"
 UNCHOSEN_THRESHOLD = 0.3  # of a detector without a validation part
 _SHARES = {"train": 0.8, "val": 0.2}
-# Options that decide which data are read, and on which other options depend.
-_EARLY = ("kind", "split", "train", "val", "batch", "epochs")
+_AGREEMENT = "vision data"
+_PATHS = ("data", "run")  # options that may differ between ranks, on hosts with other folders
+_ANEW = "To train anew, remove the folder {}"
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(VisionOptions)}
 
 
@@ -41,13 +43,7 @@ def train_command(folder: Path | str, words: Sequence[str]) -> Path | None:
         ArgumentError, DataError: as of `train_model`.
     """
     name, rest = _taken(words, "--name")
-    given = {each: value for each in _EARLY if (value := _taken(words, f"--{each}")[0]) is not None}
-    place = _run_folder(Path(folder), name or given.get("kind", _DEFAULTS["kind"]))
-    kept = _kept_options(place)
-    told = {**kept, **given}
-    data = _read(Path(folder), told)
-    defaults = {**_recipe(data, told), **kept, "data": str(folder), "run": str(place)}
-    return _train(parse_options(options_class(defaults), rest, "Train a model on labelled pictures."), data)
+    return _train(Path(folder), name or "", given_options(VisionOptions, rest, "Train a model on labelled pictures."))
 
 
 def train_model(folder: Path | str, *, name: str = "", **options: Any) -> Path | None:
@@ -63,15 +59,14 @@ def train_model(folder: Path | str, *, name: str = "", **options: Any) -> Path |
 
     Raises:
         ArgumentError: an option is wrong, or the run is finished.
-        DataError: the project or the split cannot be trained on: see `labelled_parts`.
+        DataError: the project or the split cannot be trained on: see `labelled_parts`. Or ranks have other labels,
+            another split or other options. If a rank raises an error before the training, all others do, too.
         StateError: the loss is not finite.
     """
     if unknown := sorted(set(options) - set(_DEFAULTS)):
         raise ArgumentError(f"{unknown[0]!r} is not an option: want one of {', '.join(sorted(_DEFAULTS))}")
-    place = _run_folder(Path(folder), name or options.get("kind", _DEFAULTS["kind"]))
-    given = {**_kept_options(place), **options}
-    data = _read(Path(folder), given)
-    return _train(VisionOptions(**{**_recipe(data, given), **given, "data": str(folder), "run": str(place)}), data)
+    VisionOptions(**options)  # raises an error if a value is out of its range
+    return _train(Path(folder), name, options)
 
 
 def _taken(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
@@ -99,7 +94,56 @@ def _run_folder(folder: Path, name: str) -> Path:
 def _kept_options(place: Path) -> dict[str, Any]:
     """Return the options of an interrupted run, which goes on with them."""
     path = place / OPTIONS
-    return read_options(path, VisionOptions) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = read_options(path, VisionOptions)
+    except (ValueError, OSError) as error:
+        raise DataError(f"the options of an interrupted run cannot be read: {error}. {_ANEW.format(place)}") from error
+    if missing := sorted(set(_DEFAULTS) - set(found)):
+        raise DataError(f"{str(path)!r} lacks the option {missing[0]!r}, so it is damaged. {_ANEW.format(place)}")
+    return found
+
+
+def _prepared(folder: Path, name: str, given: dict[str, Any], ranks: int) -> tuple[VisionOptions, LabelledParts]:
+    """Return all options and the data that they choose."""
+    place = _run_folder(folder, name or given.get("kind", _DEFAULTS["kind"]))
+    own = {"data": str(folder), "run": str(place)}
+    for each, path in own.items():
+        if Path(given.get(each, path)).resolve() != Path(path).resolve():
+            raise ArgumentError(f"{each}={given[each]!r}: this training's is {path!r}; leave the option {each!r} out")
+    told = {**_kept_options(place), **given}
+    data = _read(folder, told)
+    return VisionOptions(**{**_recipe(data, told, ranks), **told, **own}), data
+
+
+def _agreed(folder: Path, name: str, given: dict[str, Any]) -> tuple[VisionOptions, LabelledParts]:
+    """Return what `_prepared` does; if it fails on a rank, or if ranks differ, raise an error on every rank."""
+    shares = mt.is_initialized() and not given.get("plain", False)
+    try:
+        options, data = _prepared(folder, name, given, mt.size() if shares else 1)
+    except Exception as error:
+        if shares:
+            mt.allgather_object(({}, f"{type(error).__name__}: {error}"), name=_AGREEMENT)
+        raise
+    if not shares:
+        return options, data
+    facts: dict[str, Any] = {"labels": data.labels_digest[:16], "split": data.split.digest[:16]}
+    facts |= {"classes": data.classes, "nothing": data.has_nothing}
+    facts |= {f"option {each}": value for each, value in dataclasses.asdict(options).items() if each not in _PATHS}
+    told = mt.allgather_object((facts, ""), name=_AGREEMENT)
+    for rank, (_, failure) in enumerate(told):
+        if failure:
+            raise DataError(f"rank {rank} cannot train: {failure}")
+    first = told[0][0]
+    for rank, (found, _) in enumerate(told):
+        for key, value in first.items():
+            if found[key] != value:
+                raise DataError(
+                    f"rank {rank} has {key} {found[key]!r}, and rank 0 has {value!r}: want the same options and the "
+                    f"same project, with its labels and splits, on every rank"
+                )
+    return options, data
 
 
 def _read(folder: Path, told: dict[str, Any]) -> LabelledParts:
@@ -108,27 +152,35 @@ def _read(folder: Path, told: dict[str, Any]) -> LabelledParts:
         try:
             split = read_split(project, given["split"])
         except DataError:
-            if given["split"] != DEFAULT_SPLIT or (folder / "runs" / "splits" / f"{DEFAULT_SPLIT}.json").exists():
+            if given["split"] != DEFAULT_SPLIT:
                 raise
-            # Every rank makes the same one.
-            split = make_split(project, _SHARES, name=DEFAULT_SPLIT)
+            # Every rank makes the same one. Another rank can have written it since.
+            is_there = (project.runs / "splits" / f"{DEFAULT_SPLIT}.json").exists()
+            split = read_split(project) if is_there else make_split(project, _SHARES, name=DEFAULT_SPLIT)
+        require_undivided(project, split)
         parts = [given["train"]] + [given["val"]] * bool(given["val"])
         data = labelled_parts(project, split, given["kind"], parts)
-    require_enough(data, given["train"])
+    require_enough(data, given["train"], given["kind"])
     return data
 
 
-def _recipe(data: LabelledParts, told: dict[str, Any]) -> dict[str, Any]:
+def _recipe(data: LabelledParts, told: dict[str, Any], ranks: int) -> dict[str, Any]:
     samples = next(iter(data.parts.values()))
     longer = statistics.median(max(each.width, each.height) for each in samples)
-    try:
-        batch, epochs = (int(told.get(each, 0)) for each in ("batch", "epochs"))
-    except ValueError:  # the options' parser says so
-        batch = epochs = 0
-    return recipe_by_size(told.get("kind", _DEFAULTS["kind"]), len(samples), int(longer), max(batch, 0), max(epochs, 0))
+    batch, epochs = (max(told.get(each, 0), 0) for each in ("batch", "epochs"))  # `VisionOptions` refuses others
+    kind = told.get("kind", _DEFAULTS["kind"])
+    return recipe_by_size(kind, len(samples), int(longer), batch=batch, epochs=epochs, ranks=ranks)
 
 
-def _train(options: VisionOptions, data: LabelledParts) -> Path | None:
+def _train(folder: Path, name: str, given: dict[str, Any]) -> Path | None:
+    if not given.get("plain", False):
+        mt.init()
+    options, data = _agreed(folder, name, given)
+    if unsplit := data.left_out.get(UNSPLIT):
+        mt.print_once(
+            f"{unsplit} labelled picture{'s' * (unsplit > 1)} in no part of split {data.split.name!r}, which was made "
+            "before: not trained on. To use all, make another split, and give its name by the option split"
+        )
     described = describe(options, data)
     task = build_task(options, data, described)
     run = TrainingRun(task, options)
@@ -140,11 +192,11 @@ def _train(options: VisionOptions, data: LabelledParts) -> Path | None:
         Checkpoints(run.folder, options.keep).load_best(run.model, run.recipe, run.loader)
     scores: dict[str, float] = {}
     threshold = 0.0
-    for name, samples in task.evaluations.items():
+    for part, samples in task.evaluations.items():
         place = (run.rank, run.ranks)
         found = evaluate(run.model, samples, task.measure, batch=options.batch, place=place, recipe=run.recipe)
-        run.progress.counts[name], run.progress.losses[name] = found.counts, found.loss
-        run.progress.scores[name] = scores = task.scores(found.counts)
+        run.progress.counts[part], run.progress.losses[part] = found.counts, found.loss
+        run.progress.scores[part] = scores = task.scores(found.counts)
     if isinstance(task, DetectTask):
         threshold = task.best_threshold(run.progress.counts[options.val]) if options.val else UNCHOSEN_THRESHOLD
     with nullcontext(True) if options.plain else mt.on_first_rank() as is_first:

@@ -1,5 +1,6 @@
 """The description of a trained model: the file model.json beside its weights."""
 
+import hashlib
 import json
 import math
 import re
@@ -18,6 +19,7 @@ FITS = ("stretch", "letterbox")
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 DIGESTS = ("labels", "split", "weights")
 _FORMAT = 1
+_FUNCTION = ("kind", "classes", "size", "fit", "frames", "mean", "std", "architecture", "arguments", "has_nothing")
 _KEY = "multiring_model"
 _MOST_SIDE, _MOST_FRAMES, _MOST_CLASSES = 4096, 1024, 255
 
@@ -100,6 +102,12 @@ class ModelDescription:
     def outputs(self) -> int:
         """The number of the network's outputs: the classes, and "nothing" if it is one."""
         return len(self.classes) + self.has_nothing
+
+    @property
+    def function_digest(self) -> str:
+        """SHA-256 of all values that decide what the weights compute; as hexadecimal digits."""
+        told = {name: value for name, value in asdict(_plain(self)).items() if name in _FUNCTION}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Return the text of model.json."""

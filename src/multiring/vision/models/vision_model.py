@@ -1,6 +1,7 @@
 """`VisionModel`: a trained network with its preprocessing, from pixels of any size to answers."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from multiring.vision.models.detector import best_boxes
 from multiring.vision.models.preprocessing import axis_weights, normalise, resize_pictures, side_ratios
 
 _KEY = "multiring_model"  # in the header of our files of weights
+_FUNCTION = "described"  # in the header, too: the digest of what the description says on the model's function
 
 
 class VisionModel(nn.Module):
@@ -129,6 +131,11 @@ def load_model(folder: Path | str) -> VisionModel:
         model.network.load_state_dict(library("safetensors.torch", "vision").load(data))
     except Exception as error:  # safetensors has its own exceptions
         raise DataError(f"{str(path)!r} does not fit its model.json: {str(error)[:300]}") from error
+    if _header(data).get(_FUNCTION) != description.function_digest:
+        raise DataError(
+            f"{str(path)!r} was trained with other classes, another preprocessing or another network than its "
+            "model.json says: want the model.json that its training wrote"
+        )
     return model.eval()
 
 
@@ -144,7 +151,9 @@ def save_model(folder: Path, model: VisionModel, described: ModelDescription) ->
         name: (each.float() if each.is_floating_point() else each).detach().cpu().contiguous().clone()
         for name, each in model.network.state_dict().items()
     }
-    data: bytes = library("safetensors.torch", "vision").save(state, metadata={_KEY: "1"})
+    data: bytes = library("safetensors.torch", "vision").save(
+        state, metadata={_KEY: "1", _FUNCTION: described.function_digest}
+    )
     values = {name: getattr(described, name) for name in described.__dataclass_fields__}
     values["digests"] = {**described.digests, "weights": hashlib.sha256(data).hexdigest()}
     written = ModelDescription(**values)
@@ -155,4 +164,13 @@ def save_model(folder: Path, model: VisionModel, described: ModelDescription) ->
 
 def _is_ours(data: bytes) -> bool:
     """Return whether a safetensors file has this module's mark in its header."""
-    return _KEY.encode() in data[8 : 8 + int.from_bytes(data[:8], "little")]
+    return _KEY in _header(data)
+
+
+def _header(data: bytes) -> dict[str, str]:
+    """Return the texts in the header of a safetensors file; none if it is damaged."""
+    try:
+        found = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    except (ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
